@@ -1,0 +1,33 @@
+"""`make demo`: a YARN and an HDFS of its own, examples/etl_then_train.py on them, and away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hopsgpu import HopsGpuError, cluster
+
+HERE = Path(__file__).resolve().parent
+STATE = HERE.parent / ".demo"
+
+
+def main() -> int:
+    cluster.down(STATE, say=lambda _: None)  # of a demo that was killed
+    shutil.rmtree(STATE, ignore_errors=True)
+    try:
+        cluster.up(STATE)
+        environment = {**os.environ, **cluster.environment(STATE)}
+        pipeline = [sys.executable, str(HERE / "etl_then_train.py")]
+        return subprocess.run(pipeline, env=environment, check=False).returncode
+    finally:
+        cluster.down(STATE)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except HopsGpuError as error:
+        sys.exit(f"hopsgpu: {error}")

@@ -1,0 +1,92 @@
+"""hopsgpu: gang-scheduled distributed training on YARN's GPUs, through Spark.
+
+The names below are the whole public interface. They are loaded on first use, so that
+`import hopsgpu` is quick and needs neither Spark nor a lake.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.errors import (
+    Cancelled,
+    CapacityError,
+    ClusterError,
+    ConfigError,
+    DiscoveryError,
+    GangTimeout,
+    HopsGpuError,
+    RankFailed,
+    StoreError,
+)
+
+if TYPE_CHECKING:
+    from hopsgpu.launcher import launch, plan, submit
+    from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+    from hopsgpu.run import Run
+    from hopsgpu.spark.session import session
+    from hopsgpu.spec import GangSpec, GpuRequest, LaunchPlan
+    from hopsgpu.stores.models import ModelStore, ModelVersion
+    from hopsgpu.worker.context import Context, context
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Context": "hopsgpu.worker.context",
+    "GangResult": "hopsgpu.results",
+    "GangSpec": "hopsgpu.spec",
+    "GpuRequest": "hopsgpu.spec",
+    "GpuSeconds": "hopsgpu.results",
+    "LaunchPlan": "hopsgpu.spec",
+    "ModelStore": "hopsgpu.stores.models",
+    "ModelVersion": "hopsgpu.stores.models",
+    "RankReport": "hopsgpu.results",
+    "Run": "hopsgpu.run",
+    "RunStatus": "hopsgpu.results",
+    "Timeline": "hopsgpu.results",
+    "context": "hopsgpu.worker.context",
+    "launch": "hopsgpu.launcher",
+    "plan": "hopsgpu.launcher",
+    "session": "hopsgpu.spark.session",
+    "submit": "hopsgpu.launcher",
+}
+
+__all__ = [
+    "Cancelled",
+    "CapacityError",
+    "ClusterError",
+    "ConfigError",
+    "Context",
+    "DiscoveryError",
+    "GangResult",
+    "GangSpec",
+    "GangTimeout",
+    "GpuRequest",
+    "GpuSeconds",
+    "HopsGpuError",
+    "LaunchPlan",
+    "ModelStore",
+    "ModelVersion",
+    "RankFailed",
+    "RankReport",
+    "Run",
+    "RunStatus",
+    "StoreError",
+    "Timeline",
+    "context",
+    "launch",
+    "plan",
+    "session",
+    "submit",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'hopsgpu' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

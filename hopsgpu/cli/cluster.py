@@ -1,0 +1,131 @@
+"""`hopsgpu cluster`: a real YARN and HDFS on this machine, for development."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from hopsgpu.cluster import ClusterStatus
+
+_dir: Callable[[Any], Any] = click.option(
+    "--dir", "dir_", metavar="D", help="The cluster's directory; ~/.hopsgpu/cluster by default."
+)
+
+
+@click.group()
+def cluster() -> None:
+    """A real YARN and HDFS on this machine, for development.
+
+    Several run side by side, each in a directory of its own (--dir). They listen on this
+    machine's loopback addresses only, and ask nobody there for a password.
+    """
+
+
+@cluster.command()
+@_dir
+@click.option("--nodes", type=int, metavar="N", help="NodeManagers.  [default: 2]")
+@click.option(
+    "--gpus-per-node",
+    type=int,
+    metavar="K",
+    help="Real GPUs where nvidia-smi answers, otherwise simulated ones.  [default: 2]",
+)
+@click.option("--conf", metavar="FILE", help="YAML: site file, property, value.")
+def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str | None) -> None:
+    """Start a cluster and wait until it is ready.
+
+    On a running cluster it says so, and starts again what has died. Files that were in HDFS
+    at the last `down` are there again; nodes, GPUs and --conf are what this `up` says.
+    """
+    from hopsgpu import cluster as library
+
+    with _ended_in_order():
+        library.up(dir_, nodes=nodes, gpus_per_node=gpus_per_node, conf=conf, say=click.echo)
+
+
+@cluster.command()
+@_dir
+def down(dir_: str | None) -> None:
+    """End every process of a cluster.
+
+    Its directory stays, with the files in HDFS and the logs; remove it to be rid of them.
+    """
+    from hopsgpu import cluster as library
+
+    library.down(dir_, say=click.echo)
+
+
+@cluster.command()
+@_dir
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def status(dir_: str | None, as_json: bool) -> None:
+    """Show each daemon, the nodes and their GPUs; exit code 0 if all of it is up."""
+    from hopsgpu import cluster as library
+
+    found = library.status(dir_)
+    click.echo(json.dumps(found.to_json(), indent=2) if as_json else describe(found))
+    sys.exit(0 if found.healthy else 1)
+
+
+@cluster.command()
+@_dir
+def env(dir_: str | None) -> None:
+    """Print what points a shell at a cluster: eval "$(hopsgpu cluster env)"."""
+    from hopsgpu import cluster as library
+
+    click.echo(exports(library.environment(dir_)))
+
+
+def exports(environ: Mapping[str, str]) -> str:
+    """Shell commands that export variables, whatever characters their values have."""
+    return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environ.items())
+
+
+def describe(found: ClusterStatus) -> str:
+    """A cluster's status, for people."""
+    if not found.daemons:
+        return f"no cluster runs in {found.directory}"
+    rows = [("DAEMON", "PID", "STATE", "RPC", "WEB", "LOG")]
+    for d in found.daemons:
+        rows.append((d.name, str(d.pid), "alive" if d.alive else "dead", d.rpc, d.web, d.log))
+    lines = [f"cluster in {found.directory}", "", *_table(rows), ""]
+    if found.resourcemanager_answers:
+        rows = [("NODE", "STATE", "GPUS", "MEMORY", "CORES", "")]
+        for n in found.nodes:
+            memory = f"{n.memory_used / 1024:.1f} of {n.memory / 1024:.1f} GiB"
+            used = (f"{n.gpus_used} of {n.gpus}", memory, f"{n.cores_used} of {n.cores}")
+            rows.append((n.name, n.state, *used, ""))
+        lines += _table(rows)
+        lines.append(f"GPUs: {found.gpus_used} of {found.gpus_total} used ({found.gpus})")
+    else:
+        lines.append(f"the ResourceManager does not answer; GPUs: {found.gpus}")
+    return "\n".join(lines)
+
+
+def _table(rows: list[tuple[str, str, str, str, str, str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Makes an exception of what would end this process at once, so that `up` can clean up."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,148 @@
+"""Processes that outlive the command that started them: start, recognise, end."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# In the environment of every daemon and of its containers; `marker` makes the values.
+MARKER = "HOPSGPU_CLUSTER_MEMBER"
+_TAIL_BYTES = 40_000
+_CAUSE = re.compile(r"Caused by:|^[\w.$]+(Exception|Error)\b")
+_SHELL = 'cd "$1" || exit 1; shift; exec "$@"'
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, told from a later one with the same id by when it was born."""
+
+    pid: int
+    born: str
+
+    @property
+    def alive(self) -> bool:
+        stat = _stat(self.pid)
+        if stat is None or stat[1] != self.born:
+            return False
+        if stat[0] in "ZX":
+            _reap(self.pid)
+            return False
+        return True
+
+
+def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> Process:
+    """Starts a command in a session of its own, its output in a fresh log.
+
+    The log of the time before is kept beside it, with `.previous` at its end.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_name(log.name + ".previous"))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    pid = os.posix_spawn(
+        "/bin/sh",
+        ["/bin/sh", "-c", _SHELL, "sh", str(cwd), *argv],
+        dict(environ),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
+            (os.POSIX_SPAWN_DUP2, 1, 2),
+        ],
+        setsid=True,
+    )
+    # Ours and unreaped, so its entry is there even if it has ended already.
+    stat = _stat(pid)
+    return Process(pid, stat[1] if stat else "ended")
+
+
+def stop(processes: Iterable[Process], grace: float) -> None:
+    """Ends processes: SIGTERM to all, SIGKILL to those left after `grace` seconds.
+
+    Returns when all of them are gone.
+    """
+    with ExitStack() as stack:
+        left: dict[int, Process] = {}
+        for process in processes:
+            with suppress(ProcessLookupError):
+                fd = os.pidfd_open(process.pid)
+                stack.callback(os.close, fd)
+                # Asked after the descriptor was had: it can belong to no other process now.
+                if process.alive:
+                    left[fd] = process
+        for sent, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
+            for fd in left:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(fd, sent)
+            _wait(left, seconds)
+
+
+def _wait(left: dict[int, Process], seconds: float) -> None:
+    """Takes out of `left` what ends within `seconds`."""
+    poll = select.poll()
+    for fd in left:
+        poll.register(fd, select.POLLIN)
+    deadline = time.monotonic() + seconds
+    while left and (rest := deadline - time.monotonic()) > 0:
+        for fd, _ in poll.poll(rest * 1000):
+            poll.unregister(fd)
+            _reap(left.pop(fd).pid)
+
+
+def members(cluster: Path, daemon: str | None = None) -> list[Process]:
+    """This user's processes that carry the marker of a cluster, or of one of its daemons."""
+    begin = f"{MARKER}={marker(cluster, daemon or '')}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        with suppress(OSError):
+            values = (entry / "environ").read_bytes().split(b"\0")
+            if any(v == begin if daemon else v.startswith(begin) for v in values):
+                stat = _stat(int(entry.name))
+                if stat:
+                    found.append(Process(int(entry.name), stat[1]))
+    return found
+
+
+def marker(cluster: Path, daemon: str) -> str:
+    """The value of MARKER in the environment of a daemon and of the containers under it."""
+    return f"{cluster}:{daemon}"
+
+
+def last_lines(log: Path, lines: int = 15) -> str:
+    """The end of a log, for an error; with the last cause before it, if it names none itself."""
+    try:
+        with log.open("rb") as f:
+            f.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = f.read().decode(errors="replace").splitlines()
+    except OSError as e:
+        return f"  (no log: {e})"
+    shown, earlier = text[-lines:], text[:-lines]
+    if not any(_CAUSE.search(line) for line in shown):
+        causes = [line for line in earlier if _CAUSE.search(line)]
+        shown = [*causes[-1:], "…", *shown] if causes else shown
+    return "\n".join(f"  {line[:400]}" for line in shown)
+
+
+def _stat(pid: int) -> tuple[str, str] | None:
+    """State of a process, and when it was started, as no other process on this machine was."""
+    try:
+        # The name in parentheses may itself have spaces and parentheses.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return fields[0], f"{boot}/{fields[19]}"
+
+
+def _reap(pid: int) -> None:
+    """Clears a child that has ended; others are their own parents' affair."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

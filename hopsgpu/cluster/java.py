@@ -1,0 +1,78 @@
+"""Finds a JDK that Spark and Hadoop can run on."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.errors import ClusterError
+
+ACCEPTED = (17, 21)
+_ASK = ("-XshowSettings:properties", "-version")
+_INSTALL = "install a JDK 17 or 21 (Debian and Ubuntu: apt install openjdk-17-jdk-headless)"
+
+
+@dataclass(frozen=True)
+class Java:
+    """A JDK: its home directory and its major version."""
+
+    home: Path
+    version: int
+
+    @property
+    def binary(self) -> Path:
+        return self.home / "bin" / "java"
+
+
+def find_java(environ: Mapping[str, str] | None = None) -> Java:
+    """The first accepted Java of JAVA_HOME and the PATH.
+
+    Args:
+        environ: where JAVA_HOME and PATH are read; the process's own by default.
+
+    Raises:
+        ClusterError: neither is a Java 17 or 21; says what was found and what to install.
+    """
+    environ = os.environ if environ is None else environ
+    seen: list[str] = []
+    for origin, binary in _candidates(environ):
+        java = _ask(binary)
+        if java is None:
+            seen.append(f"{origin} has no java that runs ({binary})")
+        elif java.version not in ACCEPTED:
+            seen.append(f"{origin} has Java {java.version} ({java.home})")
+        else:
+            return java
+    found = "; ".join(seen) or "JAVA_HOME is not set and there is no java on the PATH"
+    raise ClusterError(f"{found}: {_INSTALL} and set JAVA_HOME to it")
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(environ["JAVA_HOME"]) / "bin" / "java"
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path:
+        yield "the PATH", Path(on_path)
+
+
+def _ask(binary: Path) -> Java | None:
+    """What a `java` says of itself; None where it does not run."""
+    # JDK_JAVA_OPTIONS or JAVA_TOOL_OPTIONS could keep even a good java from starting.
+    quiet = {k: v for k, v in os.environ.items() if not re.fullmatch(r"J\w*_OPTIONS", k)}
+    try:
+        asked = subprocess.run(
+            [str(binary), *_ASK], env=quiet, capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    said = asked.stderr + asked.stdout
+    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", said)
+    home = re.search(r"java\.home = (.+)", said)
+    if asked.returncode or not version or not home:
+        return None
+    return Java(Path(home.group(1).strip()), int(version.group(1)))

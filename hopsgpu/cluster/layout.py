@@ -1,0 +1,100 @@
+"""Where everything of a cluster lies: the files of its directory, its hosts, its daemons."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.errors import ConfigError
+
+# Two octets are enough, and the lowest addresses stay free for what else uses loopback.
+_FIRST_NODE = 10
+MAX_NODES = 32
+MASTER = "127.0.0.1"
+NAMENODE, DATANODE, RESOURCEMANAGER = "namenode", "datanode", "resourcemanager"
+MASTERS = (NAMENODE, DATANODE, RESOURCEMANAGER)
+_BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
+
+
+def node_names(nodes: int) -> tuple[str, ...]:
+    """The host names of the NodeManagers: node1, node2, …"""
+    return tuple(f"node{i}" for i in range(1, nodes + 1))
+
+
+def address_of(daemon: str) -> str:
+    """The loopback address that a daemon listens on."""
+    if daemon in MASTERS:
+        return MASTER
+    return f"127.0.0.{_FIRST_NODE + int(daemon.removeprefix('node'))}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The paths in a cluster's directory."""
+
+    root: Path
+
+    @classmethod
+    def at(cls, directory: str | Path | None) -> Layout:
+        """The layout of a cluster's directory, `~/.hopsgpu/cluster` where none is given."""
+        root = Path(directory) if directory is not None else Path.home() / ".hopsgpu" / "cluster"
+        return cls(root.expanduser().resolve())
+
+    def check(self) -> None:
+        """Refuses a path that YARN's own scripts and lists of directories do not bear."""
+        if not _BORNE.fullmatch(str(self.root)):
+            raise ConfigError(
+                f"the cluster's directory is {str(self.root)!r}, but YARN bears only letters, "
+                "digits and / . _ + @ - in it: use another --dir"
+            )
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "cluster.json"
+
+    @property
+    def hosts(self) -> Path:
+        return self.root / "hosts"
+
+    @property
+    def client(self) -> Path:
+        """The configuration for clients; the daemons on MASTER use it too."""
+        return self.root / "conf" / "client"
+
+    @property
+    def name(self) -> Path:
+        return self.root / "hdfs" / "name"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "hdfs" / "data"
+
+    @property
+    def formatted(self) -> Path:
+        """There once the file system has been made."""
+        return self.root / "hdfs" / "formatted"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        """What daemons need while they run; removed at `down`."""
+        return self.root / "tmp"
+
+    def conf(self, daemon: str) -> Path:
+        """The HADOOP_CONF_DIR of a daemon."""
+        return self.client if daemon in MASTERS else self.root / "conf" / daemon
+
+    def log(self, daemon: str) -> Path:
+        return self.logs / f"{daemon}.log"
+
+    def node(self, name: str) -> Path:
+        """What belongs to one NodeManager: `bin`, `local` and `logs`."""
+        return self.root / "nodes" / name

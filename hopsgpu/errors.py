@@ -1,0 +1,99 @@
+"""The error tree: everything hopsgpu raises on purpose is a HopsGpuError.
+
+A message says what was given, what is accepted, and what to do. The command line prints it
+as it is, without a traceback of ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class HopsGpuError(Exception):
+    """The root of hopsgpu's errors.
+
+    Attributes:
+        result: the GangResult that a failed run leaves (timeline, ranks, gpu_seconds, values of
+            a run whose publish failed), or None where no run had begun.
+    """
+
+    result: Any = None
+
+
+class ConfigError(HopsGpuError):
+    """An argument or a setting that cannot work; raised before anything is started."""
+
+
+class CapacityError(HopsGpuError):
+    """What was asked for can never fit on the cluster, in the queue or under the user's limit."""
+
+
+class GangTimeout(HopsGpuError):
+    """The gang was not whole before `acquire_timeout`; everything it held was let go.
+
+    Attributes:
+        granted: executors that had come.
+        wanted: executors the gang needs.
+    """
+
+    def __init__(self, message: str, *, granted: int, wanted: int) -> None:
+        super().__init__(message)
+        self.granted = granted
+        self.wanted = wanted
+
+
+class Cancelled(HopsGpuError):
+    """The run was cancelled by `Run.cancel()`."""
+
+
+class DiscoveryError(HopsGpuError):
+    """The GPUs of a node could not be found, or two containers were given the same one."""
+
+
+class StoreError(HopsGpuError):
+    """The lake refused or lost something: which path, what happened, what to do."""
+
+
+class ClusterError(HopsGpuError):
+    """The development cluster could not be started, read or stopped."""
+
+
+class RankFailed(HopsGpuError):
+    """The first failure of a gang, by time.
+
+    Attributes:
+        rank: global rank that failed first; None where a whole container was lost.
+        host: the node it ran on.
+        container: YARN's container id.
+        gpus: UUIDs of the GPUs it had.
+        exit_code: of the process, None when it was ended by a signal or never ended.
+        signal: name of the signal that ended it ("SIGKILL"), or None.
+        traceback: the user's traceback as text, or None.
+        log_tail: the last lines of the rank's log.
+        log_url: where the whole log is on the lake.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        container: str | None = None,
+        gpus: tuple[str, ...] = (),
+        exit_code: int | None = None,
+        signal: str | None = None,
+        traceback: str | None = None,
+        log_tail: tuple[str, ...] = (),
+        log_url: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.container = container
+        self.gpus = gpus
+        self.exit_code = exit_code
+        self.signal = signal
+        self.traceback = traceback
+        self.log_tail = log_tail
+        self.log_url = log_url

@@ -1,0 +1,181 @@
+"""A run from its plan to its result: lease, training, publishing, release."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from hopsgpu.arguments import Arguments
+from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
+from hopsgpu.gang import GangState, assign_ranks
+from hopsgpu.results import GangResult
+from hopsgpu.run import Board
+from hopsgpu.spark.lease import Lease, Request, lease_gpus
+from hopsgpu.spec import LaunchPlan, redacted
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.models import ModelVersion
+from hopsgpu.training import Call, Trained, Training
+
+
+def execute(
+    given: Arguments, plan: LaunchPlan, board: Board, cancelled: threading.Event
+) -> GangResult:
+    """Runs a plan; however it ends, the executors are released first.
+
+    Raises:
+        HopsGpuError: what ended the run, with `error.result`.
+    """
+    execution = Execution(given, plan, board, cancelled)
+    try:
+        execution.run()
+        result = execution.result(with_values=True)
+    except BaseException as error:
+        ended = GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
+        if isinstance(error, HopsGpuError):
+            error.result = execution.result(with_values=isinstance(error, StoreError))
+        if (problem := execution.record(ended, str(error))) is not None:
+            error.add_note(problem)
+        board.state(ended)
+        raise
+    problem = execution.record(GangState.RELEASED, None)
+    board.state(GangState.RELEASED)
+    return replace(result, warnings=(*result.warnings, problem)) if problem else result
+
+
+class Execution:
+    """One run on its way."""
+
+    def __init__(
+        self, given: Arguments, plan: LaunchPlan, board: Board, cancelled: threading.Event
+    ) -> None:
+        self._given = given
+        self._plan = plan
+        self._board = board
+        self._cancelled = cancelled
+        self._directory = Lake(plan.paths["run"])
+        self._trained = Trained()
+        self._model: ModelVersion | None = None
+        self._warnings = list(plan.warnings)
+
+    def run(self) -> None:
+        """Acquires, trains, publishes and releases.
+
+        Raises:
+            HopsGpuError: as `launcher.launch`.
+        """
+        # A lake that refuses is found before any GPU is asked for.
+        (self._directory / "logs").make()
+        self._write(GangState.REQUESTED, None)
+        request = Request(
+            run_id=self._board.run_id,
+            shape=self._plan.shape,
+            executors=self._plan.executors,
+            timeout=self._plan.spec.acquire_timeout,
+            cancelled=self._cancelled,
+            watcher=self._board,
+        )
+        with lease_gpus(self._given.application, request) as lease:
+            self._train(lease)
+        if self._board.result().timeline.released is None:
+            self._warnings.append(
+                "the ResourceManager still showed containers of this run when hopsgpu stopped"
+                " waiting for it; Spark's idle timeout lets them go"
+            )
+
+    def _train(self, lease: Lease) -> None:
+        call = Call(
+            function=self._given.call,
+            modules=self._given.modules,
+            environment=self._plan.environment,
+            run_id=self._board.run_id,
+            run_url=self._directory.url,
+            attempt=0,
+        )
+        world = assign_ranks(lease.containers, self._plan.ranks_per_executor)
+        training = Training(lease, world, call, self._given.progress, self._cancelled)
+        self._trained = training.trained
+        self._board.mark("started")
+        self._board.state(GangState.TRAINING)
+        try:
+            training.run()
+        finally:
+            self._board.mark("returned")
+            self._board.ranks([report for _, report in sorted(self._trained.reports.items())])
+        if self._trained.failure is not None:
+            raise self._trained.failure
+        if self._plan.spec.model is not None:
+            self._publish(training, self._plan.spec.model)
+
+    def _publish(self, training: Training, name: str) -> None:
+        self._board.state(GangState.PUBLISHING)
+        models = f"{self._plan.paths['root']}/models"
+        self._model = training.publish(models, name)
+        if self._model is None:
+            self._warnings.append(
+                f"no version of {name!r} was published: rank 0 left nothing in context().model_dir"
+            )
+        else:
+            self._board.mark("published")
+
+    def result(self, *, with_values: bool) -> GangResult:
+        """What there is of a result."""
+        return replace(
+            self._board.result(),
+            values=self._values() if with_values else (),
+            warnings=(*self._warnings, *self._trained.warnings),
+            model=self._model,
+        )
+
+    def _values(self) -> tuple[Any, ...]:
+        values = []
+        for rank, pickled in sorted(self._trained.values.items()):
+            try:
+                # From an agent that proved the run's secret, as was checked frame by frame.
+                values.append(pickle.loads(pickled))
+            except Exception as error:
+                raise HopsGpuError(
+                    f"the value of rank {rank} cannot be unpickled at the driver"
+                    f" ({type(error).__name__}: {error}); return plain data"
+                ) from error
+        return tuple(values)
+
+    def record(self, state: GangState, error: str | None) -> str | None:
+        """Writes how the run ended to its directory; what went wrong with that, or None."""
+        try:
+            self._write(state, error)
+        except StoreError as problem:
+            return f"the run's record is not on the lake: {problem}"
+        return None
+
+    def _write(self, state: GangState, error: str | None) -> None:
+        result = self.result(with_values=False)
+        spec = self._plan.spec
+        content: Mapping[str, Any] = {
+            "schema": 1,
+            "run_id": result.run_id,
+            "application": self._given.application.id,
+            "state": state.value,
+            "error": error,
+            "spec": {
+                "name": spec.name,
+                "workers": spec.workers,
+                "gpus_per_worker": spec.gpus.per_worker,
+                "cores_per_worker": spec.cores_per_worker,
+                "memory_per_worker": spec.memory_per_worker,
+                "model": spec.model,
+                "acquire_timeout": spec.acquire_timeout,
+                "env_vars": redacted(spec.env_vars),
+            },
+            "queue": self._plan.queue,
+            "executor": asdict(self._plan.shape),
+            "timeline": asdict(result.timeline),
+            "gpu_seconds": asdict(result.gpu_seconds),
+            "ranks": [asdict(rank) for rank in result.ranks],
+            "warnings": result.warnings,
+            "model": result.model.url if result.model is not None else None,
+        }
+        (self._directory / "run.json").write(json.dumps(content, indent=1).encode())

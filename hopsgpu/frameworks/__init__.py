@@ -1,0 +1,1 @@
+"""From the world to a framework's environment variables: pure functions."""

@@ -1,0 +1,162 @@
+"""The gang's states and decisions: values and a clock go in, values come out.
+
+Nothing here touches Spark, YARN, a socket or the time; `hopsgpu.spark` performs what is
+decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class GangState(Enum):
+    """Where a gang stands.
+
+    requested → waiting → granted → ready → training → publishing → releasing → released.
+    From every state before it a gang may go to releasing: that is the one way out, whatever
+    happened. `failed` and `cancelled` are `released` with a reason. An executor lost between
+    grant and ready has the gang wait again.
+    """
+
+    REQUESTED = "requested"
+    WAITING = "waiting"
+    GRANTED = "granted"
+    READY = "ready"
+    TRAINING = "training"
+    PUBLISHING = "publishing"
+    RELEASING = "releasing"
+    RELEASED = "released"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def is_terminal(self) -> bool:
+        return self in _TERMINAL
+
+
+_TERMINAL = frozenset({GangState.RELEASED, GangState.FAILED, GangState.CANCELLED})
+_NEXT = {
+    GangState.REQUESTED: {GangState.WAITING, GangState.FAILED, GangState.CANCELLED},
+    GangState.WAITING: {GangState.GRANTED},
+    GangState.GRANTED: {GangState.READY, GangState.WAITING},
+    GangState.READY: {GangState.TRAINING},
+    GangState.TRAINING: {GangState.PUBLISHING},
+    GangState.PUBLISHING: set(),
+    GangState.RELEASING: _TERMINAL,
+}
+
+
+def may_follow(state: GangState, following: GangState) -> bool:
+    """Whether a gang in `state` may go to `following`."""
+    if state.is_terminal:
+        return False
+    if following is GangState.RELEASING:
+        return state is not GangState.RELEASING
+    return following in _NEXT[state]
+
+
+class Verdict(Enum):
+    """What an acquiring gang does next."""
+
+    WAIT = "wait"
+    GRANTED = "granted"
+    TIMED_OUT = "timed out"
+
+
+def decide_acquire(*, granted: int, wanted: int, deadline: float | None, now: float) -> Verdict:
+    """Whether the gang is whole, may go on waiting, or must let go.
+
+    Args:
+        granted: executors connected now.
+        wanted: executors the gang needs.
+        deadline: the clock's reading at which the wait ends, or None.
+        now: the clock's reading.
+    """
+    if granted >= wanted:
+        return Verdict.GRANTED
+    if deadline is not None and now >= deadline:
+        return Verdict.TIMED_OUT
+    return Verdict.WAIT
+
+
+@dataclass(frozen=True)
+class Container:
+    """An executor of a gang, as its agent introduced itself.
+
+    Attributes:
+        key: names the agent on the control channel.
+        container_id: YARN's.
+        host: the node's name.
+        address: at which other containers reach it.
+        gpus: UUIDs that Spark assigned.
+    """
+
+    key: int
+    container_id: str
+    host: str
+    address: str
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """Where a rank runs, in the words of torchrun.
+
+    Attributes:
+        rank: in [0, world_size).
+        local_rank: within its container.
+        node_rank: of its container.
+        container: that runs it.
+        gpus: its own UUIDs.
+    """
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    container: Container
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """All ranks of a gang, in the order of their ranks."""
+
+    places: tuple[RankPlace, ...]
+    ranks_per_container: int
+
+    @property
+    def size(self) -> int:
+        return len(self.places)
+
+    def of_container(self, key: int) -> tuple[RankPlace, ...]:
+        """The ranks of one container."""
+        return tuple(p for p in self.places if p.container.key == key)
+
+
+def assign_ranks(containers: Sequence[Container], ranks_per_container: int) -> World:
+    """Ranks for containers: neighbours in rank share a node as far as possible.
+
+    A container's GPUs are dealt to its ranks in equal, consecutive parts.
+    """
+    ordered = sorted(containers, key=lambda c: (c.host, c.container_id, c.key))
+    places = []
+    for node_rank, container in enumerate(ordered):
+        share = len(container.gpus) // ranks_per_container
+        for local_rank in range(ranks_per_container):
+            gpus = container.gpus[local_rank * share : (local_rank + 1) * share]
+            rank = node_rank * ranks_per_container + local_rank
+            places.append(RankPlace(rank, local_rank, node_rank, container, gpus))
+    return World(tuple(places), ranks_per_container)
+
+
+def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Container] | None:
+    """The first (UUID, container, container) of a GPU that two containers were given."""
+    owner: dict[str, Container] = {}
+    for container in containers:
+        for gpu in container.gpus:
+            if gpu in owner:
+                return gpu, owner[gpu], container
+            owner[gpu] = container
+    return None

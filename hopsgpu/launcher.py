@@ -1,0 +1,129 @@
+"""launch, submit and plan: from arguments to a plan, and from the plan to a run."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import secrets
+import threading
+from collections.abc import Callable
+
+from pyspark import InheritableThread
+
+from hopsgpu.arguments import Arguments, arguments, takes
+from hopsgpu.execution import execute
+from hopsgpu.results import GangResult
+from hopsgpu.run import Board, Run, wait_for
+from hopsgpu.spark.application import Application
+from hopsgpu.spec import LaunchPlan, shape_of
+from hopsgpu.yarn.resource_manager import cores_per_gpu
+
+
+@takes(arguments)
+def plan(given: Arguments) -> LaunchPlan:
+    """What `launch` would do with these arguments; starts nothing.
+
+    Asks the ResourceManager for its nodes, where `cores_per_worker` is to be found.
+
+    Raises:
+        ConfigError: as `launch`.
+    """
+    return _plan(given, run_id="<run_id>")
+
+
+@takes(arguments)
+def submit(given: Arguments) -> Run:
+    """As `launch`, and returns at once with a Run.
+
+    Raises:
+        ConfigError: as `launch`.
+    """
+    return _started(given)
+
+
+@takes(arguments)
+def launch(given: Arguments) -> GangResult:
+    """Trains on a gang of GPUs and gives them back.
+
+    All executors come, or none is kept; each rank runs `train_fn(*args, **kwargs)` in a fresh
+    process with PyTorch's environment. Returns once the ResourceManager shows the GPUs gone.
+
+    Args:
+        train_fn: any callable that cloudpickle takes; it is run on every rank.
+        args: positional arguments of it.
+        kwargs: keyword arguments of it.
+        workers: the world size.
+        gpus_per_worker: GPUs of each rank, a whole number of at least 1.
+        cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU.
+        memory_per_worker: what a rank may use, as "4g" or bytes.
+        model: name under which what rank 0 leaves in `context().model_dir` is published.
+        name: of the run, the function's name by default.
+        acquire_timeout: how long the gang may wait for its executors; None for no bound.
+        env_vars: environment variables of every rank.
+        progress: None or "lines" for plain lines, "off" for nothing.
+        spark: the session; the active one by default.
+
+    Returns:
+        GangResult with the value of every rank.
+
+    Raises:
+        ConfigError: an argument or setting that cannot work; nothing was started.
+        GangTimeout: not all executors came in time.
+        RankFailed: the first failure of a rank; the others were stopped.
+        DiscoveryError: two containers were given the same GPU.
+        StoreError: the lake refused logs' directory or model.
+        KeyboardInterrupt: Ctrl-C; the run was cancelled and its GPUs are back.
+    """
+    return wait_for(_started(given))
+
+
+def _plan(given: Arguments, run_id: str) -> LaunchPlan:
+    spec, application = given.spec, given.application
+    share = 0
+    if spec.cores_per_worker is None:
+        share = cores_per_gpu(application.manager.nodes())
+    shape = shape_of(spec, share)
+    root = lake_root(application)
+    paths = {"root": root, "run": f"{root}/runs/{run_id}"}
+    if spec.model is not None:
+        paths["model"] = f"{root}/models/{spec.model}"
+    return LaunchPlan(
+        spec=spec,
+        executors=spec.workers,
+        ranks_per_executor=1,
+        shape=shape,
+        queue=application.setting("spark.yarn.queue") or "default",
+        environment={"OMP_NUM_THREADS": str(shape.cores), **spec.env_vars},
+        paths=paths,
+        warnings=given.modules.warnings,
+    )
+
+
+def lake_root(application: Application) -> str:
+    """Where runs and models go: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's directory."""
+    named = application.setting("spark.hopsgpu.root") or os.environ.get("HOPSGPU_ROOT")
+    if named:
+        return named.rstrip("/")
+    jvm = application.jvm
+    files = (jvm.hadoop("fs.defaultFS") or "file:///").rstrip("/")
+    return f"{files}/user/{jvm.user()}/hopsgpu"
+
+
+def _new_run_id(name: str) -> str:
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def _started(given: Arguments) -> Run:
+    run_id = _new_run_id(given.spec.name)
+    planned = _plan(given, run_id)
+    board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
+    cancelled = threading.Event()
+    work = functools.partial(execute, given, planned, board, cancelled)
+
+    def start_thread(body: Callable[[], None]) -> None:
+        # A daemon: a script that fails must not be kept alive, with its GPUs, by its run.
+        InheritableThread(target=body, name=f"hopsgpu-{run_id}", daemon=True).start()
+
+    return Run(board, cancelled, work, start_thread)

@@ -1,0 +1,121 @@
+"""The user's own modules: found at the driver, packed, and importable in every rank."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# Beyond these a directory is no project of modules (a home directory, /tmp): only what lies
+# at its top is taken.
+MOST_ENTRIES = 5_000
+MOST_BYTES = 20 * 2**20
+_NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+
+
+@dataclass(frozen=True)
+class PackedModules:
+    """A zip of the user's modules.
+
+    Attributes:
+        archive: the bytes; each root is a top-level directory "0", "1", … of it.
+        roots: how many there are.
+        warnings: roots that were too large to take whole.
+    """
+
+    archive: bytes
+    roots: int
+    warnings: tuple[str, ...]
+
+
+def module_roots(function: Callable[..., Any]) -> tuple[Path, ...]:
+    """Directories from which the function's own modules are imported at the driver.
+
+    They are the directory of the script (or the notebook's working directory) and the root of
+    the module that defines the function, unless the Python environment itself is there.
+    """
+    while isinstance(function, functools.partial):
+        function = function.func
+    names = ("__main__", getattr(function, "__module__", None), type(function).__module__)
+    roots = [_root_of(sys.modules[name]) for name in names if name in sys.modules]
+    return tuple(dict.fromkeys(root for root in roots if root and not _of_environment(root)))
+
+
+def _root_of(module: ModuleType) -> Path | None:
+    name = module.__name__
+    file = module.__file__ if hasattr(module, "__file__") else None
+    if file is None:
+        # A notebook or `python -c`: modules beside it come from the working directory.
+        return Path.cwd() if name == "__main__" and "" in sys.path else None
+    if name == "__main__" and (spec := getattr(module, "__spec__", None)) is not None:
+        name = spec.name
+    above = name.count(".") + (Path(file).name == "__init__.py")
+    return Path(file).resolve().parents[above]
+
+
+def _of_environment(root: Path) -> bool:
+    paths = sysconfig.get_paths()
+    own = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
+    own.append(str(Path(sys.executable).resolve().parent))
+    return root.parent == root or any(root.is_relative_to(Path(p).resolve()) for p in own)
+
+
+def pack_modules(roots: Sequence[Path]) -> PackedModules:
+    """The `*.py` files below each root, and every small file of the packages among them.
+
+    Hidden directories, virtual environments and caches are left out. A root that holds more
+    than 5,000 entries or 20 MiB gives only the `*.py` files at its top, with a warning.
+    """
+    warnings = []
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, root in enumerate(roots):
+            files = _files_below(root)
+            if files is None:
+                warnings.append(
+                    f"{root} holds too much to be sent to the ranks: only the modules at its top"
+                    " are importable there; start from a directory of its own"
+                )
+                files = [f for f in root.glob("*.py") if f.is_file()]
+            for file in sorted(files):
+                # A fixed time keeps equal modules equal bytes.
+                entry = zipfile.ZipInfo(f"{number}/{file.relative_to(root).as_posix()}")
+                archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+    return PackedModules(buffer.getvalue(), len(roots), tuple(warnings))
+
+
+def _files_below(root: Path) -> list[Path] | None:
+    """What to pack, or None where it is too much."""
+    size = 0
+    files = []
+    for entries, path in enumerate(_walk(root), start=1):
+        if path.suffix == ".py" or (path.parent / "__init__.py").is_file():
+            size += path.stat().st_size
+            files.append(path)
+        if entries > MOST_ENTRIES or size > MOST_BYTES:
+            return None
+    return files
+
+
+def _walk(directory: Path) -> Iterator[Path]:
+    try:
+        children = list(directory.iterdir())
+    except OSError:  # not ours to read: then it is not ours to import from
+        return
+    for path in children:
+        if path.name.startswith(".") or path.name in _NOT_CODE:
+            continue
+        if path.is_symlink() and path.is_dir():
+            continue  # may lead out of the project, or round in a circle
+        if path.is_dir():
+            if not (path / "pyvenv.cfg").exists():
+                yield from _walk(path)
+        elif path.is_file():
+            yield path

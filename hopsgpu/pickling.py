@@ -1,0 +1,121 @@
+"""The user's function as bytes, and the name of what keeps it from being pickled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import cloudpickle
+
+from hopsgpu.errors import ConfigError
+
+# Nested deeper than this, the culprit is named by the path so far.
+_DEEPEST = 6
+
+
+def pickle_call(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> bytes:
+    """`(function, args, kwargs)` by cloudpickle.
+
+    Functions and classes of `__main__` travel by value; those of modules by name.
+
+    Raises:
+        ConfigError: something cannot be pickled; the message names the attribute.
+    """
+    try:
+        return bytes(cloudpickle.dumps((function, args, dict(kwargs))))
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        where, culprit = next(
+            (
+                found
+                for what, value in (("train_fn", function), ("args", args), ("kwargs", kwargs))
+                if (found := _culprit(value, what)) is not None
+            ),
+            ("train_fn", function),
+        )
+        raise ConfigError(
+            f"train_fn={name_of(function)} cannot be sent to the ranks: {where} is"
+            f" {_describe(culprit)}, which cannot be pickled ({error}). Create it inside the"
+            " function, or pass what it is made from in args or kwargs"
+        ) from error
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A readable name of any callable."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _describe(value: object) -> str:
+    kind = type(value)
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"a {module}{kind.__qualname__}"
+
+
+def _pickles(value: object) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # noqa: BLE001 - any refusal means the same: it does not pickle
+        return False
+    return True
+
+
+def _culprit(value: object, path: str, depth: int = 0) -> tuple[str, object] | None:
+    """The innermost part of `value` that cannot be pickled, with a path in words."""
+    if _pickles(value):
+        return None
+    if depth < _DEEPEST:
+        for part_path, part in _parts(value, path):
+            if part is not value and (found := _culprit(part, part_path, depth + 1)) is not None:
+                return found
+    return path, value
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, functools.partial):
+        yield f"{path}.func", value.func
+        yield from _parts(value.args, f"{path}.args")
+        yield from _parts(value.keywords, f"{path}.keywords")
+    elif isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
+    elif hasattr(value, "__func__"):
+        yield f"{path}.__self__", value.__self__
+        yield from _parts(value.__func__, path)
+    elif hasattr(value, "__code__"):
+        yield from _parts_of_function(value)
+    else:
+        yield from _state_of(value, path)
+
+
+def _parts_of_function(function: Any) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f"closure variable {name!r}", cell.cell_contents
+        except ValueError:  # the cell is not filled yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield f"global {name!r}", function.__globals__[name]
+    yield from ((f"default {d!r}", d) for d in function.__defaults__ or ())
+    yield from ((f"default of {n!r}", d) for n, d in (function.__kwdefaults__ or {}).items())
+
+
+def _global_names(code: Any) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            yield from _global_names(constant)
+
+
+def _state_of(value: object, path: str) -> Iterator[tuple[str, object]]:
+    state = getattr(value, "__dict__", None)
+    if isinstance(value, type) or state is None:
+        return
+    yield from ((f"{path}.{name}", part) for name, part in state.items())

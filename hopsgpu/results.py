@@ -1,0 +1,136 @@
+"""What a run gives back: frozen values with a readable repr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hopsgpu.stores.models import ModelVersion
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """When a run passed each point, in seconds since the epoch; None for points not passed.
+
+    Attributes:
+        requested: the first executor was asked for.
+        granted: the gang was whole.
+        started: the ranks were started.
+        returned: the last rank had ended.
+        published: the model was on the lake.
+        released: the ResourceManager showed the GPUs gone.
+    """
+
+    requested: float | None = None
+    granted: float | None = None
+    started: float | None = None
+    returned: float | None = None
+    published: float | None = None
+    released: float | None = None
+
+
+@dataclass(frozen=True)
+class GpuSeconds:
+    """GPU seconds of a run.
+
+    Attributes:
+        held: from an executor's grant to its release, times its GPUs.
+        training: from start to return.
+        publishing: from return to the model on the lake.
+        idle: held minus the others.
+    """
+
+    held: float = 0.0
+    training: float = 0.0
+    publishing: float = 0.0
+    idle: float = 0.0
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """How one rank fared.
+
+    Attributes:
+        rank: global rank.
+        role: "worker".
+        host: the node.
+        gpus: UUIDs.
+        pid: of the rank's process on its node.
+        exit_code: 0 and above; None where a signal ended it or it never ended.
+        signal: name of the signal that ended it.
+        peak_memory: bytes, the largest resident set.
+        gpu_utilisation: mean share in [0, 1]; None where it was not measured.
+        stopped: True where hopsgpu ended it because another rank had failed.
+    """
+
+    rank: int
+    role: str
+    host: str
+    gpus: tuple[str, ...]
+    pid: int
+    exit_code: int | None = None
+    signal: str | None = None
+    peak_memory: int | None = None
+    gpu_utilisation: float | None = None
+    stopped: bool = False
+
+
+@dataclass(frozen=True)
+class GangResult:
+    """What a run left.
+
+    Attributes:
+        values: what the function returned, one per rank, in order.
+        run_id: names the run's directory on the lake.
+        metrics: last reported ones, per rank.
+        warnings: what a person should know.
+        ranks: a report for each rank, in order.
+        model: the published version, or None.
+        timeline: when each point was passed.
+        gpu_seconds: where the GPU time went.
+    """
+
+    run_id: str
+    values: tuple[Any, ...] = ()
+    metrics: tuple[Mapping[str, float], ...] = ()
+    warnings: tuple[str, ...] = ()
+    ranks: tuple[RankReport, ...] = ()
+    model: ModelVersion | None = None
+    timeline: Timeline = Timeline()
+    gpu_seconds: GpuSeconds = GpuSeconds()
+
+    @property
+    def value(self) -> Any:
+        """Rank 0's value; None where there is none."""
+        return self.values[0] if self.values else None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """A run at a moment.
+
+    Attributes:
+        run_id: names the run.
+        state: a GangState's value: "requested", "waiting", ... "released", "failed", "cancelled".
+        attempt: counts from 0.
+        granted: executors there.
+        wanted: executors the gang needs.
+        granted_hosts: host of each executor there.
+        waiting_for: why it waits, in words with numbers; "" where it does not.
+        elapsed: seconds since it was submitted.
+        ranks: reports of the ranks that have ended.
+        metrics: last reported ones, per rank.
+    """
+
+    run_id: str
+    state: str
+    attempt: int
+    granted: int
+    wanted: int
+    granted_hosts: tuple[str, ...]
+    waiting_for: str
+    elapsed: float
+    ranks: tuple[RankReport, ...] = ()
+    metrics: tuple[Mapping[str, float], ...] = ()

@@ -1,0 +1,201 @@
+"""A run: the handle that a user holds, and the board on which the run writes how it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.gang import GangState, may_follow
+from hopsgpu.progress import Progress
+from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+
+_SLICE_SECONDS = 0.2
+
+
+class Board:
+    """How a run stands; written by its thread, read by any."""
+
+    def __init__(self, run_id: str, wanted: int, gpus: int, progress: Progress) -> None:
+        self.run_id = run_id
+        self._wanted = wanted
+        self._gpus = gpus
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._state = GangState.REQUESTED
+        self._hosts: tuple[str, ...] = ()
+        self._arrivals: tuple[float, ...] = ()
+        self._ranks: tuple[RankReport, ...] = ()
+        self._timeline = Timeline(requested=time.time())
+        self._began = time.monotonic()
+        self._took: float | None = None
+
+    def state(self, state: GangState, hosts: Sequence[str] = ()) -> None:
+        """Notes a state, or the same one again with other hosts."""
+        with self._lock:
+            if state is not self._state:
+                if not may_follow(self._state, state):
+                    raise HopsGpuError(f"a run cannot go from {self._state} to {state}")
+                self._state = state
+            if state in (GangState.WAITING, GangState.GRANTED, GangState.READY):
+                self._hosts = tuple(hosts)
+            if state.is_terminal:
+                self._took = time.monotonic() - self._began
+        self._progress.status(self.status())
+
+    def mark(self, point: str) -> None:
+        """Notes that a point of the timeline was passed now."""
+        with self._lock:
+            self._timeline = dataclasses.replace(self._timeline, **{point: time.time()})
+
+    def arrived(self, times: Sequence[float]) -> None:
+        """Notes when the executors came."""
+        with self._lock:
+            self._arrivals = tuple(times)
+
+    def ranks(self, reports: Sequence[RankReport]) -> None:
+        """Notes how the ranks fared."""
+        with self._lock:
+            self._ranks = tuple(reports)
+
+    def status(self) -> RunStatus:
+        """How the run stands now."""
+        with self._lock:
+            waiting = self._state in (GangState.REQUESTED, GangState.WAITING)
+            missing = self._wanted - len(self._hosts)
+            why = f"YARN has not granted the other {missing}" if waiting and missing else ""
+            return RunStatus(
+                run_id=self.run_id,
+                state=self._state.value,
+                attempt=0,
+                granted=len(self._hosts),
+                wanted=self._wanted,
+                granted_hosts=self._hosts,
+                waiting_for=why,
+                elapsed=self._took or time.monotonic() - self._began,
+                ranks=self._ranks,
+            )
+
+    def result(self) -> GangResult:
+        """What there is of a result: timeline, ranks and GPU seconds."""
+        with self._lock:
+            seconds = gpu_seconds(self._timeline, self._arrivals, self._gpus, time.time())
+            return GangResult(
+                run_id=self.run_id,
+                ranks=self._ranks,
+                timeline=self._timeline,
+                gpu_seconds=seconds,
+            )
+
+
+def gpu_seconds(timeline: Timeline, arrivals: Sequence[float], gpus: int, now: float) -> GpuSeconds:
+    """Where a run's GPU time went.
+
+    Args:
+        timeline: of the run.
+        arrivals: when each executor came, seconds since the epoch.
+        gpus: of each executor.
+        now: stands for points not passed yet.
+    """
+    end = timeline.released or now
+    held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
+    all_gpus = len(arrivals) * gpus
+    training = publishing = 0.0
+    if timeline.started is not None:
+        training = ((timeline.returned or end) - timeline.started) * all_gpus
+    if timeline.returned is not None and timeline.published is not None:
+        publishing = (timeline.published - timeline.returned) * all_gpus
+    return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
+
+
+class Run:
+    """A run that `submit` started."""
+
+    def __init__(
+        self,
+        board: Board,
+        cancelled: threading.Event,
+        work: Callable[[], GangResult],
+        start_thread: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._board = board
+        self._cancelled = cancelled
+        self._work = work
+        self._finished = threading.Event()
+        self._result: GangResult | None = None
+        self._error: BaseException | None = None
+        start_thread(self._body)
+
+    @property
+    def run_id(self) -> str:
+        """Names the run and its directory on the lake."""
+        return self._board.run_id
+
+    def status(self) -> RunStatus:
+        """How the run stands now."""
+        return self._board.status()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits for the end, at most so long; whether the run has ended."""
+        return self._finished.wait(seconds)
+
+    def cancel(self) -> None:
+        """Ends the run at whatever state it is; its executors go back. Returns at once."""
+        self._cancelled.set()
+
+    def result(self) -> GangResult:
+        """Waits for the end and gives the result.
+
+        Raises:
+            HopsGpuError: what ended the run instead; `error.result` is what there is.
+        """
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._result
+
+    def _body(self) -> None:
+        try:
+            self._result = self._work()
+        except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
+            self._error = error
+        finally:
+            self._finished.set()
+
+    def __repr__(self) -> str:
+        status = self.status()
+        return f"<Run {status.run_id}: {status.state}, {status.elapsed:.1f} s>"
+
+
+def wait_for(run: Run) -> GangResult:
+    """The result, with Ctrl-C cancelling the run and giving its GPUs back first.
+
+    The main thread makes no call into the JVM while it waits: PySpark's own handler for
+    SIGINT fails inside py4j and would leave the job, and its GPUs, behind.
+    """
+    with _interruptible():
+        try:
+            while not run.wait(_SLICE_SECONDS):
+                pass
+        except KeyboardInterrupt:
+            run.cancel()
+            run.wait()
+            raise
+    return run.result()
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,1 @@
+"""The only place that imports pyspark: sessions, profiles, jobs and the lease of executors."""

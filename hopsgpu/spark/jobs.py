@@ -1,0 +1,86 @@
+"""The two Spark jobs of a gang: holders that bring executors, and the barrier of agents."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pyspark import InheritableThread, SparkContext
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.worker.peer import Driver
+
+
+def hold_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """The holder's task function."""
+
+    def task(_: Iterable[Any]) -> Iterator[Any]:
+        from hopsgpu.worker.holder import run_holder
+
+        run_holder(driver)
+        return iter(())
+
+    return task
+
+
+def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """The agent's task function."""
+
+    def task(_: Iterable[Any]) -> Iterator[Any]:
+        from hopsgpu.worker.agent import run_agent
+
+        run_agent(driver)
+        return iter(())
+
+    return task
+
+
+class GangJob:
+    """A Spark job of N tasks under a profile, in a thread of its own.
+
+    The thread is a daemon: a script that fails must not be kept alive by it.
+
+    Attributes:
+        tag: by which the job is cancelled.
+        ended: set when the job is over.
+        error: what ended it, where it failed.
+    """
+
+    def __init__(
+        self,
+        context: SparkContext,
+        *,
+        tag: str,
+        description: str,
+        tasks: int,
+        profile: ResourceProfile,
+        barrier: bool,
+        task: Callable[[Iterable[Any]], Iterator[Any]],
+    ) -> None:
+        self.tag = tag
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self._context = context
+        self._description = description
+        self._tasks = tasks
+        self._profile = profile
+        self._barrier = barrier
+        self._task = task
+        self._thread = InheritableThread(target=self._run, name=tag, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self.tag, self._description)
+            self._context.addJobTag(self.tag)
+            numbers = self._context.parallelize(range(self._tasks), self._tasks)
+            under = numbers.withResources(self._profile)
+            mapped = under.barrier() if self._barrier else under
+            mapped.mapPartitions(self._task).collect()
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+            self.error = error
+        finally:
+            self.ended.set()

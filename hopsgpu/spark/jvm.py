@@ -1,0 +1,136 @@
+"""Every call into Spark's JVM that PySpark has no word for.
+
+None of it may run in the main thread while a person can press Ctrl-C: py4j then closes the
+connections of all threads, and their calls run twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pyspark import SparkContext
+
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+# The flip must not refuse anyone else's barrier job for longer, whatever happens.
+FLIP_SECONDS = 1.0
+_LOOK_SECONDS = 0.01
+
+
+class Jvm:
+    """A SparkContext's JVM."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._scala: Any = context._jsc.sc()
+
+    def setting(self, name: str) -> str | None:
+        """A property of the live Spark conf, or None."""
+        found = self._scala.conf().getOption(name)
+        return str(found.get()) if found.isDefined() else None
+
+    def settings(self) -> dict[str, str]:
+        """The live Spark conf."""
+        return {pair._1(): pair._2() for pair in self._scala.conf().getAll()}
+
+    def hadoop(self, name: str) -> str | None:
+        """A property of the Hadoop configuration (core, hdfs and yarn), or None."""
+        value = self._yarn_configuration().get(name)
+        return None if value is None else str(value)
+
+    def _yarn_configuration(self) -> Any:
+        hadoop = self._context._jsc.hadoopConfiguration()
+        return self._class("org.apache.hadoop.yarn.conf.YarnConfiguration")(hadoop)
+
+    def _class(self, name: str) -> Any:
+        found: Any = self._context._jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def knows_resource(self, name: str) -> bool:
+        """Whether this side's YARN configuration (resource-types.xml) has a resource."""
+        utils = self._class("org.apache.hadoop.yarn.util.resource.ResourceUtils")
+        return bool(utils.getResourceTypes().containsKey(name))
+
+    def user(self) -> str:
+        """The submitting user's short name, as HDFS and YARN know it."""
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        return str(information.getCurrentUser().getShortUserName())
+
+    def is_kerberized(self) -> bool:
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        return bool(information.isSecurityEnabled())
+
+    def executors(self, profile: int) -> tuple[str, ...]:
+        """Ids of the registered executors of a resource profile."""
+        backend = self._scala.schedulerBackend()
+        ids = backend.getExecutorIds()
+        found = []
+        for index in range(ids.size()):
+            executor = ids.apply(index)
+            if backend.getExecutorResourceProfileId(executor) == profile:
+                found.append(str(executor))
+        return tuple(found)
+
+    def target(self, profile: int) -> int:
+        """Executors that Spark's allocation manager wants for a profile now."""
+        manager = self._scala.executorAllocationManager()
+        if manager.isEmpty():
+            return 0
+        targets = manager.get().numExecutorsTargetPerResourceProfileId()
+        found = targets.get(profile)
+        return int(found.get()) if found.isDefined() else 0
+
+    def kill(self, executors: Iterable[str]) -> None:
+        """Kills executors without lowering or raising the target, busy or not."""
+        ids = list(executors)
+        if ids:
+            seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
+            self._scala.schedulerBackend().killExecutors(seq, False, False, True)
+
+    def cancel(self, tag: str) -> None:
+        """Cancels the jobs with a tag; works during the slot check's retries too."""
+        self._context.cancelJobsWithTag(tag)
+
+    def stage_is_active(self, group: str) -> bool:
+        """Whether the job of a group has a stage that Spark has submitted."""
+        tracker = self._context.statusTracker()
+        active = set(tracker.getActiveStageIds())
+        return any(
+            not active.isdisjoint(info.stageIds)
+            for job in tracker.getJobIdsForGroup(group)
+            if (info := tracker.getJobInfo(job)) is not None
+        )
+
+    @contextlib.contextmanager
+    def barriers_allowed(self) -> Iterator[None]:
+        """While inside, Spark's check for barrier stages sees dynamic allocation off.
+
+        The allocation manager took its own setting when the context started and goes on.
+        """
+        conf = self._scala.conf()
+        before = conf.get(_DYNAMIC)
+        conf.set(_DYNAMIC, "false")
+        try:
+            yield
+        finally:
+            conf.set(_DYNAMIC, before)
+
+
+def wait_until(
+    holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _LOOK_SECONDS
+) -> bool:
+    """Looks until something holds; False when `ended` is set or the time is over first.
+
+    For states of Spark that nobody announces.
+    """
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() >= deadline or ended.wait(step):
+            return False
+    return True

@@ -1,0 +1,316 @@
+"""The lease: executors and their GPUs, held by one gang, all of them or none.
+
+The order of each step, and why, is in docs/how-it-works.md. This is the only place that
+turns dynamic allocation's flag, and only for the submission of a barrier job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.errors import Cancelled, ConfigError, GangTimeout, HopsGpuError
+from hopsgpu.gang import Container, GangState, Verdict, decide_acquire
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.jobs import GangJob, hold_in_task, supervise_in_task
+from hopsgpu.spark.jvm import FLIP_SECONDS, wait_until
+from hopsgpu.spec import ExecutorShape
+from hopsgpu.worker.channel import Message, new_secret
+from hopsgpu.worker.peer import Driver
+from hopsgpu.worker.server import ControlServer, serve
+
+RELEASE_SECONDS = 30.0
+# Executors are up and Python is: an agent only has to import and connect.
+_AGENTS_SECONDS = 120.0
+_EVENT_SECONDS = 0.2
+_LOOK_SECONDS = 0.05
+_ENDING_SECONDS = 5.0
+_HANDOVERS = 5
+
+
+class Watcher(Protocol):
+    """Who is told of what happens to a lease."""
+
+    def state(self, state: GangState, hosts: Sequence[str]) -> None:
+        """A state was reached, with the hosts granted so far; repeated while it waits."""
+
+    def mark(self, point: str) -> None:
+        """A point of the timeline was passed now."""
+
+    def arrived(self, times: Sequence[float]) -> None:
+        """Executors came, at these seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to acquire, for whom, until when.
+
+    Attributes:
+        run_id: of the gang.
+        shape: of each executor.
+        executors: how many.
+        timeout: seconds the gang may wait, or None.
+        cancelled: set when the gang is no longer wanted.
+        watcher: told of what happens.
+    """
+
+    run_id: str
+    shape: ExecutorShape
+    executors: int
+    timeout: float | None
+    cancelled: threading.Event
+    watcher: Watcher
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A gang's executors, all of them, with an agent each.
+
+    Attributes:
+        server: the control channel; agents are its peers.
+        containers: one per agent.
+        job: the barrier job of the agents.
+    """
+
+    server: ControlServer
+    containers: tuple[Container, ...]
+    job: GangJob
+
+
+class GpuLease:
+    """Acquires, hands over and releases; use `lease_gpus`, which always releases."""
+
+    def __init__(
+        self,
+        application: Application,
+        request: Request,
+        profile: ResourceProfile,
+        server: ControlServer,
+        driver: Driver,
+    ) -> None:
+        self._application = application
+        self._request = request
+        self._profile = profile
+        self._server = server
+        self._driver = driver
+        self._deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        self._jobs: list[GangJob] = []
+        self.released = False
+
+    def acquire(self) -> Lease:
+        """Brings all executors, with an agent on each.
+
+        Raises:
+            GangTimeout: not all came in time.
+            Cancelled: the gang is no longer wanted.
+            ConfigError: a container cannot serve (what it lacks is named).
+        """
+        watcher = self._request.watcher
+        with self._turn():
+            for _ in range(_HANDOVERS):
+                holders = self._bring()
+                watcher.mark("granted")
+                watcher.state(GangState.GRANTED, _hosts(holders))
+                lease = self._hand_over(holders)
+                if lease is not None:
+                    watcher.state(GangState.READY, [c.host for c in lease.containers])
+                    return lease
+        raise HopsGpuError(
+            f"executors were lost {_HANDOVERS} times between their grant and the start of the"
+            " gang; the application's log on YARN says why"
+        )
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One gang of an application acquires at a time; two would steal from each other."""
+        lock = self._application.acquiring
+        while not lock.acquire(timeout=_EVENT_SECONDS):
+            self._request.watcher.state(GangState.WAITING, ())
+            self._check_patience(0)
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _check_patience(self, granted: int) -> Verdict:
+        if self._request.cancelled.is_set():
+            raise Cancelled(f"{self._request.run_id} was cancelled while it waited for executors")
+        wanted = self._request.executors
+        verdict = decide_acquire(
+            granted=granted, wanted=wanted, deadline=self._deadline, now=time.monotonic()
+        )
+        if verdict is Verdict.TIMED_OUT:
+            used, total = self._application.manager.gpus()
+            raise GangTimeout(
+                f"{granted} of {wanted} executors came within {self._request.timeout:g} s; all"
+                f" were let go. GPUs in use in the cluster: {used} of {total}. Wait longer"
+                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                granted=granted,
+                wanted=wanted,
+            )
+        return verdict
+
+    def _start(self, role: str) -> GangJob:
+        barrier = role == "agent"
+        job = GangJob(
+            self._application.context,
+            tag=f"hopsgpu-{self._request.run_id}-{role}-{uuid.uuid4().hex[:8]}",
+            description=f"hopsgpu {self._request.run_id}: {role}s of {self._request.executors}"
+            " executors",
+            tasks=self._request.executors,
+            profile=self._profile,
+            barrier=barrier,
+            task=(supervise_in_task if barrier else hold_in_task)(self._driver),
+        )
+        self._jobs.append(job)
+        job.start()
+        return job
+
+    def _bring(self) -> dict[int, Container]:
+        """Runs the plain job that makes Spark ask for executors, until all are connected."""
+        job = self._start("holder")
+        holders: dict[int, Container] = {}
+        arrivals: dict[int, float] = {}
+        while self._check_patience(len(holders)) is not Verdict.GRANTED:
+            self._request.watcher.state(GangState.WAITING, _hosts(holders))
+            event = self._server.next_event(_EVENT_SECONDS)
+            if event is None:
+                if job.ended.is_set():
+                    raise _job_failed(job, "the executors' holders")
+                continue
+            if event.message is None:
+                holders.pop(event.peer, None)
+            elif _is_hello(event.message, "holder"):
+                holders[event.peer] = _greeted(event.peer, event.message)
+                arrivals[event.peer] = time.time()
+                self._request.watcher.arrived(tuple(arrivals.values()))
+        return holders
+
+    def _hand_over(self, holders: dict[int, Container]) -> Lease | None:
+        """Ends the holders and starts the agents in their place; None if one was lost."""
+        holding = self._jobs[-1]
+        self._server.hang_up(holders)
+        holding.ended.wait(_AGENTS_SECONDS)
+        jvm = self._application.jvm
+        with jvm.barriers_allowed():
+            job = self._start("agent")
+            wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
+        agents: dict[int, Container] = {}
+        deadline = time.monotonic() + _AGENTS_SECONDS
+        while len(agents) < self._request.executors:
+            if self._request.cancelled.is_set():
+                raise Cancelled(f"{self._request.run_id} was cancelled before its ranks started")
+            if job.ended.is_set() or time.monotonic() > deadline:
+                jvm.cancel(job.tag)
+                job.ended.wait(RELEASE_SECONDS)
+                return None
+            event = self._server.next_event(_EVENT_SECONDS)
+            if event is None or event.peer in holders:
+                continue
+            if event.message is None:
+                agents.pop(event.peer, None)
+            elif _is_hello(event.message, "agent"):
+                agents[event.peer] = _greeted(event.peer, event.message)
+        return Lease(self._server, tuple(agents.values()), job)
+
+    def release(self) -> None:
+        """Ends the tasks, kills the executors and sees them gone at the ResourceManager.
+
+        Where the ResourceManager does not confirm it within 30 s, `released` stays False.
+        """
+        self._request.watcher.state(GangState.RELEASING, ())
+        self._server.end_all()
+        jvm, profile = self._application.jvm, self._profile.id
+        deadline = time.monotonic() + RELEASE_SECONDS
+        never = threading.Event()
+        for job in self._jobs:
+            # A task that has not begun has no socket that could be closed.
+            if not job.ended.wait(0.5):
+                jvm.cancel(job.tag)
+                job.ended.wait(max(deadline - time.monotonic(), 0))
+        # A kill while Spark still wants executors brings new ones.
+        wait_until(lambda: jvm.target(profile) == 0, never, deadline - time.monotonic())
+
+        manager = self._application.manager
+
+        def gone() -> bool:
+            # Repeated: a container that was granted but had not registered comes later.
+            jvm.kill(jvm.executors(profile))
+            held = manager.held(self._application.id, profile)
+            return not held.containers and not held.pending
+
+        if wait_until(gone, never, deadline - time.monotonic(), _LOOK_SECONDS):
+            # Others' containers may be ending too, so this has a bound of its own.
+            wait_until(lambda: not manager.gpus_ending(), never, _ENDING_SECONDS, _LOOK_SECONDS)
+            self._request.watcher.mark("released")
+            self.released = True
+
+
+def _hosts(containers: Mapping[int, Container]) -> list[str]:
+    return [container.host for container in containers.values()]
+
+
+def _is_hello(message: Message, role: str) -> bool:
+    # A late word of an earlier attempt's task must not count for this one.
+    return message.kind == "hello" and message["role"] == role
+
+
+def _greeted(peer: int, hello: Message) -> Container:
+    if hello["missing"]:
+        raise ConfigError(
+            f"Python {hello['python']} on {hello['host']} lacks"
+            f" {', '.join(hello['missing'])}, which ranks need to reach the lake: install"
+            " them into the executors' Python (spark.pyspark.python)"
+        )
+    return Container(
+        key=peer,
+        container_id=hello["container"],
+        host=hello["host"],
+        address=hello["address"],
+        gpus=tuple(hello["gpus"]),
+    )
+
+
+def _job_failed(job: GangJob, what: str) -> HopsGpuError:
+    return HopsGpuError(f"Spark's job of {what} failed: {_reason(job.error)}")
+
+
+def _reason(error: Exception | None) -> str:
+    """What a person needs of Spark's error: the task's own exception, or its first line."""
+    if error is None:
+        return "it ended by itself"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
+    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j.", ":"))]
+    return (python or raised or lines or [type(error).__name__])[-1 if python else 0]
+
+
+@contextlib.contextmanager
+def lease_gpus(application: Application, request: Request) -> Iterator[Lease]:
+    """Executors for a gang, each with an agent; released on every way out.
+
+    Raises:
+        GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GpuLease.acquire`.
+    """
+    secret = new_secret()
+    jvm = application.jvm
+    address = application.driver_address
+    user = None if jvm.is_kerberized() else jvm.user()
+    profile = application.profiles.check_out(request.shape)
+    with serve(secret, address) as server:
+        driver = Driver(address, server.port, secret, user)
+        owner = GpuLease(application, request, profile, server, driver)
+        try:
+            yield owner.acquire()
+        finally:
+            owner.release()
+            if owner.released:
+                application.profiles.check_in(request.shape, profile)

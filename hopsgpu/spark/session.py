@@ -1,0 +1,144 @@
+"""A SparkSession that can hold gangs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hopsgpu.discovery.shipping import ALIAS, pack_scripts
+from hopsgpu.errors import ConfigError
+from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def session(
+    name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
+) -> SparkSession:
+    """A SparkSession that can hold gangs and gives their GPUs back.
+
+    Dynamic allocation with shuffle tracking and without minimum, the discovery script shipped
+    to the nodes, and the settings of docs/how-it-works.md. Where an application runs already,
+    or the driver is inside YARN (cluster mode), the script can be shipped no more: there the
+    settings are checked.
+
+    Args:
+        name: the application's name.
+        master: "yarn"; by default what spark-submit or spark-defaults.conf say, else "yarn".
+        conf: more Spark properties; they win over ours, and are refused where they cannot work.
+
+    Raises:
+        ConfigError: a setting that cannot hold gangs, with what mends it; nothing was started.
+    """
+    given = _checked_conf(name, master, conf)
+    # What can be refused is refused before a JVM is started.
+    check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"}.get)
+    find_spark()
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
+        raise ConfigError(
+            "Spark Connect has no JVM to ask; hopsgpu.session() needs a classic session:"
+            " unset SPARK_REMOTE and spark.remote"
+        )
+    running = SparkContext._active_spark_context
+    if running is not None:
+        check_session((dict(running.getConf().getAll()) | given).get)
+        return SparkSession.builder.getOrCreate()
+    return _started(name, given)
+
+
+def _ours(given: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings over what a gang needs; both win over spark-defaults.conf."""
+    return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
+
+
+def _started(name: str, given: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and not (os.environ.keys() & {"HADOOP_CONF_DIR", "YARN_CONF_DIR"}):
+        raise ConfigError(
+            "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's Hadoop"
+            ' configuration (for the development cluster: eval "$(hopsgpu cluster env)")'
+        )
+    # The executors' Python is the driver's unless somebody said otherwise; Spark reads this
+    # variable, and not the property, when a plain script starts the context.
+    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
+    settings = _ours(given)
+    # Starts the JVM as the context itself would. Only it knows spark-defaults.conf and what
+    # spark-submit was told, and files that those ship must go on being shipped.
+    SparkContext._ensure_initialized(
+        conf=SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    )
+    environment = dict(SparkConf().getAll())
+    if submitted and "spark.master" not in given:
+        settings["spark.master"] = environment.get("spark.master", "yarn")
+    if environment.get("spark.submit.deployMode") == "cluster":
+        check_session((environment | dict(given)).get)
+        return SparkSession.builder.appName(name).getOrCreate()
+    with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
+        scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz")
+        shipped = environment | settings
+        settings["spark.yarn.dist.archives"] = _joined(
+            shipped.get("spark.yarn.dist.archives"), f"{scripts.as_uri()}#{ALIAS}"
+        )
+        check_session(settings.get)
+        builder = SparkSession.builder.appName(name)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        # YARN has its copy of the scripts when this returns.
+        return builder.getOrCreate()
+
+
+def _checked_conf(
+    name: object, master: object, conf: Mapping[str, object] | None
+) -> dict[str, str]:
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"name={name!r}: the application's name, a string, is wanted")
+    if master is not None and not isinstance(master, str):
+        raise ConfigError(f"master={master!r}: 'yarn' or None is wanted")
+    if conf is not None and not isinstance(conf, Mapping):
+        raise ConfigError(f"conf={conf!r}: a mapping of Spark properties to values is wanted")
+    settings = {}
+    for key, value in (conf or {}).items():
+        if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
+            raise ConfigError(
+                f"conf has {key!r}: {value!r}; a property's name with a string, a number or a"
+                " truth value is wanted"
+            )
+        settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    if master is not None:
+        settings["spark.master"] = master
+    return settings
+
+
+def _joined(first: str | None, second: str) -> str:
+    return f"{first},{second}" if first else second
+
+
+def find_spark() -> None:
+    """Makes pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        import findspark
+
+        try:
+            findspark.init()
+        except (ValueError, IndexError) as error:
+            raise ConfigError(
+                f"no Spark was found ({error}): install pyspark, or set SPARK_HOME to the"
+                " cluster's Spark"
+            ) from error

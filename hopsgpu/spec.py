@@ -1,0 +1,209 @@
+"""What a launch asks for, and what it will do: frozen values, validated at construction."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.units import MIB
+
+# Set by hopsgpu in every rank; a user's env_vars may not contradict them.
+RESERVED_VARIABLES = frozenset(
+    {
+        "CUDA_DEVICE_ORDER",
+        "CUDA_VISIBLE_DEVICES",
+        "HOME",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NODE_RANK",
+        "PYTHONPATH",
+        "RANK",
+        "TF_CONFIG",
+        "TMPDIR",
+        "WORLD_SIZE",
+    }
+)
+_NAME = re.compile(r"[\w][\w.+=-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_name(value: object, what: str) -> str:
+    """A name that is safe as one component of a path, Unicode-normalised (NFC).
+
+    Raises:
+        ConfigError: not a string, empty, over 100 characters, or with other characters than
+            letters, digits and `_ . + = -` (the first a letter, a digit or `_`).
+    """
+    if isinstance(value, str):
+        name = unicodedata.normalize("NFC", value)
+        if _NAME.fullmatch(name) and len(name) <= 100:
+            return name
+    raise ConfigError(
+        f"{what}={value!r}: a name of at most 100 letters, digits and '_.+=-' is wanted, "
+        "that begins with a letter, a digit or '_'"
+    )
+
+
+def _check_count(value: object, name: str, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is wanted")
+
+
+_SECRET = re.compile(r"secret|token|passw|credential|key", re.IGNORECASE)
+
+
+def redacted(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a record or a screen: values whose name looks secret are not shown."""
+    return {n: "(redacted)" if _SECRET.search(n) else v for n, v in variables.items()}
+
+
+@dataclass(frozen=True)
+class GpuRequest:
+    """GPUs of one rank.
+
+    Attributes:
+        per_worker: whole GPUs of each rank, 1 and more.
+    """
+
+    per_worker: int = 1
+
+    def __post_init__(self) -> None:
+        given = self.per_worker
+        if given == 0 or (isinstance(given, float) and 0 < given < 1):
+            raise ConfigError(
+                f"gpus_per_worker={given!r}: CPU gangs and fractions of a GPU are not available "
+                "yet; a whole number of at least 1 is accepted"
+            )
+        _check_count(given, "gpus_per_worker", 1)
+
+
+@dataclass(frozen=True)
+class GangSpec:
+    """A gang, as asked for.
+
+    Attributes:
+        name: of the run, part of its id.
+        workers: the world size.
+        gpus: of each rank.
+        cores_per_worker: of each rank; None for the node's share of cores per GPU.
+        memory_per_worker: bytes a rank may use.
+        model: name under which the model is published, or None.
+        acquire_timeout: seconds the gang may wait for its executors, None for no bound.
+        env_vars: the user's environment variables of every rank.
+    """
+
+    name: str
+    workers: int = 1
+    gpus: GpuRequest = field(default_factory=GpuRequest)
+    cores_per_worker: int | None = None
+    memory_per_worker: int = 4 * 2**30
+    model: str | None = None
+    acquire_timeout: float | None = 600.0
+    env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        _check_count(self.workers, "workers", 1)
+        if self.cores_per_worker is not None:
+            _check_count(self.cores_per_worker, "cores_per_worker", 1)
+        object.__setattr__(self, "name", check_name(self.name, "name"))
+        if self.model is not None:
+            object.__setattr__(self, "model", check_name(self.model, "model"))
+        object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
+
+
+def _check_variables(given: object) -> Mapping[str, str]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"env_vars={given!r}: a mapping of names to strings is wanted")
+    for name, value in given.items():
+        if not (isinstance(name, str) and _VARIABLE.fullmatch(name) and isinstance(value, str)):
+            raise ConfigError(
+                f"env_vars: {name!r} is a name or has a value that no environment takes; "
+                "names of letters, digits and '_' with string values are accepted"
+            )
+        if "\0" in value:
+            raise ConfigError(f"env_vars: the value of {name!r} holds a NUL character")
+        if name in RESERVED_VARIABLES or name.startswith("HOPSGPU_"):
+            raise ConfigError(
+                f"env_vars sets {name}, which hopsgpu sets in every rank; leave it out "
+                f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
+            )
+    return MappingProxyType(dict(given))
+
+
+@dataclass(frozen=True)
+class ExecutorShape:
+    """What one executor asks of YARN.
+
+    Attributes:
+        cores: virtual cores.
+        gpus: GPUs, YARN's `yarn.io/gpu`.
+        heap_mib: the JVM's heap, MiB.
+        overhead_mib: memory of the ranks and of Python, MiB.
+    """
+
+    cores: int
+    gpus: int
+    heap_mib: int
+    overhead_mib: int
+
+
+# The executor's JVM only carries tasks that wait; Spark refuses heaps below 450 MB.
+HEAP_MIB = 512
+# Beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent.
+AGENT_MIB = 512
+
+
+def shape_of(spec: GangSpec, cores_per_gpu: int) -> ExecutorShape:
+    """The executor of one rank.
+
+    Args:
+        spec: the gang.
+        cores_per_gpu: the nodes' share, used where the spec names no cores.
+    """
+    cores = spec.cores_per_worker or cores_per_gpu * spec.gpus.per_worker
+    rank_mib = -(-spec.memory_per_worker // MIB)
+    return ExecutorShape(cores, spec.gpus.per_worker, HEAP_MIB, rank_mib + AGENT_MIB)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a launch would do; printing it starts nothing.
+
+    Attributes:
+        spec: what was asked for.
+        executors: how many containers.
+        ranks_per_executor: ranks in each.
+        shape: what each container asks of YARN.
+        queue: YARN's queue.
+        environment: variables that every rank gets with the same value.
+        paths: what goes where on the lake: "root", "run", "model".
+        warnings: what a person should know before.
+    """
+
+    spec: GangSpec
+    executors: int
+    ranks_per_executor: int
+    shape: ExecutorShape
+    queue: str
+    environment: Mapping[str, str]
+    paths: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        s = self.shape
+        lines = [
+            f"{self.spec.name}: {self.spec.workers} ranks in {self.executors} executors"
+            f" of {self.ranks_per_executor}, queue {self.queue}",
+            f"  each executor: {s.gpus} GPU, {s.cores} cores,"
+            f" {s.heap_mib} MiB heap + {s.overhead_mib} MiB beside it",
+            *(f"  {what}: {path}" for what, path in self.paths.items()),
+            *(f"  {name}={value}" for name, value in redacted(self.environment).items()),
+            *(f"  warning: {text}" for text in self.warnings),
+        ]
+        return "\n".join(lines)

@@ -1,0 +1,69 @@
+"""Durations and memory sizes as users write them."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+
+from hopsgpu.errors import ConfigError
+
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*", re.IGNORECASE)
+_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+
+MIB = 2**20
+
+
+def parse_duration(value: object, name: str) -> float | None:
+    """Seconds of a duration.
+
+    Args:
+        value: "90s", "10m", "2h", a number of seconds, a timedelta, or None for no bound.
+        name: the argument's name, for the error.
+
+    Returns:
+        Seconds above 0, or None for no bound.
+
+    Raises:
+        ConfigError: any other form, zero, negative or not finite.
+    """
+    seconds: float | None = None
+    if value is None:
+        return None
+    if isinstance(value, timedelta):
+        seconds = value.total_seconds()
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        seconds = float(value)
+    elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
+        seconds = float(match[1]) * _SECONDS[match[2]]
+    if seconds is None or not math.isfinite(seconds) or seconds <= 0:
+        raise ConfigError(
+            f"{name}={value!r}: a duration above zero is wanted, as '90s', '10m', '2h', "
+            "a number of seconds, a timedelta, or None for no bound"
+        )
+    return seconds
+
+
+def parse_memory(value: object, name: str) -> int:
+    """Bytes of a memory size, at least 1 MiB.
+
+    Args:
+        value: "4g", "512m" (powers of 1024), or bytes as an int.
+        name: the argument's name, for the error.
+
+    Raises:
+        ConfigError: any other form, or below 1 MiB.
+    """
+    size: int | None = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str) and (match := _MEMORY.fullmatch(value)):
+        size = int(float(match[1]) * _BYTES[match[2].lower()])
+    if size is None or size < MIB:
+        raise ConfigError(
+            f"{name}={value!r}: a memory size of at least 1 MiB is wanted, as '4g', '512m', "
+            "or bytes as an int"
+        )
+    return size

@@ -1,0 +1,1 @@
+"""The rank's side: agents, ranks and the control channel. Nothing here imports Spark."""

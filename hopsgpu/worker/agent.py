@@ -1,0 +1,224 @@
+"""The agent: the barrier task that supervises a container's ranks at the driver's word.
+
+Between hello and the end of the connection it answers:
+
+    reserve   holds a free port for rank 0's rendezvous     → reserved {port}
+    run       starts ranks; payload: the call, the modules  → started, output …, ended, kept
+    stop      ends the ranks: SIGTERM, SIGKILL after 5 s    → (their ended)
+    publish   uploads a rank's model directory              → published | publish-failed
+    end       leaves
+
+A lost connection is the same as stop and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import shutil
+import socket
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import hopsgpu
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.models import ModelStore
+from hopsgpu.worker.channel import Channel, ChannelError, Message
+from hopsgpu.worker.context import Context
+from hopsgpu.worker.logs import follow
+from hopsgpu.worker.peer import Driver, greet, lake_environment
+from hopsgpu.worker.process import RankEnd, RankProcess
+
+# Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
+_NOT_INHERITED = ("OMP_NUM_THREADS", "PYTHONPATH", "TF_CONFIG", "PYTHONHASHSEED")
+MOST_VALUE = 100 * 2**20
+
+
+def run_agent(driver: Driver) -> None:
+    """Serves the driver until it says end or is gone. Must run in the main thread.
+
+    Raises:
+        OSError: the driver cannot be reached.
+        ChannelError: something else answered.
+    """
+    asyncio.run(_serve(driver))
+
+
+async def _serve(driver: Driver) -> None:
+    # HDFS clients in this process act for the submitter; the process is this task's own.
+    os.environ.update(lake_environment(driver.user, {}))
+    channel = await greet(driver, "agent")
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            await Agent(channel, tasks).serve()
+    finally:
+        await channel.close()
+
+
+class Agent:
+    """Ranks of one container and what the driver wants of them."""
+
+    def __init__(self, channel: Channel, tasks: asyncio.TaskGroup) -> None:
+        self._channel = channel
+        self._tasks = tasks
+        self._ranks: dict[int, RankProcess] = {}
+        self._port = contextlib.ExitStack()
+        self._run_dir: Path | None = None
+
+    async def serve(self) -> None:
+        """Answers until the driver says end or hangs up; then no rank is left."""
+        try:
+            while (message := await self._channel.receive()) is not None:
+                if message.kind == "end":
+                    return
+                await self._answer(message)
+        finally:
+            await asyncio.gather(*(rank.stop() for rank in self._ranks.values()))
+            self._port.close()
+
+    async def _answer(self, message: Message) -> None:
+        match message.kind:
+            case "reserve":
+                self._port.close()
+                port = self._port.enter_context(held_port())
+                await self._channel.send("reserved", port=port)
+            case "run":
+                self._clear()
+                self._start(message)
+            case "stop":
+                for rank in self._ranks.values():
+                    self._tasks.create_task(rank.stop())
+            case "publish":
+                self._tasks.create_task(self._publish(message))
+            case other:
+                raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
+
+    def _start(self, message: Message) -> None:
+        split = int(message["call_bytes"])
+        call, modules = message.payload[:split], message.payload[split:]
+        directory = Path("hopsgpu", f"{message['run_id']}-{message['attempt']}").resolve()
+        directory.mkdir(parents=True, mode=0o700)
+        self._run_dir = directory
+        roots = _unpack(modules, directory / "modules", int(message["roots"]))
+        log_dir = Lake(message["run_url"]) / "logs"
+        self._ranks = {}
+        for described in message["ranks"]:
+            home = directory / f"rank-{described['context']['rank']}"
+            given = {**described["context"], "model_dir": home / "model"}
+            environment = rank_environment(
+                dict(os.environ), described["environment"], [*roots, _package_path()]
+            )
+            rank = RankProcess(home, Context(**given), environment)
+            self._ranks[rank.rank] = rank
+            home.mkdir(mode=0o700)
+            pid = rank.start(call)
+            self._tasks.create_task(self._watch(rank, pid, log_dir / f"rank-{rank.rank}.log"))
+
+    async def _watch(self, rank: RankProcess, pid: int, log: Lake) -> None:
+        send = self._channel.send
+        await send("started", rank=rank.rank, pid=pid)
+        ended = asyncio.Event()
+
+        async def output(chunk: bytes) -> None:
+            await send("output", chunk, rank=rank.rank)
+
+        streaming = asyncio.create_task(follow(rank.log, ended, output))
+        end = await rank.wait()
+        ended.set()
+        try:
+            await streaming
+            await self._report(rank, end)
+            problem = await asyncio.to_thread(_keep, rank.log, log)
+            await send("kept", rank=rank.rank, problem=problem)
+        except OSError:
+            return  # the driver is gone: serve() sees it too and ends
+
+    async def _report(self, rank: RankProcess, end: RankEnd) -> None:
+        value, outcome = end.value, dict(end.outcome)
+        if len(value) > MOST_VALUE:
+            outcome = {
+                "status": "too large",
+                "error": f"{len(value)} bytes pickled; at most {MOST_VALUE} are accepted",
+            }
+            value = b""
+        await self._channel.send(
+            "ended",
+            value,
+            rank=rank.rank,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            peak_memory=end.peak_memory,
+            outcome=outcome,
+            log_tail=end.log_tail,
+            time=end.time,
+            stopped=end.stopped,
+        )
+
+    async def _publish(self, message: Message) -> None:
+        source = self._ranks[int(message["rank"])].model_dir
+        store = ModelStore(message["models_url"])
+        try:
+            if not any(path.is_file() for path in source.rglob("*")):
+                await self._channel.send("published", version=None)
+                return
+            version = await asyncio.to_thread(
+                store.publish, source, message["name"], run_id=message["run_id"]
+            )
+        except StoreError as error:
+            await self._channel.send("publish-failed", reason=str(error))
+            return
+        await self._channel.send("published", version=version.version, url=version.url)
+
+    def _clear(self) -> None:
+        self._port.close()
+        if self._run_dir is not None:
+            shutil.rmtree(self._run_dir)
+            self._run_dir = None
+
+
+def _keep(log: Path, target: Lake) -> str | None:
+    """Copies a rank's log to the lake; what went wrong, or None."""
+    try:
+        target.upload(log)
+    except StoreError as error:
+        return str(error)
+    return None
+
+
+def _package_path() -> str:
+    """What to put on a rank's path so that it finds the hopsgpu that this agent runs."""
+    return str(Path(hopsgpu.__file__).absolute().parents[1])
+
+
+def _unpack(modules: bytes, directory: Path, roots: int) -> list[str]:
+    """Unpacks the user's modules; the directories to import them from."""
+    with zipfile.ZipFile(io.BytesIO(modules)) as archive:
+        archive.extractall(directory)
+    return [str(directory / str(number)) for number in range(roots)]
+
+
+def rank_environment(
+    executor: dict[str, str], given: dict[str, str], python_path: list[str]
+) -> dict[str, str]:
+    """A rank's variables: the executor's, without leftovers, under those that are given."""
+    kept = {k: v for k, v in executor.items() if k not in _NOT_INHERITED}
+    inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
+    path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), **given}
+
+
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A TCP port that nobody else is given while a rank may bind it.
+
+    Bound with SO_REUSEADDR and not listening: another binder with SO_REUSEADDR (torch's and
+    grpc's servers) takes the port, others and the kernel's own choice are kept out.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("", 0))
+        yield int(holder.getsockname()[1])

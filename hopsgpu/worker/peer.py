@@ -1,0 +1,80 @@
+"""What an executor's task needs to find and recognise the driver, and how it says hello."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.discovery.script import GIVEN_OUT
+from hopsgpu.worker.channel import Channel, connect
+
+# What a container needs to keep logs and models on an hdfs:// lake.
+LAKE_MODULES = ("fsspec", "hdfs_native")
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Where the driver listens, and what proves it.
+
+    Attributes:
+        address: as the executors reach it.
+        port: of the control channel.
+        secret: the run's; never shown.
+        user: who submitted, for the lake on clusters without Kerberos; None with it.
+    """
+
+    address: str
+    port: int
+    secret: bytes = field(repr=False)
+    user: str | None
+
+
+async def greet(driver: Driver, role: str) -> Channel:
+    """Connects to the driver and introduces this container."""
+    channel = await connect(driver.address, driver.port, driver.secret)
+    await channel.send("hello", role=role, **_introduction(channel.local_address))
+    return channel
+
+
+def _introduction(address: str) -> dict[str, Any]:
+    """What the driver learns of this container.
+
+    `address` is this end of the connection to the driver: of the interfaces of this node the
+    one that reaches the others.
+    """
+    missing = [name for name in LAKE_MODULES if importlib.util.find_spec(name) is None]
+    return {
+        "container": os.environ.get("CONTAINER_ID", ""),
+        "host": os.environ.get("NM_HOST") or platform.node(),
+        "address": address,
+        "gpus": _given_out(),
+        "python": platform.python_version(),
+        "missing": missing,
+    }
+
+
+def _given_out() -> list[str]:
+    """UUIDs that the discovery script gave to this container; none where it did not run."""
+    file = Path(GIVEN_OUT)
+    return list(json.loads(file.read_text())) if file.exists() else []
+
+
+def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which HDFS clients of this container act for the submitting user.
+
+    Spark ships the submitter's Hadoop configuration into the container; the node's own, if
+    any, may not know the submitter's name services.
+    """
+    added = {}
+    if user is not None:
+        added["HADOOP_USER_NAME"] = user
+    shipped = Path("__spark_conf__/__hadoop_conf__").resolve()
+    if shipped.is_dir():
+        added["HADOOP_CONF_DIR"] = str(shipped)
+    return {**environment, **added}

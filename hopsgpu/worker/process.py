@@ -1,0 +1,158 @@
+"""A rank's process as its agent sees it: started, watched, stopped, and what it left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.worker import rank as rank_module
+from hopsgpu.worker.context import VARIABLE, Context
+
+STOP_SECONDS = 5.0
+_TAIL_LINES = 20
+_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's process ended.
+
+    Attributes:
+        exit_code: None where a signal ended it.
+        signal: its name, or None.
+        peak_memory: bytes, the largest resident set (wait4's ru_maxrss).
+        outcome: what the rank left: "status", and "error" and "traceback" where it failed;
+            empty where it left nothing.
+        value: the pickled value, b"" where there is none.
+        log_tail: the last lines of its output.
+        time: seconds since the epoch, by this node's clock.
+        stopped: whether we ended it.
+    """
+
+    exit_code: int | None
+    signal: str | None
+    peak_memory: int
+    outcome: Mapping[str, str]
+    value: bytes
+    log_tail: tuple[str, ...]
+    time: float
+    stopped: bool
+
+
+class RankProcess:
+    """One rank; its directory holds its home, temporary files, model and log."""
+
+    def __init__(self, directory: Path, context: Context, environment: Mapping[str, str]) -> None:
+        self.rank = context.rank
+        self.directory = directory
+        self.log = directory / "log"
+        self.model_dir = context.model_dir
+        self._context = context
+        self._environment = environment
+        self._stopped = False
+        self._gone = asyncio.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, call: bytes) -> int:
+        """Starts the process and returns its pid.
+
+        Must run in the main thread: the rank's death signal follows the thread that forked.
+        """
+        work, home, temporary = (self.directory / name for name in ("work", "home", "tmp"))
+        for path in (work, home, temporary, self.model_dir):
+            path.mkdir(parents=True, mode=0o700)
+        (self.directory / rank_module.CALL).write_bytes(call)
+        described = self.directory / "context.json"
+        self._context.dump(described)
+        environment = {
+            **self._environment,
+            "HOME": str(home),
+            "TMPDIR": str(temporary),
+            VARIABLE: str(described),
+        }
+        command = [sys.executable, "-m", rank_module.__name__]
+        # Append mode: what C and Python write comes in the order in which it was written.
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, str(self.directory), str(os.getpid())],
+                cwd=work,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return self._process.pid
+
+    async def wait(self) -> RankEnd:
+        """Waits for the end of the process, and ends what it left in its process group."""
+        process = self._process
+        assert process is not None, "start() comes first"
+        await _exited(process.pid)
+        # Not reaped yet, so the group's number is still ours: no stranger can be hit.
+        _signal_group(process.pid, signal.SIGKILL)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        self._gone.set()
+        code = process.returncode
+        value = self.directory / rank_module.VALUE
+        outcome = self.directory / rank_module.OUTCOME
+        left = json.loads(outcome.read_text()) if outcome.exists() else {}
+        return RankEnd(
+            exit_code=code if code >= 0 else None,
+            signal=signal.Signals(-code).name if code < 0 else None,
+            peak_memory=usage.ru_maxrss * 1024,
+            outcome=left,
+            value=value.read_bytes() if left and value.exists() else b"",
+            log_tail=tail(self.log),
+            time=time.time(),
+            stopped=self._stopped,
+        )
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL after 5 s, to the rank's process group."""
+        process = self._process
+        if process is None or self._gone.is_set():
+            return
+        self._stopped = True
+        _signal_group(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._gone.wait()
+        except TimeoutError:
+            _signal_group(process.pid, signal.SIGKILL)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+
+
+async def _exited(pid: int) -> None:
+    """Waits until the process has exited, without reaping it."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    descriptor = os.pidfd_open(pid)
+    loop.add_reader(descriptor, done.set)
+    try:
+        await done.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+def tail(log: Path) -> tuple[str, ...]:
+    """The last 20 lines of a log."""
+    with log.open("rb") as file:
+        file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
+        text = file.read().decode(errors="backslashreplace")
+    return tuple(text.splitlines()[-_TAIL_LINES:])

@@ -1,0 +1,1 @@
+"""What YARN's daemons say over REST."""

@@ -1,0 +1,36 @@
+"""Packaging of hopsgpu; the settings of the tools are in pyproject.toml."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+RUNTIME = [
+    "pyspark>=4.0,<5",
+    "click>=8.1",
+    "cloudpickle>=3.0",
+    "findspark>=2.0",
+    "fsspec>=2024.2",
+    "hdfs-native>=0.14.7",
+    "pyarrow>=18",
+    "pyyaml>=6.0",
+    "requests>=2.31",
+]
+# What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
+DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
+CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests"]
+TEST = ["pytest>=8", "pytest-timeout>=2.3"]
+
+setup(
+    name="hopsgpu",
+    version="0.1.0",
+    description="Gang-scheduled distributed training on YARN's GPUs, through Spark",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
+    package_data={"hopsgpu": ["py.typed"]},
+    install_requires=RUNTIME,
+    extras_require={"demo": DEMO, "dev": DEMO + CHECK + TEST, "check": CHECK},
+    entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},
+)

@@ -1,0 +1,315 @@
+"""launch() on a real cluster: values, GPUs, ETL around it, what can be launched, failures."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.spark.application import application_of
+from hopsgpu.stores.lake import Lake
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import BACK_SECONDS, gpus_become
+
+quiet = functools.partial(hopsgpu.launch, progress="off")
+
+
+def who_am_i(greeting: str) -> dict[str, object]:
+    context = hopsgpu.context()
+    return {
+        "greeting": greeting,
+        "rank": context.rank,
+        "world": context.world_size,
+        "host": context.host,
+        "gpus": context.gpus,
+        "environment": dict(os.environ),
+        "pid": os.getpid(),
+    }
+
+
+def gpus_in_use_seen_by(rank: int) -> None:
+    if hopsgpu.context().rank == rank:
+        raise ValueError(f"rank {rank} has had enough")
+    time.sleep(60)
+
+
+def test_values_of_all_ranks_in_order_and_their_environment(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    result = quiet(who_am_i, args=("hello",), workers=4, env_vars={"FLAVOUR": "salt"}, name="four")
+    ranks = result.values
+    assert [r["rank"] for r in ranks] == [0, 1, 2, 3]
+    assert result.value == ranks[0]
+    assert {r["world"] for r in ranks} == {4}
+    assert {r["host"] for r in ranks} == {"node1", "node2"}
+    assert len({g for r in ranks for g in r["gpus"]}) == 4
+    for rank, seen in enumerate(ranks):
+        variables = seen["environment"]
+        assert variables["RANK"] == str(rank)
+        assert variables["WORLD_SIZE"] == "4"
+        assert (variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("0", "1")
+        assert variables["NODE_RANK"] == str(rank)
+        assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(seen["gpus"])
+        assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        assert variables["FLAVOUR"] == "salt"
+        assert Path(variables["HOME"]).name == "home"
+        assert variables["MASTER_PORT"] == ranks[0]["environment"]["MASTER_PORT"]
+    assert [r.pid for r in result.ranks] == [r["pid"] for r in ranks]
+    assert all(r.exit_code == 0 and r.peak_memory > 2**20 for r in result.ranks)
+
+
+def test_gpus_are_in_use_during_and_back_after(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    run = hopsgpu.submit(time.sleep, args=(8,), workers=3, progress="off")
+    assert gpus_become(manager, 3, seconds=60)
+    assert run.wait(90)
+    assert gpus_back() == 0
+    result = run.result()
+    times = result.timeline
+    assert times.requested < times.granted < times.started < times.returned < times.released
+    assert times.returned - times.started >= 8
+    held = result.gpu_seconds
+    assert held.held >= held.training >= 3 * 8
+    assert held.idle == pytest.approx(held.held - held.training - held.publishing)
+
+
+def test_gpus_are_back_after_an_exception_and_the_application_lives(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with pytest.raises(hopsgpu.RankFailed) as failed:
+        quiet(gpus_in_use_seen_by, args=(1,), workers=2, name="fails")
+    assert gpus_become(manager, 0, BACK_SECONDS)
+    error = failed.value
+    assert error.rank == 1
+    assert error.exit_code == 1
+    assert "ValueError: rank 1 has had enough" in (error.traceback or "")
+    assert "hopsgpu/worker" not in (error.traceback or "")
+    assert error.container and error.container in str(error)
+    assert error.result.timeline.released is not None
+    stopped, first = error.result.ranks
+    assert (stopped.stopped, stopped.signal) == (True, "SIGTERM")
+    assert (first.stopped, first.exit_code) == (False, 1)
+    assert b"rank 1 has had enough" in Lake(error.log_url or "").read()
+    assert spark.range(100).count() == 100
+    assert quiet(os.getpid, workers=1).value > 0
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code", "signal", "words"),
+    [
+        ("import sys; print('so long'); sys.exit(3)", 3, None, "sys.exit: exit code 3"),
+        ("import os; print('so long'); os._exit(7)", 7, None, "exit code 7 and without a value"),
+        (
+            "import os, signal; print('so long'); os.kill(os.getpid(), signal.SIGKILL)",
+            None,
+            "SIGKILL",
+            "was ended by SIGKILL",
+        ),
+    ],
+)
+def test_a_rank_that_ends_without_a_value_is_a_failure(
+    spark: SparkSession,
+    gpus_back: Callable[[], int],
+    how: str,
+    exit_code: int | None,
+    signal: str | None,
+    words: str,
+) -> None:
+    with pytest.raises(hopsgpu.RankFailed, match=words) as failed:
+        quiet(exec, args=(how,))
+    assert (failed.value.exit_code, failed.value.signal) == (exit_code, signal)
+    assert failed.value.log_tail[0] == "so long"
+
+
+def test_etl_before_and_after_and_two_launches(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    def etl() -> int:
+        return spark.range(1000).selectExpr("id % 7 as k").groupBy("k").count().count()
+
+    assert etl() == 7
+    first = quiet(who_am_i, args=("one",), workers=2)
+    assert etl() == 7
+    second = quiet(who_am_i, args=("two",), workers=2)
+    assert etl() == 7
+    assert first.run_id != second.run_id
+    assert {r["greeting"] for r in second.values} == {"two"}
+    assert {r["pid"] for r in first.values}.isdisjoint(r["pid"] for r in second.values)
+
+
+class Adder:
+    def __init__(self, amount: int) -> None:
+        self.amount = amount
+
+    def __call__(self, value: int) -> int:
+        return self.amount + value
+
+    def method(self, value: int) -> int:
+        return self.amount * value
+
+
+def test_callables_of_every_kind(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
+    captured = 20
+    # One launch: each rank's value is what every one of them gives.
+    callables: list[Callable[[int], int]] = [
+        abs,
+        lambda value: value + 1,
+        lambda value: value + captured,
+        Adder(300),
+        Adder(300).method,
+        functools.partial(max, 9),
+    ]
+
+    def call_all(given: list[Callable[[int], int]]) -> list[int]:
+        return [function(4) for function in given]
+
+    assert quiet(call_all, args=(callables,)).value == [4, 5, 24, 304, 1200, 9]
+    assert quiet(Adder(1), args=(1,)).value == 2
+    assert quiet(lambda: captured).value == 20
+
+
+def test_functions_of_main_and_modules_beside_the_script(
+    cluster_env: dict[str, str],
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            """
+            import hopsgpu
+
+            class Pair:
+                def __init__(self, x):
+                    self.x = x
+
+            def train(x):
+                from beside import double
+                print("trained")
+                return Pair(double(x))
+
+            if __name__ == "__main__":
+                hopsgpu.session("main")
+                value = hopsgpu.launch(train, args=(21,)).value
+                assert type(value) is Pair
+                print("value", value.x)
+            """
+        )
+    )
+    ran = subprocess.run(
+        [sys.executable, "script.py"],
+        cwd=tmp_path,
+        env=cluster_env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "value 42" in ran.stdout
+    assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
+    assert "waiting: 0 of 1 executors granted" in ran.stderr
+
+
+def test_model_is_published_as_versions_and_the_run_has_its_record(
+    spark: SparkSession, gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    def train(weights: bytes) -> None:
+        context = hopsgpu.context()
+        (context.model_dir / "layers").mkdir()
+        (context.model_dir / "layers" / "w.bin").write_bytes(weights)
+        print("written by", context.rank)
+
+    first = quiet(train, args=(b"one",), workers=2, model="net")
+    second = quiet(train, args=(b"two",), workers=2, model="net")
+    assert first.model is not None and second.model is not None
+    assert (first.model.version, second.model.version) == (1, 2)
+    assert second.model.url.endswith("/models/net/2")
+    assert (first.model.download(tmp_path) / "layers" / "w.bin").read_bytes() == b"one"
+    with second.model.open("layers/w.bin") as file:
+        assert file.read() == b"two"
+    assert first.timeline.published is not None
+    root = second.model.url.partition("/models/")[0]
+    run = Lake(f"{root}/runs/{second.run_id}")
+    assert (run / "logs" / "rank-1.log").read() == b"written by 1\n"
+    record = json.loads((run / "run.json").read())
+    assert record["state"] == "released"
+    assert record["model"] == second.model.url
+    assert [rank["exit_code"] for rank in record["ranks"]] == [0, 0]
+    nothing = quiet(os.getpid, model="empty")
+    assert nothing.model is None
+    assert "left nothing" in nothing.warnings[0]
+
+
+def test_torch_ranks_reach_each_other(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
+    def all_reduce() -> list[float]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        numbers = torch.arange(3.0) + dist.get_rank()
+        dist.all_reduce(numbers)
+        dist.destroy_process_group()
+        return [float(n) for n in numbers]
+
+    assert quiet(all_reduce, workers=2).values == ([1.0, 3.0, 5.0], [1.0, 3.0, 5.0])
+
+
+def test_two_gpus_for_each_rank(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
+    result = quiet(who_am_i, args=("",), workers=2, gpus_per_worker=2)
+    assert [len(r["gpus"]) for r in result.values] == [2, 2]
+    assert [r["host"] for r in result.values] == ["node1", "node2"]
+
+
+def test_a_gang_that_does_not_come_in_time_lets_everything_go(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with pytest.raises(hopsgpu.GangTimeout) as late:
+        quiet(os.getpid, workers=5, acquire_timeout="20s")
+    assert late.value.wanted == 5
+    assert late.value.granted <= 4
+    assert f"{late.value.granted} of 5 executors" in str(late.value)
+    assert gpus_become(manager, 0, BACK_SECONDS)
+    assert quiet(os.getpid).value > 0
+
+
+def test_cancel_while_training(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    run = hopsgpu.submit(time.sleep, args=(60,), workers=2, progress="off")
+    while run.status().state != "training":
+        assert not run.wait(0.2), run.status()
+    run.cancel()
+    with pytest.raises(hopsgpu.Cancelled):
+        run.result()
+    assert run.status().state == "cancelled"
+    assert gpus_become(manager, 0, BACK_SECONDS)
+
+
+def test_two_launches_at_once_in_one_application(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    runs = [hopsgpu.submit(who_am_i, args=(str(n),), workers=3, progress="off") for n in range(2)]
+    results = [run.result() for run in runs]
+    assert [[r["rank"] for r in result.values] for result in results] == [[0, 1, 2]] * 2
+    assert [result.value["greeting"] for result in results] == ["0", "1"]
+
+
+def test_settings_are_as_before(spark: SparkSession) -> None:
+    """After all of these the flag that a launch turns is as it was, and nothing is left."""
+    application = application_of(spark)
+    assert application.setting("spark.dynamicAllocation.enabled") == "true"
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("hopsgpu-")]

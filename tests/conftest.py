@@ -1,0 +1,80 @@
+"""One real YARN and HDFS for the session, and one Spark application on it.
+
+GPUs are simulated where this machine has none; everything else is the real thing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu import cluster
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+
+BACK_SECONDS = 10.0
+
+
+@pytest.fixture(scope="session")
+def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("cluster")
+    cluster.up(directory)
+    try:
+        yield directory
+    finally:
+        cluster.down(directory)
+
+
+@pytest.fixture(scope="session")
+def cluster_env(cluster_dir: Path) -> Iterator[dict[str, str]]:
+    """The cluster's variables, set in this process too."""
+    variables = cluster.environment(cluster_dir)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield dict(os.environ)
+
+
+@pytest.fixture(scope="session")
+def hdfs_url(cluster_env: dict[str, str]) -> str:
+    """`fs.defaultFS` of the cluster."""
+    site = ElementTree.parse(Path(cluster_env["HADOOP_CONF_DIR"]) / "core-site.xml")
+    properties = {p.findtext("name"): p.findtext("value") for p in site.iter("property")}
+    return str(properties["fs.defaultFS"])
+
+
+@pytest.fixture(scope="session")
+def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
+    few = {"spark.dynamicAllocation.maxExecutors": 8, "spark.sql.shuffle.partitions": 2}
+    session = hopsgpu.session("cluster-tests", conf=few)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def manager(spark: SparkSession) -> ResourceManager:
+    return ResourceManager(web_addresses(spark.sparkContext._jsc.hadoopConfiguration().get))
+
+
+def gpus_become(manager: ResourceManager, wanted: int, seconds: float = BACK_SECONDS) -> bool:
+    """Whether the ResourceManager counts so many GPUs in use within some seconds."""
+    deadline = time.monotonic() + seconds
+    while (used := manager.gpus()[0]) != wanted and time.monotonic() < deadline:
+        time.sleep(0.1)  # between two questions; the ResourceManager announces nothing
+    return used == wanted
+
+
+@pytest.fixture
+def gpus_back(manager: ResourceManager) -> Iterator[Callable[[], int]]:
+    """Gives the count in use; at the end of the test it must be what it was before."""
+    before = manager.gpus()[0]
+    yield lambda: manager.gpus()[0]
+    assert gpus_become(manager, before), f"{manager.gpus()} GPUs in use, {before} before"

@@ -1,0 +1,102 @@
+"""Bad input to launch, submit and plan: a ConfigError at the call, and nothing started."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+import hopsgpu
+from hopsgpu.errors import ConfigError
+
+CALLS = [hopsgpu.launch, hopsgpu.submit, hopsgpu.plan]
+
+
+def train() -> None: ...
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"workers": 0}, "workers=0.*at least 1"),
+        ({"workers": -2}, "workers=-2.*at least 1"),
+        ({"workers": 1.5}, "workers=1.5.*whole number"),
+        ({"workers": "2"}, "workers='2'.*whole number"),
+        ({"gpus_per_worker": 0}, "gpus_per_worker=0.*not available yet"),
+        ({"gpus_per_worker": 0.5}, "gpus_per_worker=0.5.*not available yet"),
+        ({"gpus_per_worker": -1}, "gpus_per_worker=-1.*at least 1"),
+        ({"cores_per_worker": 0}, "cores_per_worker=0.*at least 1"),
+        ({"memory_per_worker": "much"}, "memory_per_worker='much'.*'4g'"),
+        ({"acquire_timeout": "soon"}, "acquire_timeout='soon'.*'10m'"),
+        ({"acquire_timeout": timedelta(0)}, "acquire_timeout=.*above zero"),
+        ({"env_vars": {"RANK": "1"}}, "env_vars sets RANK"),
+        ({"env_vars": "A=1"}, "env_vars='A=1'.*mapping"),
+        ({"model": "../x"}, "model='../x'"),
+        ({"name": "a b"}, "name='a b'"),
+        ({"args": "abc"}, "args='abc'.*tuple or list"),
+        ({"args": 3}, "args=3.*tuple or list"),
+        ({"kwargs": [1]}, r"kwargs=\[1\].*mapping"),
+        ({"kwargs": {1: 2}}, "kwargs=.*mapping"),
+        ({"args": (threading.Lock(),)}, r"args\[0\] is a _thread.lock"),
+        ({"progress": "loud"}, "progress='loud'.*'lines', 'off'"),
+        ({"progress": "rich"}, "progress='rich'.*not available yet"),
+        ({"parameter_servers": 1}, "parameter_servers=1 is not available yet"),
+        ({"placement": "pack"}, "placement='pack' is not available yet"),
+        ({"gpu_type": "A100"}, "gpu_type='A100' is not available yet"),
+        ({"visible": "rank"}, "visible='rank' is not available yet"),
+        ({"data": "hdfs:///x"}, "data='hdfs:///x' is not available yet"),
+        ({"run_timeout": "1h"}, "run_timeout='1h' is not available yet"),
+        ({"retries": 2}, "retries=2 is not available yet"),
+        ({"retries": False}, "retries=False is not available yet"),
+        ({"resume": "run"}, "resume='run' is not available yet"),
+        ({"python_env": "env.tar.gz"}, "python_env='env.tar.gz' is not available yet"),
+    ],
+)
+def test_bad_arguments(call: Callable[..., Any], arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        call(train, **arguments)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_what_cannot_be_called(call: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match="train_fn=5: a function"):
+        call(5)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_without_a_session(call: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigError, match=r"hopsgpu\.session\(name\)"):
+        call(train)
+    with pytest.raises(ConfigError, match="spark='yarn'.*SparkSession"):
+        call(train, spark="yarn")
+
+
+def test_a_rank_launches_no_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPSGPU_CONTEXT", "/somewhere")
+    with pytest.raises(ConfigError, match="a rank cannot launch"):
+        hopsgpu.launch(train)
+
+
+def test_the_three_calls_have_the_designs_signature() -> None:
+    parameters = [str(p) for p in inspect.signature(hopsgpu.launch).parameters.values()]
+    names = [p.partition(":")[0] for p in parameters]
+    assert names == [
+        *("train_fn", "args", "kwargs", "workers", "gpus_per_worker", "cores_per_worker"),
+        *("memory_per_worker", "parameter_servers", "placement", "gpu_type", "visible", "data"),
+        *("model", "name", "acquire_timeout", "run_timeout", "retries", "resume", "python_env"),
+        *("env_vars", "progress", "spark"),
+    ]
+    for call in CALLS:
+        signature = inspect.signature(call)
+        assert [str(p) for p in signature.parameters.values()] == parameters
+        kinds = {p.kind for name, p in signature.parameters.items() if name != "train_fn"}
+        assert kinds == {inspect.Parameter.KEYWORD_ONLY}
+        with pytest.raises(TypeError):
+            call(train, nonsense=1)
+    assert inspect.signature(hopsgpu.launch).return_annotation == "GangResult"
+    assert hopsgpu.launch.__doc__ and "workers: the world size" in hopsgpu.launch.__doc__

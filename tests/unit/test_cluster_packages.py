@@ -1,0 +1,85 @@
+"""The daemons' jars: resolved once by Spark, then taken from the cache."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.cluster.java import Java
+from hopsgpu.cluster.packages import daemon_jars, hadoop_version, pyspark_home
+from hopsgpu.errors import ClusterError
+
+JAVA = Java(Path("/jdk"), 17)
+RESOLVES = """#!/bin/sh
+echo "$JAVA_HOME $*" >> "$(dirname "$0")/calls"
+for a; do case "$a" in spark.jars.ivy=*) ivy=${a#*=} ;; esac; done
+mkdir -p "$ivy/jars"
+for j in a b c d; do cp "$(dirname "$0")/one.jar" "$ivy/jars/$j.jar"; done
+"""
+FAILS = "#!/bin/sh\necho ':: org.x#y: not found'; echo noise; exit 1\n"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "hopsgpu"
+
+
+def spark(home: Path, submit: str) -> Path:
+    (home / "jars").mkdir(parents=True)
+    (home / "bin").mkdir()
+    for path, page in (
+        (home / "jars" / "hadoop-client-api-3.9.1.jar", "cluster"),
+        (home / "bin" / "one.jar", "hdfs"),
+    ):
+        with zipfile.ZipFile(path, "w") as jar:
+            jar.writestr(f"webapps/{page}/index.html", "page")
+            jar.writestr("org/Main.class", "code")
+    (home / "bin" / "spark-submit").write_text(submit)
+    (home / "bin" / "spark-submit").chmod(0o755)
+    return home
+
+
+def test_they_are_fetched_once(tmp_path: Path, cache: Path) -> None:
+    home = spark(tmp_path / "spark", RESOLVES)
+    said: list[str] = []
+    jars = daemon_jars(JAVA, home, said.append)
+    assert jars.parent == cache
+    assert "3.9.1" in jars.name
+    kept = sorted(str(f.relative_to(jars)) for f in jars.rglob("*") if f.is_file())
+    pages = ["webapps/cluster/index.html", "webapps/hdfs/index.html"]
+    assert kept == ["a.jar", "b.jar", "c.jar", "d.jar", *pages]
+    assert len(said) == 1
+    assert daemon_jars(JAVA, home, said.append) == jars
+    assert len(said) == 1
+    calls = (home / "bin" / "calls").read_text().splitlines()
+    assert len(calls) == 1
+    assert calls[0].startswith("/jdk ")
+    assert "hadoop-client-minicluster:3.9.1" in calls[0]
+    assert [p.name for p in cache.iterdir()] == [jars.name]
+
+
+def test_a_failure_says_what_the_resolver_said_and_leaves_nothing(
+    tmp_path: Path, cache: Path
+) -> None:
+    home = spark(tmp_path / "spark", FAILS)
+    with pytest.raises(ClusterError) as caught:
+        daemon_jars(JAVA, home, print)
+    assert "org.x#y: not found" in str(caught.value)
+    assert "noise" not in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+def test_an_incomplete_answer_is_a_failure(tmp_path: Path, cache: Path) -> None:
+    home = spark(tmp_path / "spark", RESOLVES.replace("a b c d", "a"))
+    with pytest.raises(ClusterError, match="could not fetch"):
+        daemon_jars(JAVA, home, print)
+    assert list(cache.iterdir()) == []
+
+
+def test_the_version_is_pysparks(tmp_path: Path) -> None:
+    assert hadoop_version(pyspark_home())[0] == "3"
+    with pytest.raises(ClusterError, match="hadoop-client-api"):
+        hadoop_version(tmp_path)

@@ -1,0 +1,160 @@
+"""The configuration as values, and the files made of it."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.cluster import sites
+from hopsgpu.cluster.boot import heap_mib
+from hopsgpu.cluster.config import ClusterSpec, SiteConf
+from hopsgpu.cluster.daemons import MARKER
+from hopsgpu.cluster.files import write_conf
+from hopsgpu.cluster.gpus import Gpu, GpuPlan, plan_gpus
+from hopsgpu.cluster.layout import MASTERS, Layout, address_of, node_names
+from hopsgpu.cluster.ports import port_names
+from hopsgpu.cluster.state import State
+from hopsgpu.errors import ConfigError
+
+PORTS = {name: 20000 + i for i, name in enumerate(port_names(2))}
+
+
+def state(spec: ClusterSpec) -> State:
+    ports = {name: 20000 + i for i, name in enumerate(port_names(spec.nodes))}
+    return State(spec, "simulated", "/jdk", "/spark", "/bin/python", ports)
+
+
+def properties(file: Path) -> dict[str, str]:
+    rows = ET.parse(file).getroot().findall("property")
+    return {str(r.findtext("name")): str(r.findtext("value")) for r in rows}
+
+
+def written(tmp_path: Path, spec: ClusterSpec) -> Layout:
+    layout = Layout(tmp_path)
+    write_conf(layout, state(spec), plan_gpus(tmp_path, spec.nodes, spec.gpus_per_node))
+    return layout
+
+
+def test_a_site_file_survives_what_xml_means() -> None:
+    said = {"a": "<b> & 'c' \"d\"", "e": ""}
+    rows = ET.fromstring(sites.xml_text(said)).findall("property")
+    assert {r.findtext("name"): r.findtext("value") for r in rows} == said
+
+
+def test_python_clients_meet_addresses_only(tmp_path: Path) -> None:
+    layout = Layout(tmp_path)
+    for site in (
+        sites.core_site(layout, PORTS, "me"),
+        sites.hdfs_site(layout, PORTS),
+        sites.yarn_site(ClusterSpec(), PORTS),
+    ):
+        addresses = [v for k, v in site.items() if re.search(r"address$|defaultFS|hostname$", k)]
+        assert addresses
+        assert all("127.0.0.1" in a for a in addresses)
+
+
+def test_a_node_has_room_for_its_gang_beside_am_and_etl() -> None:
+    memory, cores = sites.node_size(2)
+    assert memory >= 2 * (4096 + 512) + 1024 + 1536
+    assert cores >= 2 + 1 + 1
+
+
+def test_every_port_of_a_daemon_is_its_own(tmp_path: Path) -> None:
+    layout = written(tmp_path, ClusterSpec(nodes=3))
+    used: list[str] = []
+    for name in ("client", *node_names(3)):
+        for file in ("core-site", "hdfs-site", "yarn-site"):
+            said = properties(tmp_path / "conf" / name / f"{file}.xml").items()
+            used += [v for k, v in said if k.endswith("address") and not v.endswith(":0")]
+    assert len(set(used)) == len(port_names(3))
+    assert layout.conf("node2") == tmp_path / "conf" / "node2"
+
+
+def test_overrides_win_and_a_nodes_own_last(tmp_path: Path) -> None:
+    key = "yarn.nodemanager.resource.memory-mb"
+    conf = SiteConf(
+        sites={
+            "yarn-site": {key: "9000", "yarn.resourcemanager.scheduler.class": "Fair"},
+            "capacity-scheduler": {"yarn.scheduler.capacity.root.queues": "a,b"},
+            "spark-defaults": {"spark.master": "local"},
+        },
+        fair_scheduler="<allocations/>",
+        nodes={"node2": {key: "3000"}},
+        hosts={"db": "10.0.0.9"},
+    )
+    layout = written(tmp_path, ClusterSpec(nodes=2, conf=conf))
+    client = properties(layout.client / "yarn-site.xml")
+    assert client[key] == "9000"
+    assert client["yarn.resourcemanager.scheduler.class"] == "Fair"
+    assert properties(layout.conf("node1") / "yarn-site.xml")[key] == "9000"
+    assert properties(layout.conf("node2") / "yarn-site.xml")[key] == "3000"
+    queues = properties(layout.client / "capacity-scheduler.xml")
+    assert queues["yarn.scheduler.capacity.root.queues"] == "a,b"
+    assert "DominantResourceCalculator" in queues["yarn.scheduler.capacity.resource-calculator"]
+    assert (layout.client / "fair-scheduler.xml").read_text() == "<allocations/>"
+    assert "spark.master local\n" in (layout.client / "spark-defaults.conf").read_text()
+    assert "10.0.0.9 db\n" in layout.hosts.read_text()
+    # And without it the next time, the file is gone.
+    written(tmp_path, ClusterSpec(nodes=2))
+    assert not (layout.client / "fair-scheduler.xml").exists()
+
+
+def test_the_gpu_plugin_is_where_the_gpus_are(tmp_path: Path) -> None:
+    layout = written(tmp_path, ClusterSpec(nodes=1, gpus_per_node=2))
+    node = properties(layout.conf("node1") / "yarn-site.xml")
+    assert node["yarn.nodemanager.resource-plugins"] == "yarn.io/gpu"
+    key = "yarn.nodemanager.resource-plugins.gpu.path-to-discovery-executables"
+    assert (Path(node[key]) / "nvidia-smi").stat().st_mode & 0o111
+    assert node["yarn.nodemanager.admin-env.PATH"].startswith(f"{tmp_path}/nodes/node1/bin:")
+    assert node[f"yarn.nodemanager.admin-env.{MARKER}"] == f"{tmp_path}:node1"
+    client = properties(layout.client / "resource-types.xml")
+    assert client == {"yarn.resource-types": "yarn.io/gpu"}
+
+    layout = written(tmp_path, ClusterSpec(nodes=1, gpus_per_node=0))
+    node = properties(layout.conf("node1") / "yarn-site.xml")
+    assert "yarn.nodemanager.resource-plugins" not in node
+    assert not (layout.node("node1") / "bin" / "nvidia-smi").exists()
+
+
+def test_real_gpus_are_shown_by_the_nodes_own_nvidia_smi(tmp_path: Path) -> None:
+    own = (Gpu(2, 5, "GPU-a", "H100", 80000), Gpu(3, 4, "GPU-b", "H100", 80000))
+    plan = GpuPlan({"node1": own}, "/usr/bin/nvidia-smi", "real")
+    layout = Layout(tmp_path)
+    write_conf(layout, state(ClusterSpec(nodes=1)), plan)
+    smi = (layout.node("node1") / "bin" / "nvidia-smi").read_text()
+    assert "exec /usr/bin/nvidia-smi -i 2,3 " in smi
+
+
+def test_hosts_have_the_machines_own_names_once_and_ours() -> None:
+    system = "127.0.0.1 localhost box # here\n::1 localhost\n\n10.1.1.1 db node2\n#10.9.9.9 old\n"
+    text = sites.hosts_file(system, "box", 2, {"mine": "10.2.2.2"})
+    assert text.splitlines() == [
+        "127.0.0.1 localhost",
+        "127.0.0.1 box",
+        "10.1.1.1 db",
+        "127.0.0.11 node1",
+        "127.0.0.12 node2",
+        "10.2.2.2 mine",
+    ]
+    assert "127.0.0.1 other\n" in sites.hosts_file(system, "other", 1, {})
+
+
+def test_nodes_have_addresses_of_their_own() -> None:
+    addresses = {address_of(d) for d in (*MASTERS, *node_names(32))}
+    assert len(addresses) == 33
+    assert all(a.startswith("127.0.0.") and int(a.split(".")[3]) < 255 for a in addresses)
+
+
+@pytest.mark.parametrize("nodes", range(1, 9))
+def test_the_heaps_stay_under_2_gb(nodes: int) -> None:
+    assert sum(heap_mib(d, nodes) for d in (*MASTERS, *node_names(nodes))) < 2e9 / 2**20
+
+
+def test_a_directory_that_yarn_does_not_bear_is_refused(tmp_path: Path) -> None:
+    Layout.at(tmp_path / "a-b_c.d@e+f").check()
+    for name in ("a b", "a'b", 'a"b', "a,b", "a:b", "a$b", "ä"):
+        with pytest.raises(ConfigError, match="--dir"):
+            Layout.at(tmp_path / name).check()

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hopsgpu import modules
+from hopsgpu.modules import module_roots, pack_modules
+
+
+def names(packed: modules.PackedModules) -> list[str]:
+    return zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()
+
+
+def test_the_root_of_a_function_is_where_its_module_is_imported_from() -> None:
+    assert module_roots(names)[-1] == Path(__file__).parents[2]
+
+
+def test_the_environment_itself_is_not_packed() -> None:
+    assert not any("site-packages" in root.parts for root in module_roots(pytest.raises))
+
+
+def test_modules_and_packages_with_their_files(tmp_path: Path) -> None:
+    for file in ("a.py", "data.csv", "pkg/__init__.py", "pkg/table.json", "plain/b.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("x")
+    for left_out in (".git/x.py", "__pycache__/a.py", "env/pyvenv.cfg", "env/lib.py"):
+        (tmp_path / left_out).parent.mkdir(exist_ok=True)
+        (tmp_path / left_out).write_text("x")
+    packed = pack_modules([tmp_path])
+    assert names(packed) == ["0/a.py", "0/pkg/__init__.py", "0/pkg/table.json", "0/plain/b.py"]
+    assert packed == pack_modules([tmp_path])
+    assert packed.warnings == ()
+
+
+def test_too_large_a_directory_gives_its_top_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
+    (tmp_path / "deep").mkdir()
+    for number in range(4):
+        (tmp_path / "deep" / f"{number}.py").write_text("x")
+    (tmp_path / "top.py").write_text("x")
+    packed = pack_modules([tmp_path])
+    assert names(packed) == ["0/top.py"]
+    assert str(tmp_path) in packed.warnings[0]
+
+
+@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
+def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "script.py").write_text(
+        "from hopsgpu.modules import module_roots\ndef f(): ...\nprint(*module_roots(f))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == str(tmp_path.resolve())
+
+
+def test_a_notebooks_working_directory_is_a_root(tmp_path: Path) -> None:
+    code = "from hopsgpu.modules import module_roots\nprint(*module_roots(lambda: 0))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == str(tmp_path.resolve())

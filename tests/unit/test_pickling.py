@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import functools
+import pickle
+import socket
+import threading
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.pickling import name_of, pickle_call
+
+
+class Holder:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __call__(self) -> None: ...
+
+    def method(self) -> None: ...
+
+
+def test_a_call_comes_back() -> None:
+    bound = 3
+    function, args, kwargs = pickle.loads(pickle_call(lambda x, y: x * y + bound, (2,), {"y": 5}))
+    assert function(*args, **kwargs) == 13
+
+
+def test_the_attribute_that_cannot_be_pickled_is_named() -> None:
+    with socket.socket() as sock:
+        parts = {"deep": [1, {"s": sock}]}
+        with pytest.raises(ConfigError) as error:
+            pickle_call(lambda: parts, (), {})
+    assert "closure variable 'parts'['deep'][1]['s'] is a socket.socket" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "where"),
+    [
+        (Holder(), (), {}, "train_fn.lock is a _thread.lock"),
+        (Holder().method, (), {}, "train_fn.__self__.lock is a _thread.lock"),
+        (functools.partial(print, threading.Lock()), (), {}, "train_fn.args[0]"),
+        (print, (1, threading.Lock()), {}, "args[1] is a _thread.lock"),
+        (print, (), {"key": threading.Lock()}, "kwargs['key'] is a _thread.lock"),
+    ],
+)
+def test_wherever_it_is(function: object, args: tuple, kwargs: dict, where: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        pickle_call(function, args, kwargs)  # type: ignore[arg-type]
+    assert where in str(error.value)
+
+
+def test_defaults_are_looked_into() -> None:
+    def function(lock=threading.Lock()):  # noqa: B008
+        return lock
+
+    with pytest.raises(ConfigError, match="default .*lock.* is a _thread.lock"):
+        pickle_call(function, (), {})
+
+
+def test_names() -> None:
+    assert name_of(functools.partial(functools.partial(print))) == "print"
+    assert name_of(Holder()) == "Holder"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import signal
+import threading
+from dataclasses import replace
+
+import pytest
+
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.gang import GangState
+from hopsgpu.progress import Lines, Off, describe
+from hopsgpu.results import GangResult, RunStatus, Timeline
+from hopsgpu.run import Board, Run, gpu_seconds, wait_for
+
+
+def board() -> Board:
+    return Board("run-1", wanted=2, gpus=1, progress=Off())
+
+
+def started(run_board: Board, work: object, cancelled: threading.Event | None = None) -> Run:
+    def start_thread(body: object) -> None:
+        threading.Thread(target=body, daemon=True).start()  # type: ignore[arg-type]
+
+    return Run(run_board, cancelled or threading.Event(), work, start_thread)  # type: ignore[arg-type]
+
+
+def test_status_follows_the_board() -> None:
+    told = board()
+    assert told.status().state == "requested"
+    told.state(GangState.WAITING, ["node1"])
+    status = told.status()
+    assert (status.state, status.granted, status.wanted) == ("waiting", 1, 2)
+    assert status.granted_hosts == ("node1",)
+    assert "not granted the other 1" in status.waiting_for
+    told.state(GangState.GRANTED, ["node1", "node2"])
+    assert told.status().waiting_for == ""
+    with pytest.raises(HopsGpuError, match="cannot go from"):
+        told.state(GangState.PUBLISHING)
+
+
+def test_gpu_seconds_add_up() -> None:
+    timeline = Timeline(requested=0, granted=10, started=12, returned=22, published=24, released=25)
+    seconds = gpu_seconds(timeline, [5.0, 10.0], 2, now=99)
+    assert seconds.held == (20 + 15) * 2
+    assert seconds.training == 10 * 4
+    assert seconds.publishing == 2 * 4
+    assert seconds.idle == 70 - 40 - 8
+    waiting = gpu_seconds(Timeline(requested=0), [5.0], 2, now=7)
+    assert (waiting.held, waiting.training, waiting.idle) == (4, 0, 4)
+    assert gpu_seconds(Timeline(requested=0), [], 2, now=7).held == 0
+
+
+def test_a_run_gives_its_result_or_its_error() -> None:
+    result = GangResult("run-1", values=(4, 5))
+    run = started(board(), lambda: result)
+    assert run.wait(5) and run.result() is result
+    assert run.result().value == 4
+    assert GangResult("empty").value is None
+
+    def fail() -> GangResult:
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        started(board(), fail).result()
+
+
+def test_ctrl_c_cancels_first_and_then_interrupts() -> None:
+    cancelled = threading.Event()
+    ended = threading.Event()
+
+    def work() -> GangResult:
+        signal.raise_signal(signal.SIGINT)  # handled in the main thread, which waits
+        assert cancelled.wait(5)
+        ended.set()
+        raise Cancelled("by hand")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(started(board(), work, cancelled))
+    assert ended.is_set()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = Lines(clock=clock)
+    status = RunStatus("run-1", "waiting", 0, 1, 2, ("node1",), "YARN is busy", 3.0)
+    for clock.now in (0.0, 1.0, 9.9, 10.1):
+        lines.status(status)
+    lines.status(replace(status, granted=2, granted_hosts=("node1", "node2"), waiting_for=""))
+    lines.line(3, "node2", "loss 0.1")
+    said = capsys.readouterr()
+    assert said.out == "[rank 3 node2] loss 0.1\n"
+    assert len(said.err.splitlines()) == 3
+    assert "1 of 2 executors granted (node1); YARN is busy" in said.err
+    assert describe(replace(status, state="released")) == "released"

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.spec import (
+    AGENT_MIB,
+    RESERVED_VARIABLES,
+    GangSpec,
+    GpuRequest,
+    LaunchPlan,
+    redacted,
+    shape_of,
+)
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.0, "2", True, None])
+def test_workers(workers: object) -> None:
+    with pytest.raises(ConfigError, match="workers=.*whole number of at least 1"):
+        GangSpec("run", workers=workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpus", [-1, 1.5, "1", True, None])
+def test_gpus(gpus: object) -> None:
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*whole number of at least 1"):
+        GpuRequest(gpus)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpus", [0, 0.5])
+def test_gpus_of_a_later_day(gpus: object) -> None:
+    with pytest.raises(ConfigError, match="not available yet"):
+        GpuRequest(gpus)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-x", "a b", "x" * 101, 5, "a\n"])
+@pytest.mark.parametrize("field", ["name", "model"])
+def test_names(name: object, field: str) -> None:
+    given = {"name": "run", field: name}
+    with pytest.raises(ConfigError, match=f"{field}="):
+        GangSpec(**given)  # type: ignore[arg-type]
+
+
+def test_names_are_normalised() -> None:
+    assert GangSpec("re\u0301sume\u0301").name == "r\u00e9sum\u00e9"
+
+
+@pytest.mark.parametrize("variable", sorted(RESERVED_VARIABLES) + ["HOPSGPU_CONTEXT"])
+def test_variables_that_are_ours(variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"env_vars sets {variable}"):
+        GangSpec("run", env_vars={variable: "1"})
+
+
+@pytest.mark.parametrize(
+    "variables", [{"A B": "x"}, {"A": 1}, {1: "x"}, {"A": "\0"}, [("A", "x")], {"": "x"}]
+)
+def test_variables_of_a_wrong_form(variables: object) -> None:
+    with pytest.raises(ConfigError, match="env_vars"):
+        GangSpec("run", env_vars=variables)  # type: ignore[arg-type]
+
+
+def test_a_spec_is_frozen_and_keeps_its_own_variables() -> None:
+    variables = {"A": "1"}
+    spec = GangSpec("run", env_vars=variables)
+    variables["A"] = "2"
+    assert spec.env_vars == {"A": "1"}
+    with pytest.raises(FrozenInstanceError):
+        spec.workers = 2  # type: ignore[misc]
+
+
+def test_shape() -> None:
+    spec = GangSpec("run", gpus=GpuRequest(2), memory_per_worker=(4 << 30) + 1)
+    shape = shape_of(spec, cores_per_gpu=3)
+    assert (shape.cores, shape.gpus) == (6, 2)
+    assert shape.overhead_mib == 4096 + 1 + AGENT_MIB
+    assert shape_of(GangSpec("run", cores_per_worker=5), cores_per_gpu=0).cores == 5
+
+
+def test_a_printed_plan_shows_no_secret() -> None:
+    spec = GangSpec("run", workers=3)
+    plan = LaunchPlan(
+        spec,
+        executors=3,
+        ranks_per_executor=1,
+        shape=shape_of(spec, 1),
+        queue="q",
+        environment={"API_TOKEN": "hush", "COLOUR": "red"},
+        paths={"run": "hdfs:///runs/1"},
+        warnings=("mind the gap",),
+    )
+    shown = str(plan)
+    assert "hush" not in shown
+    for part in ("3 ranks in 3 executors", "queue q", "COLOUR=red", "hdfs:///runs/1", "mind"):
+        assert part in shown
+
+
+def test_redaction() -> None:
+    assert redacted({"DB_PASSWORD": "x", "MY_SECRET": "y", "MODE": "z"}) == {
+        "DB_PASSWORD": "(redacted)",
+        "MY_SECRET": "(redacted)",
+        "MODE": "z",
+    }
