@@ -4,16 +4,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := setup.py pyproject.toml
-MODULES = $(shell find hopsgpu -name '*.py')
 
-.PHONY: help install demo test unit soak bench check java clean
+.PHONY: help install demo test unit soak bench check python java clean
 
 help:
 	@echo "make demo | test | check | soak | bench | install | clean"
 
-$(VENV)/bin/python:
+python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
-	  || { echo "hopsgpu needs Python 3.11 to 3.13; $$($(PYTHON) --version) was found: name another with PYTHON=..." >&2; exit 1; }
+	  || { echo "hopsgpu needs Python 3.11 to 3.13 ($$($(PYTHON) --version 2>&1)): name one with make PYTHON=..." >&2; exit 1; }
+
+# Told before gigabytes are downloaded.
+java: python
+	@$(PYTHON) -c 'from hopsgpu.cluster.java import main; raise SystemExit(main())'
+
+$(VENV)/bin/python: | python
 	$(PYTHON) -m venv $(VENV)
 
 # A stamp for each set of packages, so that a second run installs nothing.
@@ -27,10 +32,7 @@ $(VENV)/.installed-%: $(PACKAGING) | $(VENV)/bin/python
 
 install: $(VENV)/.installed
 
-java: $(VENV)/.installed
-	@$(BIN)/python -m hopsgpu.cluster.java
-
-demo: $(VENV)/.installed-demo java
+demo: java $(VENV)/.installed-demo
 	$(BIN)/python examples/demo.py
 
 check: $(VENV)/.installed-check
@@ -39,16 +41,16 @@ check: $(VENV)/.installed-check
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
-test: $(VENV)/.installed-dev java
+test: java $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit tests/contract tests/cluster
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit
 
-soak: $(VENV)/.installed-dev java
+soak: java $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/soak
 
-bench: $(VENV)/.installed-dev java
+bench: java $(VENV)/.installed-dev
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.interrupts import interrupts_noted
 from hopsgpu.modules import PackedModules, module_roots, pack_modules
 from hopsgpu.pickling import name_of, pickle_call
 from hopsgpu.progress import Progress, progress_of
@@ -142,7 +143,11 @@ def takes(
     def decorate(function: Callable[[Arguments], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            return function(arguments(*args, **kwargs))
+            with interrupts_noted() as interrupted:
+                given = arguments(*args, **kwargs)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            return function(given)
 
         signature = inspect.signature(arguments)
         returns = inspect.signature(function).return_annotation

@@ -80,11 +80,6 @@ class Execution:
         )
         with lease_gpus(self._given.application, request) as lease:
             self._train(lease)
-        if self._board.result().timeline.released is None:
-            self._warnings.append(
-                "the ResourceManager still showed containers of this run when hopsgpu stopped"
-                " waiting for it; Spark's idle timeout lets them go"
-            )
 
     def _train(self, lease: Lease) -> None:
         call = Call(
@@ -123,10 +118,11 @@ class Execution:
 
     def result(self, *, with_values: bool) -> GangResult:
         """What there is of a result."""
+        noted = self._board.result()
         return replace(
-            self._board.result(),
+            noted,
             values=self._values() if with_values else (),
-            warnings=(*self._warnings, *self._trained.warnings),
+            warnings=(*self._warnings, *self._trained.warnings, *noted.warnings),
             model=self._model,
         )
 

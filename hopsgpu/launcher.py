@@ -13,8 +13,9 @@ from pyspark import InheritableThread
 
 from hopsgpu.arguments import Arguments, arguments, takes
 from hopsgpu.execution import execute
+from hopsgpu.interrupts import interrupts_noted, wait_for
 from hopsgpu.results import GangResult
-from hopsgpu.run import Board, Run, wait_for
+from hopsgpu.run import Board, Run
 from hopsgpu.spark.application import Application
 from hopsgpu.spec import LaunchPlan, shape_of
 from hopsgpu.yarn.resource_manager import cores_per_gpu
@@ -75,7 +76,8 @@ def launch(given: Arguments) -> GangResult:
         StoreError: the lake refused logs' directory or model.
         KeyboardInterrupt: Ctrl-C; the run was cancelled and its GPUs are back.
     """
-    return wait_for(_started(given))
+    with interrupts_noted() as interrupted:
+        return wait_for(_started(given), interrupted)
 
 
 def _plan(given: Arguments, run_id: str) -> LaunchPlan:

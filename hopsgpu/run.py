@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.gang import GangState, may_follow
 from hopsgpu.progress import Progress
 from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
-
-_SLICE_SECONDS = 0.2
 
 
 class Board:
@@ -28,19 +24,22 @@ class Board:
         self._lock = threading.Lock()
         self._state = GangState.REQUESTED
         self._hosts: tuple[str, ...] = ()
+        self._why = ""
+        self._unconfirmed: str | None = None
         self._arrivals: tuple[float, ...] = ()
         self._ranks: tuple[RankReport, ...] = ()
         self._timeline = Timeline(requested=time.time())
         self._began = time.monotonic()
         self._took: float | None = None
 
-    def state(self, state: GangState, hosts: Sequence[str] = ()) -> None:
-        """Notes a state, or the same one again with other hosts."""
+    def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
+        """Notes a state, or the same one again with other hosts or another reason to wait."""
         with self._lock:
             if state is not self._state:
                 if not may_follow(self._state, state):
                     raise HopsGpuError(f"a run cannot go from {self._state} to {state}")
                 self._state = state
+            self._why = why
             if state in (GangState.WAITING, GangState.GRANTED, GangState.READY):
                 self._hosts = tuple(hosts)
             if state.is_terminal:
@@ -57,6 +56,11 @@ class Board:
         with self._lock:
             self._arrivals = tuple(times)
 
+    def unconfirmed(self, shown: str) -> None:
+        """Notes that the ResourceManager did not confirm the release in time."""
+        with self._lock:
+            self._unconfirmed = shown
+
     def ranks(self, reports: Sequence[RankReport]) -> None:
         """Notes how the ranks fared."""
         with self._lock:
@@ -65,9 +69,6 @@ class Board:
     def status(self) -> RunStatus:
         """How the run stands now."""
         with self._lock:
-            waiting = self._state in (GangState.REQUESTED, GangState.WAITING)
-            missing = self._wanted - len(self._hosts)
-            why = f"YARN has not granted the other {missing}" if waiting and missing else ""
             return RunStatus(
                 run_id=self.run_id,
                 state=self._state.value,
@@ -75,7 +76,7 @@ class Board:
                 granted=len(self._hosts),
                 wanted=self._wanted,
                 granted_hosts=self._hosts,
-                waiting_for=why,
+                waiting_for=self._why,
                 elapsed=self._took or time.monotonic() - self._began,
                 ranks=self._ranks,
             )
@@ -84,8 +85,15 @@ class Board:
         """What there is of a result: timeline, ranks and GPU seconds."""
         with self._lock:
             seconds = gpu_seconds(self._timeline, self._arrivals, self._gpus, time.time())
+            warnings = []
+            if self._unconfirmed is not None:
+                warnings.append(
+                    "the ResourceManager did not confirm that the GPUs are back"
+                    f" ({self._unconfirmed}); Spark's idle timeout lets them go"
+                )
             return GangResult(
                 run_id=self.run_id,
+                warnings=tuple(warnings),
                 ranks=self._ranks,
                 timeline=self._timeline,
                 gpu_seconds=seconds,
@@ -170,32 +178,3 @@ class Run:
     def __repr__(self) -> str:
         status = self.status()
         return f"<Run {status.run_id}: {status.state}, {status.elapsed:.1f} s>"
-
-
-def wait_for(run: Run) -> GangResult:
-    """The result, with Ctrl-C cancelling the run and giving its GPUs back first.
-
-    The main thread makes no call into the JVM while it waits: PySpark's own handler for
-    SIGINT fails inside py4j and would leave the job, and its GPUs, behind.
-    """
-    with _interruptible():
-        try:
-            while not run.wait(_SLICE_SECONDS):
-                pass
-        except KeyboardInterrupt:
-            run.cancel()
-            run.wait()
-            raise
-    return run.result()
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -24,6 +24,8 @@ _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
 _STOP_SECONDS = 15.0
 _ANSWER_SECONDS = 30.0
+# Spark asks YARN why a container ended before it fails the job.
+_REASON_SECONDS = 5.0
 _RETURNED = ("returned", "exited normally")
 
 
@@ -253,8 +255,9 @@ class Training:
                 container = place.container
                 self.trained.failure = RankFailed(
                     f"the executor of rank {place.rank} on {container.host} was lost"
-                    f" (container {container.container_id}): YARN or the node ended it. Its log:"
-                    f" yarn logs -containerId {container.container_id}",
+                    f" (container {container.container_id}):"
+                    f" {self._lease.job.reason(_REASON_SECONDS)}. Its log: yarn logs"
+                    f" -containerId {container.container_id}",
                     rank=place.rank,
                     host=container.host,
                     container=container.container_id,

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,3 +77,13 @@ def _ask(binary: Path) -> Java | None:
     if asked.returncode or not version or not home:
         return None
     return Java(Path(home.group(1).strip()), int(version.group(1)))
+
+
+def main() -> int:
+    """Says what to install where no Java is accepted; for `make`, before it downloads."""
+    try:
+        find_java()
+    except ClusterError as error:
+        print(f"hopsgpu: {error}", file=sys.stderr)
+        return 1
+    return 0

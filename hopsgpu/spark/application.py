@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 import threading
 from dataclasses import dataclass, field
@@ -47,8 +49,25 @@ class Application:
     @property
     def driver_address(self) -> str:
         """The address at which executors reach the driver."""
-        own = self.jvm.setting("spark.hopsgpu.address")
+        own = self.jvm.setting("spark.hopsgpu.address") or os.environ.get("HOPSGPU_ADDRESS")
         return own or self.jvm.setting("spark.driver.host") or "127.0.0.1"
+
+    @property
+    def ports(self) -> range | None:
+        """Ports for the control channel, as `spark.hopsgpu.ports` says ("40000-40100").
+
+        Raises:
+            ConfigError: the property is not two ports.
+        """
+        given = self.jvm.setting("spark.hopsgpu.ports") or os.environ.get("HOPSGPU_PORTS")
+        if given is None:
+            return None
+        match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
+        if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
+            raise ConfigError(
+                f"spark.hopsgpu.ports={given!r}: a first and a last port are wanted, as 40000-40100"
+            )
+        return range(int(match[1]), int(match[2]) + 1)
 
     def setting(self, name: str) -> str | None:
         """An administrator's or a user's Spark property, or None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -72,6 +73,11 @@ class GangJob:
     def start(self) -> None:
         self._thread.start()
 
+    def reason(self, seconds: float) -> str:
+        """What a person needs of the job's failure; waits so long for it to be known."""
+        self.ended.wait(seconds)
+        return "it ended by itself" if self.error is None else _reason(str(self.error))
+
     def _run(self) -> None:
         try:
             self._context.setJobGroup(self.tag, self._description)
@@ -84,3 +90,15 @@ class GangJob:
             self.error = error
         finally:
             self.ended.set()
+
+
+def _reason(error: str) -> str:
+    """The part of Spark's error that says why: of a lost executor, of a task, or its first line."""
+    if lost := re.search(
+        r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S
+    ):
+        return " ".join(lost[1].split())
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
+    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
+    return python[-1] if python else (raised or lines or ["no reason given"])[0]

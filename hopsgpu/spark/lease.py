@@ -7,7 +7,6 @@ turns dynamic allocation's flag, and only for the submission of a barrier job.
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 import uuid
@@ -32,6 +31,7 @@ RELEASE_SECONDS = 30.0
 _AGENTS_SECONDS = 120.0
 _EVENT_SECONDS = 0.2
 _LOOK_SECONDS = 0.05
+_ENDED_SECONDS = 0.5
 _ENDING_SECONDS = 5.0
 _HANDOVERS = 5
 
@@ -39,14 +39,17 @@ _HANDOVERS = 5
 class Watcher(Protocol):
     """Who is told of what happens to a lease."""
 
-    def state(self, state: GangState, hosts: Sequence[str]) -> None:
-        """A state was reached, with the hosts granted so far; repeated while it waits."""
+    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+        """A state was reached, with the hosts granted so far; repeated while it waits, and why."""
 
     def mark(self, point: str) -> None:
         """A point of the timeline was passed now."""
 
     def arrived(self, times: Sequence[float]) -> None:
         """Executors came, at these seconds since the epoch."""
+
+    def unconfirmed(self, shown: str) -> None:
+        """The ResourceManager did not confirm the release in time, and what it showed."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Lease:
     Attributes:
         server: the control channel; agents are its peers.
         containers: one per agent.
-        job: the barrier job of the agents.
+        job: the barrier job of the agents; it fails when an executor is lost.
     """
 
     server: ControlServer
@@ -104,6 +107,7 @@ class GpuLease:
         self._deadline = None if request.timeout is None else time.monotonic() + request.timeout
         self._jobs: list[GangJob] = []
         self.released = False
+        self.unconfirmed = ""
 
     def acquire(self) -> Lease:
         """Brings all executors, with an agent on each.
@@ -133,7 +137,8 @@ class GpuLease:
         """One gang of an application acquires at a time; two would steal from each other."""
         lock = self._application.acquiring
         while not lock.acquire(timeout=_EVENT_SECONDS):
-            self._request.watcher.state(GangState.WAITING, ())
+            turn = "another gang of this application is acquiring its executors"
+            self._request.watcher.state(GangState.WAITING, (), turn)
             self._check_patience(0)
         try:
             yield
@@ -148,15 +153,21 @@ class GpuLease:
             granted=granted, wanted=wanted, deadline=self._deadline, now=time.monotonic()
         )
         if verdict is Verdict.TIMED_OUT:
-            used, total = self._application.manager.gpus()
             raise GangTimeout(
                 f"{granted} of {wanted} executors came within {self._request.timeout:g} s; all"
-                f" were let go. GPUs in use in the cluster: {used} of {total}. Wait longer"
-                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                f" were let go. {self._gpus_in_use()}. Wait longer (acquire_timeout), ask for fewer"
+                " workers, or see who holds the rest",
                 granted=granted,
                 wanted=wanted,
             )
         return verdict
+
+    def _gpus_in_use(self) -> str:
+        try:
+            used, total = self._application.manager.gpus()
+        except HopsGpuError as error:
+            return str(error)
+        return f"GPUs in use in the cluster, these included: {used} of {total}"
 
     def _start(self, role: str) -> GangJob:
         barrier = role == "agent"
@@ -180,11 +191,12 @@ class GpuLease:
         holders: dict[int, Container] = {}
         arrivals: dict[int, float] = {}
         while self._check_patience(len(holders)) is not Verdict.GRANTED:
-            self._request.watcher.state(GangState.WAITING, _hosts(holders))
+            missing = f"YARN has not granted the other {self._request.executors - len(holders)}"
+            self._request.watcher.state(GangState.WAITING, _hosts(holders), missing)
             event = self._server.next_event(_EVENT_SECONDS)
             if event is None:
                 if job.ended.is_set():
-                    raise _job_failed(job, "the executors' holders")
+                    raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
                 continue
             if event.message is None:
                 holders.pop(event.peer, None)
@@ -224,18 +236,20 @@ class GpuLease:
     def release(self) -> None:
         """Ends the tasks, kills the executors and sees them gone at the ResourceManager.
 
-        Where the ResourceManager does not confirm it within 30 s, `released` stays False.
+        Where the ResourceManager does not confirm it within 30 s, `released` stays False and
+        `unconfirmed` says what it showed instead.
         """
         self._request.watcher.state(GangState.RELEASING, ())
-        self._server.end_all()
         jvm, profile = self._application.jvm, self._profile.id
         deadline = time.monotonic() + RELEASE_SECONDS
         never = threading.Event()
+        self._server.end_all()
         for job in self._jobs:
-            # A task that has not begun has no socket that could be closed.
-            if not job.ended.wait(0.5):
+            # Repeated: a job that is not submitted yet cannot be cancelled, and one of its tasks
+            # that begins late connects late.
+            while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < deadline:
                 jvm.cancel(job.tag)
-                job.ended.wait(max(deadline - time.monotonic(), 0))
+                self._server.end_all()
         # A kill while Spark still wants executors brings new ones.
         wait_until(lambda: jvm.target(profile) == 0, never, deadline - time.monotonic())
 
@@ -244,12 +258,18 @@ class GpuLease:
         def gone() -> bool:
             # Repeated: a container that was granted but had not registered comes later.
             jvm.kill(jvm.executors(profile))
-            held = manager.held(self._application.id, profile)
+            try:
+                held = manager.held(self._application.id, profile)
+            except HopsGpuError as error:
+                self.unconfirmed = str(error)
+                return False
+            self.unconfirmed = f"{len(held.containers)} containers, {held.pending} asked for"
             return not held.containers and not held.pending
 
         if wait_until(gone, never, deadline - time.monotonic(), _LOOK_SECONDS):
             # Others' containers may be ending too, so this has a bound of its own.
-            wait_until(lambda: not manager.gpus_ending(), never, _ENDING_SECONDS, _LOOK_SECONDS)
+            with contextlib.suppress(HopsGpuError):  # asked a moment ago, and the kill is confirmed
+                wait_until(lambda: not manager.gpus_ending(), never, _ENDING_SECONDS, _LOOK_SECONDS)
             self._request.watcher.mark("released")
             self.released = True
 
@@ -279,20 +299,6 @@ def _greeted(peer: int, hello: Message) -> Container:
     )
 
 
-def _job_failed(job: GangJob, what: str) -> HopsGpuError:
-    return HopsGpuError(f"Spark's job of {what} failed: {_reason(job.error)}")
-
-
-def _reason(error: Exception | None) -> str:
-    """What a person needs of Spark's error: the task's own exception, or its first line."""
-    if error is None:
-        return "it ended by itself"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
-    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j.", ":"))]
-    return (python or raised or lines or [type(error).__name__])[-1 if python else 0]
-
-
 @contextlib.contextmanager
 def lease_gpus(application: Application, request: Request) -> Iterator[Lease]:
     """Executors for a gang, each with an agent; released on every way out.
@@ -303,9 +309,10 @@ def lease_gpus(application: Application, request: Request) -> Iterator[Lease]:
     secret = new_secret()
     jvm = application.jvm
     address = application.driver_address
+    bind = application.setting("spark.driver.bindAddress") or address
     user = None if jvm.is_kerberized() else jvm.user()
     profile = application.profiles.check_out(request.shape)
-    with serve(secret, address) as server:
+    with serve(secret, bind, application.ports) as server:
         driver = Driver(address, server.port, secret, user)
         owner = GpuLease(application, request, profile, server, driver)
         try:
@@ -314,3 +321,5 @@ def lease_gpus(application: Application, request: Request) -> Iterator[Lease]:
             owner.release()
             if owner.released:
                 application.profiles.check_in(request.shape, profile)
+            else:
+                request.watcher.unconfirmed(owner.unconfirmed)

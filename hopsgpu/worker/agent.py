@@ -174,7 +174,6 @@ class Agent:
         await self._channel.send("published", version=version.version, url=version.url)
 
     def _clear(self) -> None:
-        self._port.close()
         if self._run_dir is not None:
             shutil.rmtree(self._run_dir)
             self._run_dir = None

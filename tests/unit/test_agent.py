@@ -303,6 +303,26 @@ def test_a_lake_that_refuses_is_told(gang: Gang) -> None:
     assert "cannot write" in gang.wait_for("kept")["problem"]
 
 
+def test_a_reserved_port_is_held_until_the_rank_binds_it(gang: Gang) -> None:
+    gang.server.send(0, "reserve")
+    port = gang.wait_for("reserved")["port"]
+
+    def bind() -> list[bool]:
+        outcomes = []
+        for reuse in (0, 1):
+            with socket.socket() as mine:
+                mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                try:
+                    mine.bind(("", port))
+                    outcomes.append(True)
+                except OSError:
+                    outcomes.append(False)
+        return outcomes
+
+    gang.run(bind)
+    assert pickle.loads(gang.wait_for("ended").payload) == [False, True]
+
+
 def test_the_reserved_port_is_kept_for_who_may_reuse_it() -> None:
     with held_port() as port:
         with socket.socket() as plain, pytest.raises(OSError):

@@ -20,7 +20,7 @@ LAYERS = (
     ("stores", "discovery", "frameworks"),
     ("worker", "data"),
     ("spark", "yarn", "cluster"),
-    ("results", "progress", "run"),
+    ("results", "progress", "run", "interrupts"),
     ("arguments", "training", "execution", "launcher"),
     ("study",),
     ("cli",),

@@ -8,9 +8,10 @@ import pytest
 
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import GangState
+from hopsgpu.interrupts import interrupts_noted, wait_for
 from hopsgpu.progress import Lines, Off, describe
 from hopsgpu.results import GangResult, RunStatus, Timeline
-from hopsgpu.run import Board, Run, gpu_seconds, wait_for
+from hopsgpu.run import Board, Run, gpu_seconds
 
 
 def board() -> Board:
@@ -27,7 +28,7 @@ def started(run_board: Board, work: object, cancelled: threading.Event | None = 
 def test_status_follows_the_board() -> None:
     told = board()
     assert told.status().state == "requested"
-    told.state(GangState.WAITING, ["node1"])
+    told.state(GangState.WAITING, ["node1"], "YARN has not granted the other 1")
     status = told.status()
     assert (status.state, status.granted, status.wanted) == ("waiting", 1, 2)
     assert status.granted_hosts == ("node1",)
@@ -75,10 +76,29 @@ def test_ctrl_c_cancels_first_and_then_interrupts() -> None:
         raise Cancelled("by hand")
 
     before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        wait_for(started(board(), work, cancelled))
+    with pytest.raises(KeyboardInterrupt), interrupts_noted() as interrupted:
+        wait_for(started(board(), work, cancelled), interrupted)
     assert ended.is_set()
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_interrupts_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts_noted() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted.is_set()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_other_threads_note_nothing() -> None:
+    def look() -> None:
+        with interrupts_noted():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    handlers: list[object] = []
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
 class Clock:

@@ -1,0 +1,1 @@
+"""Speed and memory, each against a rival in the same run: `make bench`."""

@@ -1,0 +1,59 @@
+"""Ctrl-C while a run is asked for and waited for.
+
+A KeyboardInterrupt raised inside a py4j call makes py4j close the connections of all threads,
+whose calls then run twice; and PySpark's own handler fails inside py4j and leaves the job, and
+its GPUs, behind. So the signal is noted, and raised where nothing of Spark is under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from hopsgpu.results import GangResult
+from hopsgpu.run import Run
+
+_SLICE_SECONDS = 0.2
+
+
+@contextlib.contextmanager
+def interrupts_noted() -> Iterator[threading.Event]:
+    """While inside, a first Ctrl-C only sets the event; a second one interrupts at once.
+
+    In other threads than the main one there is nothing to note: Python's signals are not theirs.
+    """
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if noted.is_set():
+            signal.default_int_handler(number, frame)
+        noted.set()
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def wait_for(run: Run, interrupted: threading.Event) -> GangResult:
+    """The run's result; once interrupted, the run is cancelled and its GPUs are back first.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+        HopsGpuError: what ended the run.
+    """
+    # In slices, because Python runs a signal's handler only between two of them.
+    while not run.wait(_SLICE_SECONDS):
+        if interrupted.is_set():
+            run.cancel()
+            run.wait()
+    if interrupted.is_set():
+        raise KeyboardInterrupt
+    return run.result()

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from hopsgpu.spark.jobs import _reason
+
+LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a \
+failed barrier ResultStage. Most recent failure reason: Stage failed because barrier task \
+ResultTask(1, 0) finished unsuccessfully.
+ExecutorLostFailure (executor 4 exited caused by one of the running tasks) Reason: Container \
+from a bad node: container_1 on host: node2. Exit status: 137.
+[2026-11-21 11:53:38.691]Killed by external signal
+\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.scala:4568)
+"""
+PYTHON = """An error occurred while calling o1.collect.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed
+Traceback (most recent call last):
+  File "holder.py", line 3, in run_holder
+ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 41000)
+
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:581)
+Driver stacktrace:
+Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (
+            LOST,
+            "Container from a bad node: container_1 on host: node2. Exit status: 137."
+            " [2026-11-21 11:53:38.691]Killed by external signal",
+        ),
+        (
+            PYTHON,
+            "ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 41000)",
+        ),
+        ("[SPARK-24942] Barrier stages\nsecond line", "[SPARK-24942] Barrier stages"),
+        ("", "no reason given"),
+    ],
+)
+def test_the_reason_is_what_a_person_needs(error: str, reason: str) -> None:
+    assert _reason(error) == reason
