@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -14,16 +15,20 @@ HERE = Path(__file__).resolve().parent
 STATE = HERE.parent / ".demo"
 
 
+# At once, in order with what the pipeline prints, where the output is a file or a pipe.
+say = functools.partial(print, flush=True)
+
+
 def main() -> int:
     cluster.down(STATE, say=lambda _: None)  # of a demo that was killed
     shutil.rmtree(STATE, ignore_errors=True)
     try:
-        cluster.up(STATE)
+        cluster.up(STATE, say=say)
         environment = {**os.environ, **cluster.environment(STATE)}
         pipeline = [sys.executable, str(HERE / "etl_then_train.py")]
         return subprocess.run(pipeline, env=environment, check=False).returncode
     finally:
-        cluster.down(STATE)
+        cluster.down(STATE, say=say)
 
 
 if __name__ == "__main__":
