@@ -59,7 +59,11 @@ class Lines:
         print(f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: {text}", file=stream, flush=True)
 
     def line(self, rank: int, host: str, text: str) -> None:
-        print(f"[rank {rank} {host}] {text}", file=self._out or sys.stdout, flush=True)
+        out = self._out or sys.stdout
+        encoding = out.encoding or "utf-8"
+        # A terminal that knows only ASCII must not end a training that prints more.
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
+        print(f"[rank {rank} {host}] {shown}", file=out, flush=True)
 
 
 def describe(status: RunStatus) -> str:

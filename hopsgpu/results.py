@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,6 +31,15 @@ class Timeline:
     published: float | None = None
     released: float | None = None
 
+    def __str__(self) -> str:
+        """The points passed, in seconds after the request."""
+        first = self.requested
+        if first is None:
+            return "Timeline()"
+        passed = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        shown = (f"{name} {when - first:.1f} s" for name, when in passed if when is not None)
+        return f"Timeline({', '.join(shown)})"
+
 
 @dataclass(frozen=True)
 class GpuSeconds:
@@ -46,6 +56,10 @@ class GpuSeconds:
     training: float = 0.0
     publishing: float = 0.0
     idle: float = 0.0
+
+    def __str__(self) -> str:
+        parts = (f"{f.name} {getattr(self, f.name):.1f}" for f in fields(self))
+        return f"GpuSeconds({', '.join(parts)})"
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,15 @@ class GangResult:
     def value(self) -> Any:
         """Rank 0's value; None where there is none."""
         return self.values[0] if self.values else None
+
+    def __repr__(self) -> str:
+        # Values can be of any size; what a person looks for must be seen beside them.
+        parts = [f"run_id={self.run_id!r}", f"values={reprlib.repr(self.values)}"]
+        if self.model is not None:
+            parts.append(f"model={self.model.url!r}")
+        parts += [f"warnings={self.warnings!r}"] if self.warnings else []
+        parts += [f"{len(self.ranks)} ranks", str(self.timeline), str(self.gpu_seconds)]
+        return f"GangResult({', '.join(parts)})"
 
 
 @dataclass(frozen=True)

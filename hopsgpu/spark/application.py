@@ -80,14 +80,14 @@ def application_of(spark: SparkSession | None) -> Application:
     Raises:
         ConfigError: no session, one that has ended, or one that cannot hold gangs.
     """
-    session = spark if spark is not None else SparkSession.getActiveSession()
-    if session is None:
+    if spark is not None and not isinstance(spark, SparkSession):
+        raise ConfigError(f"spark={spark!r}: a classic SparkSession is wanted")
+    # Not the active session: that is a matter of each thread, and a context one of the process.
+    context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
+    if context is None:
         raise ConfigError(
             "there is no active SparkSession: make one by hopsgpu.session(name), or pass spark="
         )
-    if not isinstance(session, SparkSession) or not hasattr(session, "sparkContext"):
-        raise ConfigError(f"spark={session!r}: a classic SparkSession is wanted")
-    context = session.sparkContext
     if context._jsc is None:
         raise ConfigError("this SparkSession has been stopped: make one by hopsgpu.session(name)")
     found: Application | None = getattr(context, _ATTRIBUTE, None)

@@ -76,7 +76,8 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
 def _master(setting: Callable[[str], str | None]) -> list[str]:
     master = setting("spark.master") or ""
     if master == "yarn":
-        return []
+        mode = setting("spark.submit.deployMode") or "client"
+        return [] if mode == "client" else [f"spark.submit.deployMode={mode} is not available yet"]
     if master.startswith("k8s"):
         return [f"spark.master={master}: Kubernetes cannot hold gangs; yarn is accepted"]
     return [

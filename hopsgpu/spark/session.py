@@ -23,9 +23,8 @@ def session(
     """A SparkSession that can hold gangs and gives their GPUs back.
 
     Dynamic allocation with shuffle tracking and without minimum, the discovery script shipped
-    to the nodes, and the settings of docs/how-it-works.md. Where an application runs already,
-    or the driver is inside YARN (cluster mode), the script can be shipped no more: there the
-    settings are checked.
+    to the nodes, and the settings of docs/how-it-works.md. Where an application runs already the
+    script can be shipped no more: there the settings are checked.
 
     Args:
         name: the application's name.
@@ -81,16 +80,13 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
     environment = dict(SparkConf().getAll())
     if submitted and "spark.master" not in given:
         settings["spark.master"] = environment.get("spark.master", "yarn")
-    if environment.get("spark.submit.deployMode") == "cluster":
-        check_session((environment | dict(given)).get)
-        return SparkSession.builder.appName(name).getOrCreate()
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz")
         shipped = environment | settings
         settings["spark.yarn.dist.archives"] = _joined(
             shipped.get("spark.yarn.dist.archives"), f"{scripts.as_uri()}#{ALIAS}"
         )
-        check_session(settings.get)
+        check_session((environment | settings).get)
         builder = SparkSession.builder.appName(name)
         for key, value in settings.items():
             builder = builder.config(key, value)

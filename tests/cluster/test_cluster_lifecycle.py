@@ -178,7 +178,13 @@ def test_an_up_that_is_interrupted_stops_what_it_started(
     tmp_path: Path, sent: signal.Signals
 ) -> None:
     argv = [sys.executable, "-m", "hopsgpu.cli.main", "cluster", *UP, "--dir", str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as up:
+
+    def as_in_a_terminal() -> None:
+        # A shell that runs the tests in the background has them, and their children, ignore it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(argv, stdout=quiet, stderr=quiet, preexec_fn=as_in_a_terminal) as up:
         deadline = time.monotonic() + 60
         while not members(tmp_path) and time.monotonic() < deadline:
             time.sleep(0.05)  # between two looks at /proc

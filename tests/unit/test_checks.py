@@ -41,6 +41,7 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.master", "local[4]", r"master=local\[4\].*not available yet; yarn is accepted"),
         ("spark.master", "spark://h:7077", "not available yet; yarn is accepted"),
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
+        ("spark.submit.deployMode", "cluster", "deployMode=cluster is not available yet"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from dataclasses import replace
@@ -58,6 +59,15 @@ def test_a_run_gives_its_result_or_its_error() -> None:
     assert run.result().value == 4
     assert GangResult("empty").value is None
 
+
+def test_a_result_reads_well_whatever_its_values() -> None:
+    timeline = Timeline(requested=100.0, granted=110.5, released=120.0)
+    shown = repr(GangResult("run-1", values=("x" * 10_000,), timeline=timeline))
+    assert len(shown) < 300
+    assert "Timeline(requested 0.0 s, granted 10.5 s, released 20.0 s)" in shown
+
+
+def test_a_runs_error_is_raised() -> None:
     def fail() -> GangResult:
         raise Cancelled("enough")
 
@@ -116,6 +126,9 @@ def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture
         lines.status(status)
     lines.status(replace(status, granted=2, granted_hosts=("node1", "node2"), waiting_for=""))
     lines.line(3, "node2", "loss 0.1")
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Lines(out=narrow).line(0, "node1", "grün")
+    assert narrow.buffer.getvalue() == b"[rank 0 node1] gr\\xfcn\n"  # type: ignore[attr-defined]
     said = capsys.readouterr()
     assert said.out == "[rank 3 node2] loss 0.1\n"
     assert len(said.err.splitlines()) == 3
