@@ -10,7 +10,6 @@ them or none, and gives them back when the function returns; the application the
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -154,7 +153,6 @@ class GpuCount:
         hadoop = spark.sparkContext._jsc.hadoopConfiguration()
         self._manager = ResourceManager(web_addresses(hadoop.get))
         self._said: tuple[int, int] | None = None
-        self._stop = threading.Event()
 
     def say(self, when: str) -> int:
         used, total = self._manager.gpus()
@@ -224,7 +222,8 @@ def main() -> None:
     print(f"waited for the gang        {times.granted - times.requested:6.1f} s")
     print(f"trained                    {times.returned - times.started:6.1f} s")
     print(f"published                  {times.published - times.returned:6.1f} s")
-    print(f"GPUs back at YARN          {times.released - times.published:6.1f} s later")
+    back = f"{times.released - times.published:6.1f} s later" if times.released else "not confirmed"
+    print(f"GPUs back at YARN          {back}")
     print(f"GPU seconds held           {seconds.held:6.1f}, training {seconds.training:.1f}")
     print(f"GPUs in use now            {after}")
     if result.value["accuracy"] < 0.95 or after != 0:

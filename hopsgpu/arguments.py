@@ -6,6 +6,7 @@ import datetime
 import functools
 import inspect
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -14,11 +15,12 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.interrupts import interrupts_noted
 from hopsgpu.modules import PackedModules, module_roots, pack_modules
 from hopsgpu.pickling import name_of, pickle_call
-from hopsgpu.progress import Progress, progress_of
+from hopsgpu.progress import Shielded, progress_of
 from hopsgpu.spark.application import Application, application_of
 from hopsgpu.spark.checks import check_gang
 from hopsgpu.spec import GangSpec, GpuRequest
 from hopsgpu.units import parse_duration, parse_memory
+from hopsgpu.worker.channel import MOST_PAYLOAD
 from hopsgpu.worker.context import VARIABLE
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ class Arguments:
     spec: GangSpec
     call: bytes
     modules: PackedModules
-    progress: Progress
+    progress: Shielded
     application: Application
 
 
@@ -103,8 +105,16 @@ def arguments(
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
-    call = pickle_call(train_fn, _positional(args), _keywords(kwargs))
+    positional, keywords = _positional(args), _keywords(kwargs)
+    _check_call(train_fn, positional, keywords)
+    call = pickle_call(train_fn, positional, keywords)
     modules = pack_modules(module_roots(train_fn))
+    if len(call) + len(modules.archive) > MOST_PAYLOAD:
+        raise ConfigError(
+            f"train_fn with its arguments is {len(call)} bytes pickled, its modules are"
+            f" {len(modules.archive)}; at most {MOST_PAYLOAD} together are accepted. Put data on"
+            " the lake and read it in the ranks"
+        )
     application = application_of(spark)
     check_gang(application.setting, spec.workers)
     return Arguments(spec, call, modules, shown, application)
@@ -130,6 +140,21 @@ def _keywords(kwargs: object) -> Mapping[str, Any]:
     return kwargs
 
 
+def _check_call(
+    train_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    try:
+        signature = inspect.signature(train_fn)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise ConfigError(
+            f"train_fn={name_of(train_fn)}{signature} does not take these args and kwargs: {error}"
+        ) from error
+
+
 def _default_name(train_fn: Callable[..., Any]) -> str:
     letters = "".join(c if c.isalnum() else "-" for c in name_of(train_fn).rpartition(".")[2])
     return letters.strip("-")[:40] or "run"
@@ -137,17 +162,20 @@ def _default_name(train_fn: Callable[..., Any]) -> str:
 
 def takes(
     arguments: Callable[P, Arguments],
-) -> Callable[[Callable[[Arguments], R]], Callable[P, R]]:
-    """Gives a function of checked Arguments the signature that they are made from."""
+) -> Callable[[Callable[[Arguments, threading.Event], R]], Callable[P, R]]:
+    """Gives a function of checked Arguments the signature that they are made from.
 
-    def decorate(function: Callable[[Arguments], R]) -> Callable[P, R]:
+    Ctrl-C sets the event that the function gets, and is raised when the function is done.
+    """
+
+    def decorate(function: Callable[[Arguments, threading.Event], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             with interrupts_noted() as interrupted:
-                given = arguments(*args, **kwargs)
+                result = function(arguments(*args, **kwargs), interrupted)
             if interrupted.is_set():
                 raise KeyboardInterrupt
-            return function(given)
+            return result
 
         signature = inspect.signature(arguments)
         returns = inspect.signature(function).return_annotation

@@ -36,7 +36,7 @@ def execute(
     except BaseException as error:
         ended = GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
         if isinstance(error, HopsGpuError):
-            error.result = execution.result(with_values=isinstance(error, StoreError))
+            error.result = execution.result_of_failure(isinstance(error, StoreError))
         if (problem := execution.record(ended, str(error))) is not None:
             error.add_note(problem)
         board.state(ended)
@@ -119,12 +119,21 @@ class Execution:
     def result(self, *, with_values: bool) -> GangResult:
         """What there is of a result."""
         noted = self._board.result()
+        problem = self._given.progress.problem
+        unseen = () if problem is None else (problem,)
         return replace(
             noted,
             values=self._values() if with_values else (),
-            warnings=(*self._warnings, *self._trained.warnings, *noted.warnings),
+            warnings=(*self._warnings, *self._trained.warnings, *noted.warnings, *unseen),
             model=self._model,
         )
+
+    def result_of_failure(self, with_values: bool) -> GangResult:
+        """What there is of a failed run's result, without values that cannot be unpickled."""
+        try:
+            return self.result(with_values=with_values)
+        except HopsGpuError:  # a second problem must not hide the first
+            return self.result(with_values=False)
 
     def _values(self) -> tuple[Any, ...]:
         values = []

@@ -13,17 +13,18 @@ from pyspark import InheritableThread
 
 from hopsgpu.arguments import Arguments, arguments, takes
 from hopsgpu.execution import execute
-from hopsgpu.interrupts import interrupts_noted, wait_for
+from hopsgpu.interrupts import wait_for
 from hopsgpu.results import GangResult
 from hopsgpu.run import Board, Run
 from hopsgpu.spark.application import Application
 from hopsgpu.spec import LaunchPlan, shape_of
+from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.resource_manager import cores_per_gpu
 
 
 @takes(arguments)
-def plan(given: Arguments) -> LaunchPlan:
-    """What `launch` would do with these arguments; starts nothing.
+def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
+    """What `launch` would do with these arguments; asks YARN for nothing and runs nothing.
 
     Asks the ResourceManager for its nodes, where `cores_per_worker` is to be found.
 
@@ -34,17 +35,20 @@ def plan(given: Arguments) -> LaunchPlan:
 
 
 @takes(arguments)
-def submit(given: Arguments) -> Run:
+def submit(given: Arguments, interrupted: threading.Event) -> Run:
     """As `launch`, and returns at once with a Run.
 
     Raises:
         ConfigError: as `launch`.
     """
-    return _started(given)
+    run = _started(given)
+    if interrupted.is_set():
+        run.cancel()
+    return run
 
 
 @takes(arguments)
-def launch(given: Arguments) -> GangResult:
+def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
     """Trains on a gang of GPUs and gives them back.
 
     All executors come, or none is kept; each rank runs `train_fn(*args, **kwargs)` in a fresh
@@ -61,12 +65,14 @@ def launch(given: Arguments) -> GangResult:
         model: name under which what rank 0 leaves in `context().model_dir` is published.
         name: of the run, the function's name by default.
         acquire_timeout: how long the gang may wait for its executors; None for no bound.
-        env_vars: environment variables of every rank.
+        env_vars: environment variables of every rank; `OMP_NUM_THREADS`, by default the rank's
+            cores, may be among them.
         progress: None or "lines" for plain lines, "off" for nothing.
         spark: the session; the active one by default.
 
     Returns:
-        GangResult with the value of every rank.
+        GangResult with the value of every rank, at most 100 MiB pickled each; larger results
+        belong into `context().model_dir`.
 
     Raises:
         ConfigError: an argument or setting that cannot work; nothing was started.
@@ -76,8 +82,7 @@ def launch(given: Arguments) -> GangResult:
         StoreError: the lake refused logs' directory or model.
         KeyboardInterrupt: Ctrl-C; the run was cancelled and its GPUs are back.
     """
-    with interrupts_noted() as interrupted:
-        return wait_for(_started(given), interrupted)
+    return wait_for(_started(given), interrupted)
 
 
 def _plan(given: Arguments, run_id: str) -> LaunchPlan:
@@ -86,7 +91,7 @@ def _plan(given: Arguments, run_id: str) -> LaunchPlan:
     if spec.cores_per_worker is None:
         share = cores_per_gpu(application.manager.nodes())
     shape = shape_of(spec, share)
-    root = lake_root(application)
+    root = Lake(lake_root(application)).url
     paths = {"root": root, "run": f"{root}/runs/{run_id}"}
     if spec.model is not None:
         paths["model"] = f"{root}/models/{spec.model}"

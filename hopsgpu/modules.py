@@ -87,7 +87,12 @@ def pack_modules(roots: Sequence[Path]) -> PackedModules:
             for file in sorted(files):
                 # A fixed time keeps equal modules equal bytes.
                 entry = zipfile.ZipInfo(f"{number}/{file.relative_to(root).as_posix()}")
-                archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
+                try:
+                    content = file.read_bytes()
+                except OSError as error:
+                    warnings.append(f"{file} is not sent to the ranks: {error.strerror}")
+                else:
+                    archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
     return PackedModules(buffer.getvalue(), len(roots), tuple(warnings))
 
 

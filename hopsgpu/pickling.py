@@ -114,8 +114,24 @@ def _global_names(code: Any) -> Iterator[str]:
             yield from _global_names(constant)
 
 
-def _state_of(value: object, path: str) -> Iterator[tuple[str, object]]:
-    state = getattr(value, "__dict__", None)
-    if isinstance(value, type) or state is None:
+def _state_of(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    """What pickle would take of an object: a class's own members, or what it reduces to."""
+    if isinstance(value, type):
+        if value.__module__ == "__main__":  # others travel by name
+            yield from ((f"{path}.{name}", part) for name, part in vars(value).items())
         return
-    yield from ((f"{path}.{name}", part) for name, part in state.items())
+    state = getattr(value, "__dict__", None)
+    if state:
+        yield from ((f"{path}.{name}", part) for name, part in state.items())
+        return
+    try:
+        _, arguments, *rest = value.__reduce_ex__(2)
+    except Exception:  # noqa: BLE001 - it does not say what it is made of: then it is the culprit
+        return
+    yield from _parts(arguments, f"{path} made from ")
+    for part in rest:
+        names = part[1] if isinstance(part, tuple) and len(part) == 2 else part
+        if isinstance(names, Mapping):
+            yield from ((f"{path}.{name}", slot) for name, slot in names.items())
+        elif hasattr(part, "__next__"):
+            yield from _parts(list(part), path)

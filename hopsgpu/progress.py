@@ -60,10 +60,38 @@ class Lines:
 
     def line(self, rank: int, host: str, text: str) -> None:
         out = self._out or sys.stdout
-        encoding = out.encoding or "utf-8"
+        encoding = getattr(out, "encoding", None) or "utf-8"
         # A terminal that knows only ASCII must not end a training that prints more.
         shown = text.encode(encoding, "backslashreplace").decode(encoding)
         print(f"[rank {rank} {host}] {shown}", file=out, flush=True)
+
+
+class Shielded:
+    """Another display that may fail: it is then shown no more, and the run goes on.
+
+    A closed terminal must neither end a training nor keep its GPUs.
+
+    Attributes:
+        problem: why it is shown no more, or None.
+    """
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self.problem: str | None = None
+
+    def status(self, status: RunStatus) -> None:
+        self._tell(lambda: self._shown.status(status))
+
+    def line(self, rank: int, host: str, text: str) -> None:
+        self._tell(lambda: self._shown.line(rank, host, text))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        if self.problem is not None:
+            return
+        try:
+            tell()
+        except Exception as error:  # noqa: BLE001 - becomes a warning of the result
+            self.problem = f"progress was shown no more ({type(error).__name__}: {error})"
 
 
 def describe(status: RunStatus) -> str:
@@ -71,21 +99,25 @@ def describe(status: RunStatus) -> str:
     if status.state in ("requested", "waiting"):
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         why = f"; {status.waiting_for}" if status.waiting_for else ""
-        return f"waiting: {status.granted} of {status.wanted} executors granted{hosts}{why}"
+        return f"waiting: {status.granted} of {status.wanted} executors are here{hosts}{why}"
     if status.state in ("granted", "ready"):
         return f"{status.state}: {status.wanted} executors on {', '.join(status.granted_hosts)}"
     return status.state
 
 
-def progress_of(given: object) -> Progress:
+def progress_of(given: object) -> Shielded:
     """The display that `progress=` names: None or "lines", or "off".
 
     Raises:
         ConfigError: anything else.
     """
     if given in (None, "lines"):
-        return Lines()
+        return Shielded(Lines())
     if given == "off":
-        return Off()
-    later = ' ("rich" and callables are not available yet)' if given == "rich" else ""
+        return Shielded(Off())
+    later = ' ("rich" and callables are not available yet)' if _is_later(given) else ""
     raise ConfigError(f"progress={given!r}: 'lines', 'off' or None is wanted{later}")
+
+
+def _is_later(given: object) -> bool:
+    return given == "rich" or callable(given)

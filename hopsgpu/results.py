@@ -16,7 +16,7 @@ class Timeline:
     """When a run passed each point, in seconds since the epoch; None for points not passed.
 
     Attributes:
-        requested: the first executor was asked for.
+        requested: the run began.
         granted: the gang was whole.
         started: the ranks were started.
         returned: the last rank had ended.
@@ -46,7 +46,7 @@ class GpuSeconds:
     """GPU seconds of a run.
 
     Attributes:
-        held: from an executor's grant to its release, times its GPUs.
+        held: from each executor's arrival at the driver to the release, times its GPUs.
         training: from start to return.
         publishing: from return to the model on the lake.
         idle: held minus the others.
@@ -100,7 +100,8 @@ class GangResult:
         run_id: names the run's directory on the lake.
         metrics: last reported ones, per rank.
         warnings: what a person should know.
-        ranks: a report for each rank, in order.
+        ranks: a report for each rank that has ended, in order; none of one whose executor was
+            lost.
         model: the published version, or None.
         timeline: when each point was passed.
         gpu_seconds: where the GPU time went.

@@ -43,6 +43,7 @@ class Board:
             if state in (GangState.WAITING, GangState.GRANTED, GangState.READY):
                 self._hosts = tuple(hosts)
             if state.is_terminal:
+                self._hosts = ()
                 self._took = time.monotonic() - self._began
         self._progress.status(self.status())
 

@@ -55,12 +55,18 @@ def _check_count(value: object, name: str, least: int) -> None:
         raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is wanted")
 
 
-_SECRET = re.compile(r"secret|token|passw|credential|key", re.IGNORECASE)
+_SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
+# Linux takes 128 KiB for a string of the environment.
+_MOST_VARIABLE = 120 * 1024
 
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:
     """Variables for a record or a screen: values whose name looks secret are not shown."""
     return {n: "(redacted)" if _SECRET.search(n) else v for n, v in variables.items()}
+
+
+# For so many amounts of GPUs the discovery script is shipped.
+MOST_GPUS = 64
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,8 @@ class GpuRequest:
                 "yet; a whole number of at least 1 is accepted"
             )
         _check_count(given, "gpus_per_worker", 1)
+        if given > MOST_GPUS:
+            raise ConfigError(f"gpus_per_worker={given!r}: at most {MOST_GPUS} are accepted")
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,7 @@ class GangSpec:
     memory_per_worker: int = 4 * 2**30
     model: str | None = None
     acquire_timeout: float | None = 600.0
-    env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def __post_init__(self) -> None:
         _check_count(self.workers, "workers", 1)
@@ -126,6 +134,11 @@ def _check_variables(given: object) -> Mapping[str, str]:
                 f"env_vars: {name!r} is a name or has a value that no environment takes; "
                 "names of letters, digits and '_' with string values are accepted"
             )
+        if len(name) + len(value.encode()) > _MOST_VARIABLE:
+            raise ConfigError(
+                f"env_vars: {name} is over {_MOST_VARIABLE} bytes, more than Linux takes; pass it"
+                " in kwargs, or by a file on the lake"
+            )
         if "\0" in value:
             raise ConfigError(f"env_vars: the value of {name!r} holds a NUL character")
         if name in RESERVED_VARIABLES or name.startswith("HOPSGPU_"):
@@ -133,6 +146,10 @@ def _check_variables(given: object) -> Mapping[str, str]:
                 f"env_vars sets {name}, which hopsgpu sets in every rank; leave it out "
                 f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
             )
+    if sum(len(n) + len(v.encode()) for n, v in given.items()) > 4 * _MOST_VARIABLE:
+        raise ConfigError(
+            f"env_vars are over {4 * _MOST_VARIABLE} bytes in all; pass them in kwargs"
+        )
     return MappingProxyType(dict(given))
 
 
@@ -191,7 +208,7 @@ class LaunchPlan:
     ranks_per_executor: int
     shape: ExecutorShape
     queue: str
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     paths: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 

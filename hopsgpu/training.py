@@ -24,6 +24,7 @@ _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
 _STOP_SECONDS = 15.0
 _ANSWER_SECONDS = 30.0
+_QUIET_SECONDS = 2.0
 # Spark asks YARN why a container ended before it fails the job.
 _REASON_SECONDS = 5.0
 _RETURNED = ("returned", "exited normally")
@@ -87,7 +88,25 @@ class Training:
         self._lines = {place.rank: LineSplitter() for place in world.places}
         self._pending = {place.rank for place in world.places}
         self._unkept = set(self._pending)
+        self._connected = {container.key for container in lease.containers}
+        self._quiet_since: float | None = None
         self.trained = Trained()
+
+    def _next_event(self) -> Event | None:
+        """The next event; once the barrier job has ended and no more comes, all agents are lost.
+
+        Spark can know of a lost node, and have ended the other tasks, while a connection of ours
+        still seems to be there.
+        """
+        event = self._lease.server.next_event(_EVENT_SECONDS)
+        if event is not None or not self._lease.job.ended.is_set():
+            self._quiet_since = None
+            return event
+        now = time.monotonic()
+        self._quiet_since = self._quiet_since or now
+        if now - self._quiet_since < _QUIET_SECONDS or not self._connected:
+            return None
+        return Event(self._connected.pop(), None)
 
     def run(self) -> Trained:
         """Starts all ranks, waits for all, and stops them at the first failure.
@@ -106,7 +125,7 @@ class Training:
                 self._tell_all("stop")
             if deadline is not None and time.monotonic() > deadline:
                 break
-            event = self._lease.server.next_event(_EVENT_SECONDS)
+            event = self._next_event()
             if event is not None:
                 self._take(event)
         if self._cancelled.is_set():
@@ -124,7 +143,7 @@ class Training:
             key, "publish", rank=0, name=name, models_url=models_url, run_id=self._call.run_id
         )
         while True:
-            event = self._lease.server.next_event(_EVENT_SECONDS)
+            event = self._next_event()
             if self._cancelled.is_set():
                 raise Cancelled(f"{self._call.run_id} was cancelled while it published {name!r}")
             if event is None or event.peer != key:
@@ -150,12 +169,14 @@ class Training:
         self._lease.server.send(first.key, "reserve")
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
-            event = self._lease.server.next_event(_EVENT_SECONDS)
+            event = self._next_event()
             if event is None:
+                if self._cancelled.is_set():
+                    raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
                 continue
-            if event.message is None:
+            if event.message is None and event.peer in {c.key for c in self._lease.containers}:
                 raise HopsGpuError("an executor was lost before its ranks were started")
-            if event.message.kind == "reserved":
+            if event.message is not None and event.message.kind == "reserved":
                 return first.address, int(event.message["port"])
         raise HopsGpuError(f"the agent on {first.host} did not answer for {_ANSWER_SECONDS:g} s")
 
@@ -246,6 +267,7 @@ class Training:
         return f"{self._call.run_url}/logs/rank-{rank}.log"
 
     def _lost(self, peer: int) -> None:
+        self._connected.discard(peer)
         for place in self._world.of_container(peer):
             self._unkept.discard(place.rank)
             if place.rank not in self._pending:
@@ -325,6 +347,8 @@ def _how(message: Message) -> str:
             return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
         case "too large":
             return f"returned a value of {outcome['error']}; leave large results in model_dir"
+        case "not started":
+            return f"could not be started: {outcome['error']}"
     if message["signal"]:
         return f"was ended by {message['signal']}"
     return f"ended with exit code {message['exit_code']} and without a value"

@@ -14,6 +14,8 @@ _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*", re.IGNORECASE)
 _BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 MIB = 2**20
+# Thirty thousand years: an int that no float holds is no duration either.
+_LONGEST = 1e12
 
 
 def parse_duration(value: object, name: str) -> float | None:
@@ -35,10 +37,10 @@ def parse_duration(value: object, name: str) -> float | None:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(min(value, _LONGEST)) if value == value else math.nan
     elif isinstance(value, str) and (match := _DURATION.fullmatch(value)):
         seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds is None or not math.isfinite(seconds) or seconds <= 0:
+    if seconds is None or not 0 < seconds < _LONGEST:
         raise ConfigError(
             f"{name}={value!r}: a duration above zero is wanted, as '90s', '10m', '2h', "
             "a number of seconds, a timedelta, or None for no bound"

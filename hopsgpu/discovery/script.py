@@ -23,12 +23,11 @@ import re
 import select
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 GIVEN_OUT = "hopsgpu-gpus.json"
-LEASES = "hopsgpu-gpu-leases"
+LEASES = "/tmp/hopsgpu-gpu-leases"
 # The ResourceManager can free a GPU before the process that had it is gone.
 PATIENCE_SECONDS = 20.0
 _POLL_SECONDS = 0.2
@@ -65,7 +64,8 @@ def visible_gpus() -> list[str]:
 
 def lease_directory() -> Path:
     """The node's directory of locks, made for all users where it is not there yet."""
-    path = Path(os.environ.get("HOPSGPU_LEASE_DIR") or Path(tempfile.gettempdir()) / LEASES)
+    # A fixed place: a TMPDIR of their own would have two applications share nothing.
+    path = Path(os.environ.get("HOPSGPU_LEASE_DIR") or LEASES)
     try:
         path.mkdir()
     except FileExistsError:
@@ -94,13 +94,17 @@ def open_lock(path: Path) -> int:
 
 def try_lease(directory: Path, uuid: str) -> int | None:
     """A descriptor that holds the GPU's lock, or None where another executor has it."""
-    descriptor = open_lock(directory / uuid)
+    path = directory / uuid
+    descriptor = open_lock(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        if os.path.samestat(os.fstat(descriptor), path.lstat()):
+            return descriptor
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    # Another's, or a file that a cleaner of /tmp has just removed: asked for again if need be.
+    os.close(descriptor)
+    return None
 
 
 def lease(amount: int, patience: float) -> dict[str, int]:
@@ -129,16 +133,13 @@ def lease(amount: int, patience: float) -> dict[str, int]:
 
 def keep(executor: int) -> None:
     """Leaves a process behind that holds the locks until the executor has ended."""
+    descriptor = os.pidfd_open(executor)
     if os.fork() != 0:
         return
     os.setsid()
     nothing = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(nothing, standard)
-    try:
-        descriptor = os.pidfd_open(executor)
-    except ProcessLookupError:
-        os._exit(0)
     select.select([descriptor], [], [])
     os._exit(0)
 
@@ -146,11 +147,11 @@ def keep(executor: int) -> None:
 def main() -> int:
     try:
         held = lease(amount_of(Path(sys.argv[0]).name), PATIENCE_SECONDS)
+        # Spark's executor runs the script directly: our parent is the JVM.
+        keep(os.getppid())
     except (Failure, OSError) as error:
         print(f"hopsgpu discovery: {error}", file=sys.stderr)
         return 1
-    # Spark's executor runs the script directly: our parent is the JVM.
-    keep(os.getppid())
     Path(GIVEN_OUT).write_text(json.dumps(sorted(held)))
     print(json.dumps({"name": "gpu", "addresses": sorted(held)}))
     return 0

@@ -7,10 +7,10 @@ import tarfile
 from pathlib import Path
 
 from hopsgpu.discovery import script
+from hopsgpu.spec import MOST_GPUS
 
 # The directory in the container; Spark runs `./hopsgpu-discovery/gpus-2`.
 ALIAS = "hopsgpu-discovery"
-MOST_GPUS = 64
 
 
 def script_for(amount: int) -> str:

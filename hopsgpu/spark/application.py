@@ -90,17 +90,25 @@ def application_of(spark: SparkSession | None) -> Application:
         )
     if context._jsc is None:
         raise ConfigError("this SparkSession has been stopped: make one by hopsgpu.session(name)")
-    found: Application | None = getattr(context, _ATTRIBUTE, None)
-    if found is None:
-        jvm = Jvm(context)
-        check_session(jvm.setting)
-        if not jvm.knows_resource(GPU):
-            raise ConfigError(
-                f"{GPU} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
-                " yarn.resource-types, as on the ResourceManager"
-            )
-        manager = ResourceManager(web_addresses(jvm.hadoop))
-        found = Application(context, jvm, manager, ship_package(context))
-        # Lives exactly as long as the context that it describes.
-        setattr(context, _ATTRIBUTE, found)
+    # PySpark's own lock around its one context: two first launches make one Application.
+    with SparkContext._lock:
+        found: Application | None = getattr(context, _ATTRIBUTE, None)
+        if found is None:
+            found = _application(context)
+            # Lives exactly as long as the context that it describes.
+            setattr(context, _ATTRIBUTE, found)
     return found
+
+
+def _application(context: SparkContext) -> Application:
+    jvm = Jvm(context)
+    check_session(jvm.setting)
+    if not jvm.knows_resource(GPU):
+        raise ConfigError(
+            f"{GPU} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
+            " yarn.resource-types, as on the ResourceManager"
+        )
+    manager = ResourceManager(web_addresses(jvm.hadoop))
+    application = Application(context, jvm, manager, ship_package(context))
+    application.ports  # noqa: B018 - refused now rather than in a run
+    return application

@@ -98,7 +98,8 @@ def _reason(error: str) -> str:
         r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S
     ):
         return " ".join(lost[1].split())
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    # Python draws the errors of a TaskGroup in a frame.
+    lines = [text for line in error.splitlines() if (text := line.strip(" |+-\t"))]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
     python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
     return python[-1] if python else (raised or lines or ["no reason given"])[0]

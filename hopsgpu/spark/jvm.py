@@ -31,10 +31,6 @@ class Jvm:
         found = self._scala.conf().getOption(name)
         return str(found.get()) if found.isDefined() else None
 
-    def settings(self) -> dict[str, str]:
-        """The live Spark conf."""
-        return {pair._1(): pair._2() for pair in self._scala.conf().getAll()}
-
     def hadoop(self, name: str) -> str | None:
         """A property of the Hadoop configuration (core, hdfs and yarn), or None."""
         value = self._yarn_configuration().get(name)

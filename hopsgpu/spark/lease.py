@@ -32,6 +32,9 @@ _AGENTS_SECONDS = 120.0
 _EVENT_SECONDS = 0.2
 _LOOK_SECONDS = 0.05
 _ENDED_SECONDS = 0.5
+_ASK_SECONDS = 1.0
+# Above the application master's, which our sessions set to 0.5 s.
+_HEARTBEAT_SECONDS = 1.0
 _ENDING_SECONDS = 5.0
 _HANDOVERS = 5
 
@@ -106,6 +109,8 @@ class GpuLease:
         self._driver = driver
         self._deadline = None if request.timeout is None else time.monotonic() + request.timeout
         self._jobs: list[GangJob] = []
+        self._whole = False
+        self._seen: set[str] = set()
         self.released = False
         self.unconfirmed = ""
 
@@ -126,10 +131,11 @@ class GpuLease:
                 lease = self._hand_over(holders)
                 if lease is not None:
                     watcher.state(GangState.READY, [c.host for c in lease.containers])
+                    self._whole = True
                     return lease
         raise HopsGpuError(
-            f"executors were lost {_HANDOVERS} times between their grant and the start of the"
-            " gang; the application's log on YARN says why"
+            f"the gang was granted {_HANDOVERS} times and did not start, the last time because:"
+            f" {self._jobs[-1].reason(0)}"
         )
 
     @contextlib.contextmanager
@@ -190,9 +196,11 @@ class GpuLease:
         job = self._start("holder")
         holders: dict[int, Container] = {}
         arrivals: dict[int, float] = {}
+        why, asked = "", float("-inf")
         while self._check_patience(len(holders)) is not Verdict.GRANTED:
-            missing = f"YARN has not granted the other {self._request.executors - len(holders)}"
-            self._request.watcher.state(GangState.WAITING, _hosts(holders), missing)
+            if time.monotonic() - asked >= _ASK_SECONDS:
+                why, asked = self._missing(len(holders)), time.monotonic()
+            self._request.watcher.state(GangState.WAITING, _hosts(holders), why)
             event = self._server.next_event(_EVENT_SECONDS)
             if event is None:
                 if job.ended.is_set():
@@ -206,11 +214,31 @@ class GpuLease:
                 self._request.watcher.arrived(tuple(arrivals.values()))
         return holders
 
+    def _missing(self, connected: int) -> str:
+        """Where the executors that are not here yet are, as the ResourceManager sees it."""
+        try:
+            held = self._application.manager.held(self._application.id, self._profile.id)
+        except HopsGpuError as error:
+            return str(error)
+        self._seen.update(held.containers)
+        parts = []
+        if held.pending:
+            parts.append(f"YARN has not granted {held.pending}")
+        if len(held.containers) > connected:
+            parts.append(f"{len(held.containers) - connected} granted and starting")
+        if ended := sorted(self._seen.difference(held.containers)):
+            parts.append(
+                f"{len(ended)} ended again, see the node's log of {ended[-1]} (a GPU that cannot"
+                " be discovered, memory, Python?)"
+            )
+        return ", ".join(parts) or "Spark is asking YARN"
+
     def _hand_over(self, holders: dict[int, Container]) -> Lease | None:
         """Ends the holders and starts the agents in their place; None if one was lost."""
         holding = self._jobs[-1]
         self._server.hang_up(holders)
-        holding.ended.wait(_AGENTS_SECONDS)
+        cancelled = self._request.cancelled
+        wait_until(holding.ended.is_set, cancelled, _AGENTS_SECONDS)
         jvm = self._application.jvm
         with jvm.barriers_allowed():
             job = self._start("agent")
@@ -218,11 +246,11 @@ class GpuLease:
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
         while len(agents) < self._request.executors:
-            if self._request.cancelled.is_set():
+            if cancelled.is_set():
                 raise Cancelled(f"{self._request.run_id} was cancelled before its ranks started")
             if job.ended.is_set() or time.monotonic() > deadline:
                 jvm.cancel(job.tag)
-                job.ended.wait(RELEASE_SECONDS)
+                wait_until(job.ended.is_set, cancelled, RELEASE_SECONDS)
                 return None
             event = self._server.next_event(_EVENT_SECONDS)
             if event is None or event.peer in holders:
@@ -240,10 +268,16 @@ class GpuLease:
         `unconfirmed` says what it showed instead.
         """
         self._request.watcher.state(GangState.RELEASING, ())
-        jvm, profile = self._application.jvm, self._profile.id
-        deadline = time.monotonic() + RELEASE_SECONDS
-        never = threading.Event()
         self._server.end_all()
+        try:
+            self._let_go(time.monotonic() + RELEASE_SECONDS)
+        except Exception as error:  # noqa: BLE001 - must not hide what ended the run; it is told
+            # The context was stopped meanwhile, or its JVM has died: YARN takes all it had.
+            self.unconfirmed = f"{type(error).__name__}: {error}"
+
+    def _let_go(self, deadline: float) -> None:
+        jvm, profile = self._application.jvm, self._profile.id
+        never = threading.Event()
         for job in self._jobs:
             # Repeated: a job that is not submitted yet cannot be cancelled, and one of its tasks
             # that begins late connects late.
@@ -266,7 +300,11 @@ class GpuLease:
             self.unconfirmed = f"{len(held.containers)} containers, {held.pending} asked for"
             return not held.containers and not held.pending
 
-        if wait_until(gone, never, deadline - time.monotonic(), _LOOK_SECONDS):
+        def confirmed() -> bool:
+            # Of a gang that was not whole Spark may still have a request on its way to YARN.
+            return gone() and (self._whole or (not never.wait(_HEARTBEAT_SECONDS) and gone()))
+
+        if wait_until(confirmed, never, deadline - time.monotonic(), _LOOK_SECONDS):
             # Others' containers may be ending too, so this has a bound of its own.
             with contextlib.suppress(HopsGpuError):  # asked a moment ago, and the kill is confirmed
                 wait_until(lambda: not manager.gpus_ending(), never, _ENDING_SECONDS, _LOOK_SECONDS)
@@ -311,8 +349,8 @@ def lease_gpus(application: Application, request: Request) -> Iterator[Lease]:
     address = application.driver_address
     bind = application.setting("spark.driver.bindAddress") or address
     user = None if jvm.is_kerberized() else jvm.user()
-    profile = application.profiles.check_out(request.shape)
     with serve(secret, bind, application.ports) as server:
+        profile = application.profiles.check_out(request.shape)
         driver = Driver(address, server.port, secret, user)
         owner = GpuLease(application, request, profile, server, driver)
         try:

@@ -48,7 +48,7 @@ def session(
         )
     running = SparkContext._active_spark_context
     if running is not None:
-        check_session((dict(running.getConf().getAll()) | given).get)
+        _check_running(dict(running.getConf().getAll()), given)
         return SparkSession.builder.getOrCreate()
     return _started(name, given)
 
@@ -56,6 +56,18 @@ def session(
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
     """The user's settings over what a gang needs; both win over spark-defaults.conf."""
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
+
+
+def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
+    """Checks an application that runs already; what it was not started with comes too late."""
+    check_session(facts.get)
+    late = {key: value for key, value in wishes.items() if facts.get(key) != value}
+    if late:
+        raise ConfigError(
+            "an application runs already, and these settings count only at its start: "
+            + ", ".join(f"{key}={value} (it has {facts.get(key)})" for key, value in late.items())
+            + ". Leave them out, or spark.stop() first"
+        )
 
 
 def _started(name: str, given: Mapping[str, str]) -> SparkSession:
@@ -70,7 +82,9 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         )
     # The executors' Python is the driver's unless somebody said otherwise; Spark reads this
     # variable, and not the property, when a plain script starts the context.
-    os.environ.setdefault("PYSPARK_PYTHON", given.get("spark.pyspark.python", sys.executable))
+    if "spark.pyspark.python" in given:
+        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = _ours(given)
     # Starts the JVM as the context itself would. Only it knows spark-defaults.conf and what
     # spark-submit was told, and files that those ship must go on being shipped.
@@ -78,8 +92,9 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         conf=SparkConf(loadDefaults=False).setAll(list(settings.items()))
     )
     environment = dict(SparkConf().getAll())
-    if submitted and "spark.master" not in given:
-        settings["spark.master"] = environment.get("spark.master", "yarn")
+    if submitted:
+        # What spark-submit was told, spark-defaults.conf among it, is the user's own word.
+        settings = settings | environment | dict(given)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz")
         shipped = environment | settings

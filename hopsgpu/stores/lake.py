@@ -3,34 +3,40 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from urllib.parse import urlsplit
 
 from hopsgpu.errors import ConfigError, StoreError
 
 _CHUNK = 4 * 2**20
 
 
+# What fsspec's and hdfs-native's handling of URLs cuts a path at.
+UNFIT = re.compile(r"[#?;\x00-\x1f]")
+
+
 @dataclass(frozen=True)
 class Lake:
-    """A directory on a file system.
+    """A directory or a file on a file system.
 
     Attributes:
         url: with its scheme, without a slash at the end.
+
+    Raises:
+        ConfigError: no absolute hdfs://, viewfs:// or file:// URL, or with `#`, `?` or `;` in it.
     """
 
     url: str
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("hdfs", "viewfs", "file") or not parts.path.startswith("/"):
+        scheme, _, path = self.url.partition("://")
+        if scheme not in ("hdfs", "viewfs", "file") or "/" not in path or UNFIT.search(path):
             raise ConfigError(
-                f"{self.url!r} is no place for runs and models: an absolute hdfs:// or file://"
-                " URL is wanted (HOPSGPU_ROOT or spark.hopsgpu.root)"
+                f"{self.url!r} is no place for runs and models: an absolute hdfs:// or file:// URL"
+                " without '#', '?' and ';' is wanted (HOPSGPU_ROOT or spark.hopsgpu.root)"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
@@ -38,34 +44,34 @@ class Lake:
         return Lake(f"{self.url}/{name}")
 
     @property
+    def _scheme(self) -> str:
+        return self.url.partition("://")[0]
+
+    @property
     def path(self) -> str:
         """The path within the file system."""
-        return urlsplit(self.url).path or "/"
+        return "/" + self.url.partition("://")[2].partition("/")[2]
 
     @property
     def files(self) -> Any:
         """The fsspec file system."""
-        parts = urlsplit(self.url)
-        if parts.scheme == "file":
+        if self._scheme == "file":
             from fsspec.implementations.local import LocalFileSystem
 
             return LocalFileSystem()
         from hdfs_native.fsspec import HdfsFileSystem, ViewfsFileSystem
 
-        kind = HdfsFileSystem if parts.scheme == "hdfs" else ViewfsFileSystem
+        kind = HdfsFileSystem if self._scheme == "hdfs" else ViewfsFileSystem
+        host, _, port = self.url.partition("://")[2].partition("/")[0].partition(":")
         # fsspec drops its cached instances in every forked child, and hdfs-native's then waits
         # there for threads that the fork left behind: a subprocess with a preexec_fn (PySpark's
         # launch of its JVM has one) would hang.
-        return kind(host=parts.hostname, port=parts.port, skip_instance_cache=True)
+        return kind(host=host, port=int(port) if port else None, skip_instance_cache=True)
 
     def make(self) -> None:
         """Creates the directory, with those above it."""
         with store_errors("create", self.url):
             self.files.makedirs(self.path, exist_ok=True)
-
-    def exists(self) -> bool:
-        with store_errors("look for", self.url):
-            return bool(self.files.exists(self.path))
 
     def names(self) -> tuple[str, ...]:
         """Names of what lies in the directory, sorted; none where it does not exist."""
@@ -76,55 +82,49 @@ class Lake:
                 return ()
         return tuple(sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in entries))
 
-    def walk(self) -> Iterator[tuple[str, int]]:
-        """(path relative to here, bytes) of every file below."""
-        pending = [""]
-        while pending:
-            below = pending.pop()
-            with store_errors("list", self.url):
-                entries = self.files.ls(f"{self.path}/{below}".rstrip("/"), detail=True)
-            for entry in sorted(entries, key=lambda e: str(e["name"])):
-                name = below + str(entry["name"]).rstrip("/").rpartition("/")[2]
-                if entry["type"] == "directory":
-                    pending.append(name + "/")
-                else:
-                    yield name, int(entry["size"])
-
     @contextlib.contextmanager
     def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
         """The file here, opened "rb" or "wb" (which replaces it)."""
-        with store_errors("read" if mode == "rb" else "write", self.url):
+        doing = "read" if mode == "rb" else "write"
+        with store_errors(doing, self.url):
             file = self.files.open(self.path, mode)
-            try:
-                yield cast(BinaryIO, file)
-            finally:
+        try:
+            yield cast(BinaryIO, file)
+        finally:
+            with store_errors(doing, self.url):
                 file.close()
 
     def read(self) -> bytes:
         """The whole content of the file here."""
-        with self.open() as file:
+        with self.open() as file, store_errors("read", self.url):
             return file.read()
 
     def write(self, content: bytes) -> None:
         """Makes the file here, or replaces it."""
-        with self.open("wb") as file:
+        with self.open("wb") as file, store_errors("write", self.url):
             file.write(content)
 
     def upload(self, source: Path) -> None:
         """Streams a local file here."""
         with source.open("rb") as local, self.open("wb") as remote:
-            shutil.copyfileobj(local, remote, _CHUNK)
+            while chunk := local.read(_CHUNK):
+                with store_errors("write", self.url):
+                    remote.write(chunk)
 
     def download(self, target: Path) -> None:
         """Streams the file here to a local one."""
         with self.open() as remote, target.open("wb") as local:
-            while chunk := remote.read(_CHUNK):
+            while True:
+                with store_errors("read", self.url):
+                    chunk = remote.read(_CHUNK)
+                if not chunk:
+                    return
                 local.write(chunk)
 
     def rename(self, target: Lake) -> bool:
         """Renames strictly: False, and nothing done, where the target exists already."""
         with store_errors("rename", self.url):
-            if urlsplit(self.url).scheme == "file":
+            if self._scheme == "file":
                 return _rename_local(Path(self.path), Path(target.path))
             try:
                 self.files.mv(self.path, target.path, overwrite=False)

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from hopsgpu.errors import StoreError
 from hopsgpu.spec import check_name
-from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.lake import UNFIT, Lake
 
 MANIFEST = "manifest.json"
 _STAGING = "_staging"
@@ -85,6 +85,12 @@ class ModelStore:
         files = sorted(path for path in source.rglob("*") if path.is_file())
         if not files:
             raise StoreError(f"{source} holds no file to publish as {name!r}")
+        unfit = [path.name for path in files if UNFIT.search(str(path.relative_to(source)))]
+        if unfit:
+            raise StoreError(
+                f"{unfit[0]!r} cannot be published: names with '#', '?', ';' or control characters"
+                " do not survive every client of the lake; rename the file"
+            )
         staging = home / _STAGING / f"{int(time.time())}-{uuid.uuid4().hex}"
         try:
             manifest = self._upload(source, files, staging)

@@ -17,8 +17,10 @@ import asyncio
 import contextlib
 import io
 import os
+import re
 import shutil
 import socket
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +36,10 @@ from hopsgpu.worker.peer import Driver, greet, lake_environment
 from hopsgpu.worker.process import RankEnd, RankProcess
 
 # Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
-_NOT_INHERITED = ("OMP_NUM_THREADS", "PYTHONPATH", "TF_CONFIG", "PYTHONHASHSEED")
-MOST_VALUE = 100 * 2**20
+_NOT_INHERITED = re.compile(
+    r"OMP_NUM_THREADS|PYTHONPATH|PYTHONHASHSEED|PYTHON_WORKER_FACTORY_.*|SPARK_AUTH_.*"
+    r"|TF_CONFIG|TORCHELASTIC_.*|GROUP_.*|ROLE_.*"
+)
 
 
 def run_agent(driver: Driver) -> None:
@@ -115,8 +119,13 @@ class Agent:
             rank = RankProcess(home, Context(**given), environment)
             self._ranks[rank.rank] = rank
             home.mkdir(mode=0o700)
-            pid = rank.start(call)
-            self._tasks.create_task(self._watch(rank, pid, log_dir / f"rank-{rank.rank}.log"))
+            log = log_dir / f"rank-{rank.rank}.log"
+            try:
+                pid = rank.start(call)
+            except OSError as error:
+                self._tasks.create_task(self._not_started(rank, error))
+            else:
+                self._tasks.create_task(self._watch(rank, pid, log))
 
     async def _watch(self, rank: RankProcess, pid: int, log: Lake) -> None:
         send = self._channel.send
@@ -137,22 +146,23 @@ class Agent:
         except OSError:
             return  # the driver is gone: serve() sees it too and ends
 
+    async def _not_started(self, rank: RankProcess, error: OSError) -> None:
+        outcome = {"status": "not started", "error": str(error)}
+        now = time.time()
+        end = RankEnd(None, None, 0, outcome, b"", (), now, stopped=False)
+        await self._channel.send("started", rank=rank.rank, pid=0)
+        await self._report(rank, end)
+        await self._channel.send("kept", rank=rank.rank, problem=None)
+
     async def _report(self, rank: RankProcess, end: RankEnd) -> None:
-        value, outcome = end.value, dict(end.outcome)
-        if len(value) > MOST_VALUE:
-            outcome = {
-                "status": "too large",
-                "error": f"{len(value)} bytes pickled; at most {MOST_VALUE} are accepted",
-            }
-            value = b""
         await self._channel.send(
             "ended",
-            value,
+            end.value,
             rank=rank.rank,
             exit_code=end.exit_code,
             signal=end.signal,
             peak_memory=end.peak_memory,
-            outcome=outcome,
+            outcome=dict(end.outcome),
             log_tail=end.log_tail,
             time=end.time,
             stopped=end.stopped,
@@ -168,7 +178,7 @@ class Agent:
             version = await asyncio.to_thread(
                 store.publish, source, message["name"], run_id=message["run_id"]
             )
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001 - told to the driver, whatever it is
             await self._channel.send("publish-failed", reason=str(error))
             return
         await self._channel.send("published", version=version.version, url=version.url)
@@ -204,7 +214,7 @@ def rank_environment(
     executor: dict[str, str], given: dict[str, str], python_path: list[str]
 ) -> dict[str, str]:
     """A rank's variables: the executor's, without leftovers, under those that are given."""
-    kept = {k: v for k, v in executor.items() if k not in _NOT_INHERITED}
+    kept = {k: v for k, v in executor.items() if not _NOT_INHERITED.fullmatch(k)}
     inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
     path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
     return {**kept, "PYTHONPATH": os.pathsep.join(path), **given}

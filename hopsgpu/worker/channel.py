@@ -20,12 +20,14 @@ import hashlib
 import hmac
 import json
 import secrets
+import socket
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 HANDSHAKE_SECONDS = 10.0
+_CLOSE_SECONDS = 5.0
 MOST_JSON = 2**20
 MOST_PAYLOAD = 256 * 2**20
 
@@ -57,6 +59,14 @@ class Message:
         return self.fields[name]
 
 
+def _watch_peer(connection: socket.socket) -> None:
+    """Has the kernel end a connection whose other node has been silent for some 30 s."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, seconds in (("IDLE", 10), ("INTVL", 5), ("CNT", 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{option}"), seconds)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+
+
 def new_secret() -> bytes:
     """A fresh secret of 32 bytes."""
     return secrets.token_bytes(32)
@@ -82,6 +92,7 @@ class Channel:
     ) -> None:
         self._reader = reader
         self._writer = writer
+        _watch_peer(writer.get_extra_info("socket"))
         self._send_key = send_key
         self._receive_key = receive_key
         self._sent = 0
@@ -136,13 +147,18 @@ class Channel:
         fields = json.loads(body)
         return Message(fields.pop("kind"), fields, payload)
 
+    def abort(self) -> None:
+        """Closes the connection at once, whatever is still unsent."""
+        self._writer.transport.abort()
+
     async def close(self) -> None:
-        """Closes the connection; a peer that is gone already is no error."""
+        """Closes the connection once all is sent; a peer that is gone or stuck is no error."""
         self._writer.close()
         try:
-            await self._writer.wait_closed()
-        except OSError:
-            return
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._writer.wait_closed()
+        except OSError:  # TimeoutError is one
+            self.abort()
 
 
 async def accept(

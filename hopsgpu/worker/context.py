@@ -30,6 +30,10 @@ _LATER = frozenset(
 )
 
 
+class _NotYet(ConfigError, AttributeError):
+    """An AttributeError too, so that hasattr() says no."""
+
+
 @dataclass(frozen=True)
 class Context:
     """A rank's view of its gang.
@@ -59,7 +63,7 @@ class Context:
 
     def __getattr__(self, name: str) -> Any:
         if name in _LATER:
-            raise ConfigError(f"context().{name} is not available yet")
+            raise _NotYet(f"context().{name} is not available yet")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def dump(self, file: Path) -> None:

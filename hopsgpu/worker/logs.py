@@ -10,6 +10,7 @@ from pathlib import Path
 
 _LOOK_SECONDS = 0.2
 _CHUNK = 256 * 1024
+_LONGEST = 64 * 1024
 
 
 async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]) -> None:
@@ -37,8 +38,11 @@ class LineSplitter:
         self._rest = b""
 
     def lines(self, chunk: bytes) -> list[str]:
-        """The lines that `chunk` completes."""
+        """The lines that `chunk` completes, and what is too long to wait for its end."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > _LONGEST:
+            whole.append(self._rest)
+            self._rest = b""
         return [_text(line) for line in whole]
 
     def rest(self) -> list[str]:

@@ -18,6 +18,7 @@ from hopsgpu.worker import rank as rank_module
 from hopsgpu.worker.context import VARIABLE, Context
 
 STOP_SECONDS = 5.0
+MOST_VALUE = 100 * 2**20
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
 
@@ -107,12 +108,16 @@ class RankProcess:
         value = self.directory / rank_module.VALUE
         outcome = self.directory / rank_module.OUTCOME
         left = json.loads(outcome.read_text()) if outcome.exists() else {}
+        if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
+            error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
+            left = {"status": "too large", "error": error}
+            value.unlink()
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=signal.Signals(-code).name if code < 0 else None,
             peak_memory=usage.ru_maxrss * 1024,
             outcome=left,
-            value=value.read_bytes() if left and value.exists() else b"",
+            value=value.read_bytes() if "status" in left and value.exists() else b"",
             log_tail=tail(self.log),
             time=time.time(),
             stopped=self._stopped,

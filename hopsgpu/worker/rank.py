@@ -24,6 +24,7 @@ OUTCOME = "outcome.json"
 
 _PR_SET_PDEATHSIG = 1
 _IOLBF = 1
+_HALF = 16 * 1024
 
 
 def main(directory: Path, agent: int) -> int:
@@ -82,6 +83,13 @@ def _users_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
+def _cut(text: str) -> str:
+    """A text short enough for a message: its beginning and its end."""
+    if len(text) <= 2 * _HALF:
+        return text
+    return f"{text[:_HALF]}\n... ({len(text)} characters in all) ...\n{text[-_HALF:]}"
+
+
 def _pickled(value: Any) -> bytes:
     import cloudpickle
 
@@ -93,7 +101,7 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
     if value is not None:
         (directory / VALUE).write_bytes(value)
     draft = directory / f"{OUTCOME}.draft"
-    draft.write_text(json.dumps(outcome))
+    draft.write_text(json.dumps({name: _cut(text) for name, text in outcome.items()}))
     draft.rename(directory / OUTCOME)
 
 

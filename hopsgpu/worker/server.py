@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.errors import ConfigError
+from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.worker.channel import Channel, ChannelError, Message, accept
 
 _SEND_SECONDS = 60.0
@@ -77,6 +77,8 @@ class ControlServer:
             await channel.send(kind, payload, **fields)
         except OSError:
             return False
+        except ChannelError as error:
+            raise HopsGpuError(f"{kind!r} cannot be sent to the executors: {error}") from error
         return True
 
     def end_all(self) -> None:
@@ -84,15 +86,10 @@ class ControlServer:
         self.hang_up(tuple(self._channels))
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Closes the connections of some peers: their tasks end at once."""
-
-        async def close(channels: list[Channel]) -> None:
-            for channel in channels:
-                await channel.close()
-
-        # A handshake in progress on the loop thread cannot add a peer that is named here.
-        channels = [c for p in peers if (c := self._channels.get(p)) is not None]
-        asyncio.run_coroutine_threadsafe(close(channels), self._loop).result(_SEND_SECONDS)
+        """Closes the connections of some peers, stuck ones too: their tasks end at once."""
+        for peer in peers:
+            if (channel := self._channels.get(peer)) is not None:
+                self._loop.call_soon_threadsafe(channel.abort)
 
     def run(self) -> None:
         """The thread's body: serves until `stop`."""
@@ -107,9 +104,12 @@ class ControlServer:
 
     async def _serve(self) -> None:
         server = await asyncio.start_server(self._peer, sock=self._listener)
-        async with server:
+        try:
             await self._stopped.wait()
+        finally:
             server.close()
+            for channel in self._channels.values():
+                channel.abort()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -123,7 +123,7 @@ class ControlServer:
                 await self._listen_to(reader, writer)
         finally:
             self._tasks.discard(task)
-            writer.close()
+            writer.transport.abort()
 
     async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

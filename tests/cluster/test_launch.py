@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -221,7 +222,7 @@ def test_functions_of_main_and_modules_beside_the_script(
     assert ran.returncode == 0, ran.stderr
     assert "value 42" in ran.stdout
     assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
-    assert "waiting: 0 of 1 executors granted" in ran.stderr
+    assert "waiting: 0 of 1 executors are here" in ran.stderr
 
 
 def test_model_is_published_as_versions_and_the_run_has_its_record(
@@ -302,10 +303,43 @@ def test_cancel_while_training(
 def test_two_launches_at_once_in_one_application(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
-    runs = [hopsgpu.submit(who_am_i, args=(str(n),), workers=3, progress="off") for n in range(2)]
-    results = [run.result() for run in runs]
+    def launch(number: int) -> hopsgpu.GangResult:
+        return quiet(who_am_i, args=(str(number),), workers=3)
+
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(launch, range(2)))
     assert [[r["rank"] for r in result.values] for result in results] == [[0, 1, 2]] * 2
     assert [result.value["greeting"] for result in results] == ["0", "1"]
+
+
+def test_a_running_application_is_not_told_other_settings(spark: SparkSession) -> None:
+    same = {"spark.dynamicAllocation.maxExecutors": 8}
+    assert hopsgpu.session("again", conf=same).sparkContext is spark.sparkContext
+    with pytest.raises(hopsgpu.ConfigError, match="maxExecutors=9 .it has 8.*spark.stop"):
+        hopsgpu.session("again", conf={"spark.dynamicAllocation.maxExecutors": 9})
+
+
+def test_a_gang_above_the_most_executors_is_refused(spark: SparkSession) -> None:
+    with pytest.raises(hopsgpu.ConfigError, match="maxExecutors=8 is below the 9 executors"):
+        quiet(os.getpid, workers=9)
+
+
+def test_a_place_for_runs_that_is_none_is_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOPSGPU_ROOT", "s3://bucket/x")
+    with pytest.raises(hopsgpu.ConfigError, match="s3://bucket/x.*hdfs://"):
+        hopsgpu.submit(os.getpid)
+
+
+def test_plan_says_what_would_be_asked_for(spark: SparkSession, manager: ResourceManager) -> None:
+    planned = hopsgpu.plan(os.getpid, workers=3, memory_per_worker="2g", model="net")
+    assert (planned.executors, planned.ranks_per_executor, planned.queue) == (3, 1, "default")
+    # Nodes of 6 cores and 2 GPUs: (6 - 1) // 2 for each GPU.
+    assert (planned.shape.cores, planned.shape.gpus) == (2, 1)
+    assert planned.environment["OMP_NUM_THREADS"] == "2"
+    assert planned.paths["model"].endswith("/hopsgpu/models/net")
+    assert manager.gpus()[0] == 0
 
 
 def test_settings_are_as_before(spark: SparkSession) -> None:

@@ -177,6 +177,50 @@ def test_an_exception_comes_with_the_users_frames_only(gang: Gang) -> None:
     assert "LookupError: nothing here" in "\n".join(ended["log_tail"])
 
 
+def raises_at_length() -> None:
+    raise ValueError("x" * 2_000_000)
+
+
+def test_a_huge_error_is_cut_and_the_agent_lives(gang: Gang) -> None:
+    gang.run(raises_at_length)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["error"].startswith("ValueError: xxx")
+    assert "characters in all" in ended["outcome"]["error"]
+    gang.run(os.getpid)
+    assert pickle.loads(gang.wait_for("ended").payload) > 0
+
+
+def test_too_large_a_value_is_not_sent(gang: Gang) -> None:
+    gang.run(bytes, 101 * 2**20)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["status"] == "too large"
+    assert "at most 104857600" in ended["outcome"]["error"]
+    assert ended.payload == b""
+
+
+def test_a_rank_that_cannot_be_started_is_reported(gang: Gang) -> None:
+    gang.run(os.getpid, HUGE="x" * 200_000)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["status"] == "not started"
+    assert "Argument list too long" in ended["outcome"]["error"]
+
+
+def test_what_is_not_there_yet_says_so_and_is_no_attribute(gang: Gang) -> None:
+    def look() -> tuple[bool, str]:
+        import hopsgpu
+
+        context = hopsgpu.context()
+        try:
+            context.data  # noqa: B018
+        except hopsgpu.ConfigError as error:
+            return hasattr(context, "data"), str(error)
+        return True, ""
+
+    gang.run(look)
+    there, said = pickle.loads(gang.wait_for("ended").payload)
+    assert (there, said) == (False, "context().data is not available yet")
+
+
 def returns_a_lock() -> object:
     return threading.Lock()
 

@@ -42,7 +42,13 @@ def train() -> None: ...
         ({"args": 3}, "args=3.*tuple or list"),
         ({"kwargs": [1]}, r"kwargs=\[1\].*mapping"),
         ({"kwargs": {1: 2}}, "kwargs=.*mapping"),
-        ({"args": (threading.Lock(),)}, r"args\[0\] is a _thread.lock"),
+        ({"args": (1,)}, r"train\(\).*does not take these args and kwargs"),
+        ({"kwargs": {"x": 1}}, "does not take these args and kwargs.*'x'"),
+        ({"gpus_per_worker": 65}, "gpus_per_worker=65: at most 64"),
+        ({"env_vars": {"A": "x" * 200_000}}, "env_vars: A is over"),
+        ({"env_vars": {f"A{n}": "x" * 100_000 for n in range(6)}}, "env_vars are over"),
+        ({"acquire_timeout": 10**400}, "acquire_timeout=1000.*above zero"),
+        ({"progress": print}, "progress=.*not available yet"),
         ({"progress": "loud"}, "progress='loud'.*'lines', 'off'"),
         ({"progress": "rich"}, "progress='rich'.*not available yet"),
         ({"parameter_servers": 1}, "parameter_servers=1 is not available yet"),
@@ -66,6 +72,17 @@ def test_bad_arguments(call: Callable[..., Any], arguments: dict[str, Any], word
 def test_what_cannot_be_called(call: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="train_fn=5: a function"):
         call(5)
+
+
+def anything(*args: object) -> None: ...
+
+
+def test_arguments_that_cannot_be_pickled_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"args\[0\] is a _thread.lock"):
+        hopsgpu.launch(anything, args=(threading.Lock(),))
+    monkeypatch.setattr("hopsgpu.arguments.MOST_PAYLOAD", 2**20)
+    with pytest.raises(ConfigError, match="bytes pickled.*at most 1048576 together"):
+        hopsgpu.launch(anything, args=(bytes(2**21),))
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -167,6 +170,26 @@ def test_hang_up_and_the_end_of_the_server_close_connections() -> None:
         port = server.port
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+
+
+def test_a_peer_that_reads_nothing_delays_nobody() -> None:
+    async def stuck(port: int) -> tuple[Any, ...]:
+        channel = await connect("127.0.0.1", port, SECRET)
+        channel._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await channel.send("hello")
+        return (channel,)
+
+    began = time.monotonic()
+    with serve(SECRET, "127.0.0.1") as server:
+        loop = asyncio.new_event_loop()
+        held = loop.run_until_complete(stuck(server.port))
+        assert held and (event := server.next_event(SECONDS)) is not None
+        threading.Thread(
+            target=server.send, args=(event.peer, "run", bytes(50 * 2**20)), daemon=True
+        ).start()
+        server.end_all()
+    assert time.monotonic() - began < 5
+    loop.close()
 
 
 def test_an_address_or_a_port_that_cannot_be_had_is_a_config_error(server: ControlServer) -> None:

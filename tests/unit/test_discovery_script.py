@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.discovery import script, shipping
+from hopsgpu.spec import MOST_GPUS
 
 UUIDS = [f"GPU-0000000{n}-aaaa-bbbb-cccc-dddddddddddd" for n in range(4)]
 ALL = "printf '%s\\n' " + " ".join(UUIDS)
@@ -152,6 +155,18 @@ def test_a_lock_file_that_is_a_link_is_refused(start: Start, tmp_path: Path) -> 
     assert (tmp_path / "victim").read_text() == "dear"
 
 
+def test_a_lock_file_that_a_cleaner_removed_is_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "gpu").touch()
+    removed = os.open(tmp_path / "gpu", os.O_RDWR)
+    fcntl.flock(removed, fcntl.LOCK_EX)
+    (tmp_path / "gpu").unlink()
+    held = script.try_lease(tmp_path, "gpu")
+    assert held is not None
+    assert script.try_lease(tmp_path, "gpu") is None
+    for descriptor in (removed, held):
+        os.close(descriptor)
+
+
 def test_all_users_of_the_node_may_take_the_locks(start: Start, tmp_path: Path) -> None:
     start(1)
     leases = tmp_path / "leases"
@@ -162,7 +177,7 @@ def test_all_users_of_the_node_may_take_the_locks(start: Start, tmp_path: Path) 
 def test_the_archive_has_the_script_under_a_name_for_each_amount(tmp_path: Path) -> None:
     with tarfile.open(shipping.pack_scripts(tmp_path / "s.tar.gz")) as archive:
         members = {member.name: member for member in archive.getmembers()}
-    assert members.keys() == {f"gpus-{n}" for n in range(1, shipping.MOST_GPUS + 1)}
+    assert members.keys() == {f"gpus-{n}" for n in range(1, MOST_GPUS + 1)}
     assert all(member.mode & 0o111 for member in members.values())
     assert shipping.script_for(2) == f"./{shipping.ALIAS}/gpus-2"
 

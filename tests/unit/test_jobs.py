@@ -37,6 +37,7 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
             PYTHON,
             "ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 41000)",
         ),
+        ('x\n  | File "a.py"\n  +----\n  | ValueError: in a group\n', "ValueError: in a group"),
         ("[SPARK-24942] Barrier stages\nsecond line", "[SPARK-24942] Barrier stages"),
         ("", "no reason given"),
     ],

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import collections
+import dataclasses
 import functools
 import pickle
 import socket
@@ -47,6 +49,26 @@ def test_the_attribute_that_cannot_be_pickled_is_named() -> None:
 def test_wherever_it_is(function: object, args: tuple, kwargs: dict, where: str) -> None:
     with pytest.raises(ConfigError) as error:
         pickle_call(function, args, kwargs)  # type: ignore[arg-type]
+    assert where in str(error.value)
+
+
+@dataclasses.dataclass(slots=True)
+class Slots:
+    name: str
+    lock: object
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (Slots("s", threading.Lock()), "args[0].lock is a _thread.lock"),
+        (collections.deque([1, threading.Lock()]), "args[0][1] is a _thread.lock"),
+        ((n for n in range(3)), "args[0] is a generator"),
+    ],
+)
+def test_what_has_no_dict_is_looked_into(value: object, where: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        pickle_call(print, (value,), {})
     assert where in str(error.value)
 
 

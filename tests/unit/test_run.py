@@ -10,7 +10,7 @@ import pytest
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import GangState
 from hopsgpu.interrupts import interrupts_noted, wait_for
-from hopsgpu.progress import Lines, Off, describe
+from hopsgpu.progress import Lines, Off, Shielded, describe
 from hopsgpu.results import GangResult, RunStatus, Timeline
 from hopsgpu.run import Board, Run, gpu_seconds
 
@@ -111,6 +111,18 @@ def test_other_threads_note_nothing() -> None:
     assert handlers == [signal.getsignal(signal.SIGINT)]
 
 
+def test_a_display_that_fails_ends_nothing() -> None:
+    class Broken(Off):
+        def line(self, rank: int, host: str, text: str) -> None:
+            raise BrokenPipeError("the terminal is gone")
+
+    shown = Shielded(Broken())
+    assert shown.problem is None
+    shown.line(0, "node1", "x")
+    shown.line(0, "node1", "y")
+    assert "BrokenPipeError: the terminal is gone" in (shown.problem or "")
+
+
 class Clock:
     now = 0.0
 
@@ -132,5 +144,5 @@ def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture
     said = capsys.readouterr()
     assert said.out == "[rank 3 node2] loss 0.1\n"
     assert len(said.err.splitlines()) == 3
-    assert "1 of 2 executors granted (node1); YARN is busy" in said.err
+    assert "1 of 2 executors are here (node1); YARN is busy" in said.err
     assert describe(replace(status, state="released")) == "released"
