@@ -23,6 +23,7 @@ from hopsgpu.worker.server import Event
 _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
 _STOP_SECONDS = 15.0
+_KEEP_SECONDS = 120.0
 _ANSWER_SECONDS = 30.0
 _QUIET_SECONDS = 2.0
 # Spark asks YARN why a container ended before it fails the job.
@@ -123,7 +124,14 @@ class Training:
             if stopping and deadline is None:
                 deadline = time.monotonic() + _STOP_SECONDS
                 self._tell_all("stop")
+            if deadline is None and not self._pending:
+                # All have ended; a lake that hangs must not keep the GPUs for their logs.
+                deadline = time.monotonic() + _KEEP_SECONDS
             if deadline is not None and time.monotonic() > deadline:
+                self.trained.warnings += [
+                    f"the log of rank {rank} is not on the lake: no answer from its agent"
+                    for rank in sorted(self._unkept)
+                ]
                 break
             event = self._next_event()
             if event is not None:

@@ -1,0 +1,161 @@
+"""A launch as the driver sees it, against agents that are played over a real channel."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from hopsgpu import training as training_module
+from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError
+from hopsgpu.gang import Container, assign_ranks
+from hopsgpu.modules import PackedModules
+from hopsgpu.progress import Off
+from hopsgpu.spark.jobs import GangJob
+from hopsgpu.spark.lease import Lease
+from hopsgpu.training import Call, Training
+from hopsgpu.worker.channel import Channel, connect, new_secret
+from hopsgpu.worker.server import ControlServer, serve
+
+SECRET = new_secret()
+SECONDS = 10.0
+
+
+@dataclass
+class Job:
+    """The barrier job's part that a launch looks at."""
+
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def reason(self, seconds: float) -> str:
+        return "Container from a bad node: node2"
+
+
+class Agent(threading.Thread):
+    """Answers `run` by what it is given, and stays connected until the driver hangs up."""
+
+    def __init__(self, port: int, answers: Callable[[Channel], Any]) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self._answers = answers
+        self.heard: list[str] = []
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        channel = await connect("127.0.0.1", self._port, SECRET)
+        await channel.send("hello")
+        while (message := await channel.receive()) is not None:
+            self.heard.append(message.kind)
+            if message.kind == "reserve":
+                await channel.send("reserved", port=4242)
+            elif message.kind == "run":
+                await self._answers(channel)
+        await channel.close()
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    with serve(SECRET, "127.0.0.1") as running:
+        yield running
+
+
+def launch(
+    server: ControlServer, answers: Callable[[Channel], Any], gpus: tuple[str, ...] = ("g0",)
+) -> tuple[Training, Agent, Job, threading.Event]:
+    agent = Agent(server.port, answers)
+    agent.start()
+    event = server.next_event(SECONDS)
+    assert event is not None
+    containers = tuple(
+        Container(event.peer, f"container_{n}", "node1", "127.0.0.1", (gpu,))
+        for n, gpu in enumerate(gpus)
+    )
+    job, cancelled = Job(), threading.Event()
+    lease = Lease(server, containers, cast(GangJob, job))
+    call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", "file:///runs/run-1", 0)
+    world = assign_ranks(containers, 1)
+    return Training(lease, world, call, Off(), cancelled), agent, job, cancelled
+
+
+async def say_nothing(channel: Channel) -> None: ...
+
+
+async def return_a_value(channel: Channel) -> None:
+    await channel.send("started", rank=0, pid=7)
+    await channel.send(
+        "ended",
+        b"value",
+        rank=0,
+        exit_code=0,
+        signal=None,
+        peak_memory=1,
+        outcome={"status": "returned"},
+        log_tail=[],
+        time=0.0,
+        stopped=False,
+    )
+
+
+async def return_a_value_and_keep_the_log(channel: Channel) -> None:
+    await return_a_value(channel)
+    await channel.send("kept", rank=0, problem=None)
+
+
+def test_a_value_comes_back(server: ControlServer) -> None:
+    training, _, _, _ = launch(server, return_a_value_and_keep_the_log)
+    trained = training.run()
+    assert trained.values == {0: b"value"}
+    assert trained.reports[0].pid == 7
+    assert trained.warnings == []
+
+
+def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_module, "_QUIET_SECONDS", 0.2)
+    training, _, job, _ = launch(server, say_nothing)
+    threading.Timer(0.3, job.ended.set).start()
+    trained = training.run()
+    assert trained.failure is not None
+    assert trained.failure.rank == 0
+    assert "was lost (container container_0): Container from a bad node" in str(trained.failure)
+
+
+def test_a_lake_that_hangs_does_not_keep_the_gpus(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_module, "_KEEP_SECONDS", 0.3)
+    training, _, _, _ = launch(server, return_a_value)
+    trained = training.run()
+    assert trained.values == {0: b"value"}
+    assert trained.warnings == ["the log of rank 0 is not on the lake: no answer from its agent"]
+
+
+def test_cancel_stops_the_ranks(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training_module, "_STOP_SECONDS", 0.3)
+    training, agent, _, cancelled = launch(server, say_nothing)
+    threading.Timer(0.3, cancelled.set).start()
+    with pytest.raises(Cancelled):
+        training.run()
+    assert agent.heard == ["reserve", "run", "stop"]
+
+
+def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
+    training, agent, _, _ = launch(server, say_nothing)
+    server.end_all()
+    agent.join(SECONDS)
+    with pytest.raises(HopsGpuError, match="lost before its ranks were started"):
+        training.run()
+
+
+def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None:
+    training, agent, _, _ = launch(server, say_nothing, gpus=("g0", "g0"))
+    with pytest.raises(DiscoveryError, match="g0 was given to two containers: container_0 on"):
+        training.run()
+    assert agent.heard == []
