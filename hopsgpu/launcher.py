@@ -19,17 +19,17 @@ from hopsgpu.run import Board, Run
 from hopsgpu.spark.application import Application
 from hopsgpu.spec import LaunchPlan, shape_of
 from hopsgpu.stores.lake import Lake
-from hopsgpu.yarn.resource_manager import cores_per_gpu
+from hopsgpu.yarn.resource_manager import Amount, check_container, cores_per_gpu
 
 
 @takes(arguments)
 def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
     """What `launch` would do with these arguments; asks YARN for nothing and runs nothing.
 
-    Asks the ResourceManager for its nodes, where `cores_per_worker` is to be found.
+    Asks the ResourceManager for its nodes and its largest container.
 
     Raises:
-        ConfigError: as `launch`.
+        ConfigError, CapacityError: as `launch`.
     """
     return _plan(given, run_id="<run_id>")
 
@@ -39,7 +39,7 @@ def submit(given: Arguments, interrupted: threading.Event) -> Run:
     """As `launch`, and returns at once with a Run.
 
     Raises:
-        ConfigError: as `launch`.
+        ConfigError, CapacityError: as `launch`.
     """
     run = _started(given)
     if interrupted.is_set():
@@ -76,6 +76,7 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
 
     Raises:
         ConfigError: an argument or setting that cannot work; nothing was started.
+        CapacityError: an executor so large that YARN can never grant it; nothing was started.
         GangTimeout: not all executors came in time.
         RankFailed: the first failure of a rank; the others were stopped.
         DiscoveryError: two containers were given the same GPU.
@@ -87,10 +88,10 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
 
 def _plan(given: Arguments, run_id: str) -> LaunchPlan:
     spec, application = given.spec, given.application
-    share = 0
-    if spec.cores_per_worker is None:
-        share = cores_per_gpu(application.manager.nodes())
-    shape = shape_of(spec, share)
+    nodes = application.manager.nodes()
+    shape = shape_of(spec, cores_per_gpu(nodes))
+    container = Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
+    check_container(container, application.manager.largest_container(), nodes)
     root = Lake(lake_root(application)).url
     paths = {"root": root, "run": f"{root}/runs/{run_id}"}
     if spec.model is not None:

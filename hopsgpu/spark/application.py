@@ -88,8 +88,11 @@ def application_of(spark: SparkSession | None) -> Application:
         raise ConfigError(
             "there is no active SparkSession: make one by hopsgpu.session(name), or pass spark="
         )
-    if context._jsc is None:
-        raise ConfigError("this SparkSession has been stopped: make one by hopsgpu.session(name)")
+    if context._jsc is None or context._jsc.sc().isStopped():
+        raise ConfigError(
+            "this Spark application has ended: spark.stop(), and make a session by"
+            " hopsgpu.session(name)"
+        )
     # PySpark's own lock around its one context: two first launches make one Application.
     with SparkContext._lock:
         found: Application | None = getattr(context, _ATTRIBUTE, None)

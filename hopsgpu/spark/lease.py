@@ -25,6 +25,7 @@ from hopsgpu.spec import ExecutorShape
 from hopsgpu.worker.channel import Message, new_secret
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.yarn.resource_manager import Held
 
 RELEASE_SECONDS = 30.0
 # Executors are up and Python is: an agent only has to import and connect.
@@ -196,10 +197,12 @@ class GpuLease:
         job = self._start("holder")
         holders: dict[int, Container] = {}
         arrivals: dict[int, float] = {}
-        why, asked = "", float("-inf")
+        held: Held | str = "Spark is asking YARN"
+        asked = float("-inf")
         while self._check_patience(len(holders)) is not Verdict.GRANTED:
             if time.monotonic() - asked >= _ASK_SECONDS:
-                why, asked = self._missing(len(holders)), time.monotonic()
+                held, asked = self._held(), time.monotonic()
+            why = held if isinstance(held, str) else self._missing(held, len(holders))
             self._request.watcher.state(GangState.WAITING, _hosts(holders), why)
             event = self._server.next_event(_EVENT_SECONDS)
             if event is None:
@@ -214,12 +217,15 @@ class GpuLease:
                 self._request.watcher.arrived(tuple(arrivals.values()))
         return holders
 
-    def _missing(self, connected: int) -> str:
-        """Where the executors that are not here yet are, as the ResourceManager sees it."""
+    def _held(self) -> Held | str:
+        """What the ResourceManager shows of this gang, or why it does not answer."""
         try:
-            held = self._application.manager.held(self._application.id, self._profile.id)
+            return self._application.manager.held(self._application.id, self._profile.id)
         except HopsGpuError as error:
             return str(error)
+
+    def _missing(self, held: Held, connected: int) -> str:
+        """Where the executors that are not here yet are."""
         self._seen.update(held.containers)
         parts = []
         if held.pending:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.errors import CapacityError, HopsGpuError
 
 GPU = "yarn.io/gpu"
 _SECONDS = 10.0
@@ -28,6 +28,9 @@ class Amount:
     gpus: int
     cores: int
     memory_mib: int
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs, {self.cores} cores, {self.memory_mib} MiB"
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,14 @@ class ResourceManager:
         scheduled = _amount(metrics.get("totalUsedResourcesAcrossPartition"))
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
+    def largest_container(self) -> Amount:
+        """The largest container that the scheduler grants to anybody."""
+        import requests
+
+        path = "/ws/v1/cluster/apps/new-application"
+        answer = self._get(path, requests.post)["maximum-resource-capability"]
+        return _amount(answer)
+
     def held(self, application_id: str, priority: int) -> Held:
         """What an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)
@@ -143,14 +154,15 @@ class ResourceManager:
     def _app(self, application_id: str) -> Any:
         return self._get(f"/ws/v1/cluster/apps/{application_id}")["app"]
 
-    def _get(self, path: str) -> Any:
+    def _get(self, path: str, ask: Callable[..., Any] | None = None) -> Any:
         import requests
 
+        ask = requests.get if ask is None else ask
         problems = []
         for address in self.addresses:
             try:
                 # A standby answers with a redirect to the active one.
-                answer = requests.get(
+                answer = ask(
                     address + path, headers={"Accept": "application/json"}, timeout=_SECONDS
                 )
                 answer.raise_for_status()
@@ -162,6 +174,32 @@ class ResourceManager:
             + ("; ".join(problems) or "no web address in the Hadoop configuration")
             + "). Is YARN up, and is HADOOP_CONF_DIR that of the cluster?"
         )
+
+
+def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) -> None:
+    """Whether a container can ever be granted; one that cannot would end the whole application.
+
+    Raises:
+        CapacityError: it is above the scheduler's largest container, or every node's total.
+    """
+    bounds = {"the scheduler's largest container": largest}
+    bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
+    fits = [name for name, bound in bounds.items() if _within(wanted, bound)]
+    if "the scheduler's largest container" in fits and len(fits) > 1:
+        return
+    raise CapacityError(
+        f"an executor of {wanted} fits nowhere: "
+        + "; ".join(f"{name} has {bound}" for name, bound in bounds.items())
+        + ". Lower memory_per_worker, cores_per_worker or gpus_per_worker"
+    )
+
+
+def _within(wanted: Amount, bound: Amount) -> bool:
+    return (
+        wanted.gpus <= bound.gpus
+        and wanted.cores <= bound.cores
+        and wanted.memory_mib <= bound.memory_mib
+    )
 
 
 def cores_per_gpu(nodes: tuple[Node, ...]) -> int:

@@ -324,6 +324,18 @@ def test_a_gang_above_the_most_executors_is_refused(spark: SparkSession) -> None
         quiet(os.getpid, workers=9)
 
 
+@pytest.mark.parametrize(
+    "much", [{"memory_per_worker": "100g"}, {"cores_per_worker": 100}, {"gpus_per_worker": 3}]
+)
+def test_an_executor_that_yarn_can_never_grant_is_refused_at_once(
+    spark: SparkSession, much: dict[str, object]
+) -> None:
+    """Asked for, it would end the whole application."""
+    with pytest.raises(hopsgpu.CapacityError, match="fits nowhere.*node1 has 2 GPUs, 6 cores"):
+        quiet(os.getpid, **much)
+    assert spark.range(5).count() == 5
+
+
 def test_a_place_for_runs_that_is_none_is_refused(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

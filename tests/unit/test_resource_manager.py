@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.yarn.resource_manager import (
     Amount,
     Node,
     ResourceManager,
+    check_container,
     cores_per_gpu,
     web_addresses,
 )
@@ -55,6 +56,18 @@ def test_the_share_of_cores_is_that_of_the_poorest_node() -> None:
     assert cores_per_gpu((node(16, 2), node(2, 2, "LOST"))) == 7
     assert cores_per_gpu((node(1, 4),)) == 1
     assert cores_per_gpu(()) == 1
+
+
+def test_a_container_that_fits_nowhere_names_the_bounds() -> None:
+    nodes = (node(8, 2), node(64, 8, "LOST"))
+    largest = Amount(8, 32, 2048)
+    check_container(Amount(2, 8, 1024), largest, nodes)
+    for wanted in (Amount(4, 8, 1024), Amount(2, 9, 1024), Amount(2, 8, 1025)):
+        with pytest.raises(CapacityError, match=r"node n has 2 GPUs, 8 cores, 1024 MiB") as error:
+            check_container(wanted, largest, nodes)
+        assert str(wanted) in str(error.value)
+    with pytest.raises(CapacityError, match="largest container has 1 GPUs"):
+        check_container(Amount(2, 8, 1024), Amount(1, 32, 2048), nodes)
 
 
 @pytest.mark.parametrize("addresses", [(), ("http://127.0.0.1:1",)])
