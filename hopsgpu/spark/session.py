@@ -16,6 +16,9 @@ from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_STARTS = 3
+_UI_RACE = "java.util.ConcurrentModificationException"
+
 
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
@@ -106,7 +109,25 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         for key, value in settings.items():
             builder = builder.config(key, value)
         # YARN has its copy of the scripts when this returns.
-        return builder.getOrCreate()
+        return _created(builder)
+
+
+def _created(builder: SparkSession.Builder) -> SparkSession:
+    """The session; started again where Spark's user interface tripped over itself.
+
+    Spark attaches the pages of its UI while the application master's filter is added to them, with
+    no lock between the two: now and then a start fails by it, more often on few cores. Spark has
+    stopped that context then, and the JVM takes a new one.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    for _ in range(_STARTS - 1):
+        try:
+            return builder.getOrCreate()
+        except Py4JJavaError as error:
+            if error.java_exception.getClass().getName() != _UI_RACE:
+                raise
+    return builder.getOrCreate()
 
 
 def _checked_conf(

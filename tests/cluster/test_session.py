@@ -1,0 +1,47 @@
+"""session() on a real cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+SCRIPT = """
+    from pyspark import SparkContext
+    import hopsgpu
+
+    start = SparkContext._initialize_context
+    starts = []
+
+    def tripping(self, conf):
+        '''The first context is up, and is stopped as Spark does when its UI trips over itself.'''
+        context = start(self, conf)
+        starts.append(context)
+        if len(starts) == 1:
+            context.stop()
+            numbers = self._jvm.java.util.ArrayList()
+            numbers.add(1)
+            part = numbers.subList(0, 1)
+            numbers.add(2)
+            part.size()
+        return context
+
+    SparkContext._initialize_context = tripping
+    spark = hopsgpu.session("trips")
+    print("starts", len(starts), "rows", spark.range(5).count())
+"""
+
+
+def test_a_start_that_tripped_over_sparks_own_race_is_repeated(
+    cluster_env: dict[str, str],
+) -> None:
+    """Seen in CI: the application master's UI filter came while Spark attached its pages."""
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SCRIPT)],
+        env=cluster_env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert "starts 2 rows 5" in ran.stdout, ran.stderr
