@@ -18,6 +18,8 @@ RUNTIME = [
 # What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
 DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3"]
+# A real kernel whose cell is interrupted.
+NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
 CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *TEST]
 
 setup(
@@ -31,6 +33,6 @@ setup(
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
     package_data={"hopsgpu": ["py.typed"]},
     install_requires=RUNTIME,
-    extras_require={"demo": DEMO, "dev": DEMO + CHECK, "check": CHECK},
+    extras_require={"demo": DEMO, "dev": DEMO + CHECK + NOTEBOOK, "check": CHECK},
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},
 )

@@ -22,7 +22,8 @@ from hopsgpu.errors import (
 )
 
 if TYPE_CHECKING:
-    from hopsgpu.launcher import launch, plan, submit
+    from hopsgpu.holding import Gang
+    from hopsgpu.launcher import hold, launch, plan, submit
     from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
     from hopsgpu.run import Run
     from hopsgpu.spark.session import session
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Context": "hopsgpu.worker.context",
+    "Gang": "hopsgpu.holding",
     "GangResult": "hopsgpu.results",
     "GangSpec": "hopsgpu.spec",
     "GpuRequest": "hopsgpu.spec",
@@ -46,6 +48,7 @@ _HOMES = {
     "RunStatus": "hopsgpu.results",
     "Timeline": "hopsgpu.results",
     "context": "hopsgpu.worker.context",
+    "hold": "hopsgpu.launcher",
     "launch": "hopsgpu.launcher",
     "plan": "hopsgpu.launcher",
     "session": "hopsgpu.spark.session",
@@ -59,6 +62,7 @@ __all__ = [
     "ConfigError",
     "Context",
     "DiscoveryError",
+    "Gang",
     "GangResult",
     "GangSpec",
     "GangTimeout",
@@ -75,6 +79,7 @@ __all__ = [
     "StoreError",
     "Timeline",
     "context",
+    "hold",
     "launch",
     "plan",
     "session",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import inspect
@@ -16,8 +17,8 @@ from hopsgpu.interrupts import interrupts_noted
 from hopsgpu.modules import PackedModules, module_roots, pack_modules
 from hopsgpu.pickling import name_of, pickle_call
 from hopsgpu.progress import Shielded, progress_of
+from hopsgpu.run import Run
 from hopsgpu.spark.application import Application, application_of
-from hopsgpu.spark.checks import check_gang
 from hopsgpu.spec import GangSpec, GpuRequest
 from hopsgpu.units import parse_duration, parse_memory
 from hopsgpu.worker.channel import MOST_PAYLOAD
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 P = ParamSpec("P")
+A = TypeVar("A")
 R = TypeVar("R")
 
 
@@ -49,6 +51,26 @@ class Arguments:
     application: Application
 
 
+@dataclass(frozen=True)
+class HeldArguments:
+    """What a gang is that is held for several launches, checked.
+
+    Attributes:
+        spec: the gang asked for.
+        idle_timeout: seconds without a launch after which it lets go, or None.
+        progress: what is shown while it waits.
+        application: in which it runs.
+    """
+
+    spec: GangSpec
+    idle_timeout: float | None
+    progress: Shielded
+    application: Application
+
+
+Duration = str | float | datetime.timedelta | None
+
+
 def arguments(
     train_fn: Callable[..., Any],
     *,
@@ -65,8 +87,8 @@ def arguments(
     data: Any = None,
     model: str | None = None,
     name: str | None = None,
-    acquire_timeout: str | float | datetime.timedelta | None = "10m",
-    run_timeout: str | float | datetime.timedelta | None = None,
+    acquire_timeout: Duration = "10m",
+    run_timeout: Duration = None,
     retries: int = 0,
     resume: str | None = None,
     python_env: Any = None,
@@ -79,11 +101,9 @@ def arguments(
     Raises:
         ConfigError: naming the argument, what was given and what is accepted.
     """
-    if VARIABLE in os.environ:
-        raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
+    _refuse_nested()
     _refuse_later(
         parameter_servers=(parameter_servers, 0),
-        placement=(placement, None),
         gpu_type=(gpu_type, None),
         visible=(visible, None),
         data=(data, None),
@@ -92,19 +112,111 @@ def arguments(
         resume=(resume, None),
         python_env=(python_env, None),
     )
-    if not callable(train_fn):
-        raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
+    _check_callable(train_fn)
     spec = GangSpec(
         name=name if name is not None else _default_name(train_fn),
         workers=workers,
         gpus=GpuRequest(gpus_per_worker),  # type: ignore[arg-type]
         cores_per_worker=cores_per_worker,
         memory_per_worker=parse_memory(memory_per_worker, "memory_per_worker"),
+        placement=placement,
         model=model,
         acquire_timeout=parse_duration(acquire_timeout, "acquire_timeout"),
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
+    call, modules = _packed(train_fn, args, kwargs)
+    return Arguments(spec, call, modules, shown, application_of(spark))
+
+
+def held_arguments(
+    *,
+    workers: int,
+    gpus_per_worker: float = 1,
+    cores_per_worker: int | None = None,
+    memory_per_worker: str | int = "4g",
+    parameter_servers: int = 0,
+    placement: str | None = None,
+    gpu_type: str | None = None,
+    visible: str | None = None,
+    name: str | None = None,
+    acquire_timeout: Duration = "10m",
+    idle_timeout: Duration = "10m",
+    python_env: Any = None,
+    progress: Any = None,
+    spark: SparkSession | None = None,
+) -> HeldArguments:
+    """Checks the arguments of `launcher.hold`, which says what each means.
+
+    Raises:
+        ConfigError: naming the argument, what was given and what is accepted.
+    """
+    _refuse_nested()
+    _refuse_later(
+        parameter_servers=(parameter_servers, 0),
+        gpu_type=(gpu_type, None),
+        visible=(visible, None),
+        python_env=(python_env, None),
+    )
+    spec = GangSpec(
+        name="gang" if name is None else name,
+        workers=workers,
+        gpus=GpuRequest(gpus_per_worker),  # type: ignore[arg-type]
+        cores_per_worker=cores_per_worker,
+        memory_per_worker=parse_memory(memory_per_worker, "memory_per_worker"),
+        placement=placement,
+        acquire_timeout=parse_duration(acquire_timeout, "acquire_timeout"),
+    )
+    idle = parse_duration(idle_timeout, "idle_timeout")
+    return HeldArguments(spec, idle, progress_of(progress), application_of(spark))
+
+
+def launch_on(
+    held: HeldArguments,
+    train_fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    data: Any = None,
+    model: str | None = None,
+    name: str | None = None,
+    run_timeout: Duration = None,
+    retries: int = 0,
+    env_vars: Mapping[str, str] | None = None,
+    progress: Any = None,
+) -> Arguments:
+    """Checks the arguments of a launch on a held gang, as `arguments` does.
+
+    Raises:
+        ConfigError: naming the argument, what was given and what is accepted.
+    """
+    _refuse_later(data=(data, None), run_timeout=(run_timeout, None), retries=(retries, 0))
+    _check_callable(train_fn)
+    spec = dataclasses.replace(
+        held.spec,
+        name=name if name is not None else _default_name(train_fn),
+        model=model,
+        env_vars={} if env_vars is None else env_vars,
+    )
+    shown = progress_of(progress)
+    call, modules = _packed(train_fn, args, kwargs)
+    return Arguments(spec, call, modules, shown, held.application)
+
+
+def _refuse_nested() -> None:
+    if VARIABLE in os.environ:
+        raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
+
+
+def _check_callable(train_fn: object) -> None:
+    if not callable(train_fn):
+        raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
+
+
+def _packed(
+    train_fn: Callable[..., Any], args: object, kwargs: object
+) -> tuple[bytes, PackedModules]:
+    """The pickled function with its arguments, and the user's modules that it needs."""
     positional, keywords = _positional(args), _keywords(kwargs)
     _check_call(train_fn, positional, keywords)
     call = pickle_call(train_fn, positional, keywords)
@@ -115,9 +227,7 @@ def arguments(
             f" {len(modules.archive)}; at most {MOST_PAYLOAD} together are accepted. Put data on"
             " the lake and read it in the ranks"
         )
-    application = application_of(spark)
-    check_gang(application.setting, spec.workers)
-    return Arguments(spec, call, modules, shown, application)
+    return call, modules
 
 
 def _refuse_later(**given: tuple[object, object]) -> None:
@@ -161,23 +271,25 @@ def _default_name(train_fn: Callable[..., Any]) -> str:
 
 
 def takes(
-    arguments: Callable[P, Arguments],
-) -> Callable[[Callable[[Arguments, threading.Event], R]], Callable[P, R]]:
-    """Gives a function of checked Arguments the signature that they are made from.
+    checked: Callable[P, A],
+) -> Callable[[Callable[[A, threading.Event], R]], Callable[P, R]]:
+    """Gives a function of checked arguments the signature that they are made from.
 
     Ctrl-C sets the event that the function gets, and is raised when the function is done.
     """
 
-    def decorate(function: Callable[[Arguments, threading.Event], R]) -> Callable[P, R]:
+    def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             with interrupts_noted() as interrupted:
-                result = function(arguments(*args, **kwargs), interrupted)
+                result = function(checked(*args, **kwargs), interrupted)
             if interrupted.is_set():
+                if isinstance(result, Run):  # its handle is lost with this
+                    result.cancel()
                 raise KeyboardInterrupt
             return result
 
-        signature = inspect.signature(arguments)
+        signature = inspect.signature(checked)
         returns = inspect.signature(function).return_annotation
         call.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
         return call

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -14,45 +15,86 @@ from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
 from hopsgpu.gang import GangState, assign_ranks
 from hopsgpu.results import GangResult
 from hopsgpu.run import Board
-from hopsgpu.spark.lease import Lease, Request, lease_gpus
+from hopsgpu.spark.lease import Lease
+from hopsgpu.spark.request import Request
 from hopsgpu.spec import LaunchPlan, redacted
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelVersion
 from hopsgpu.training import Call, Trained, Training
 
+# Gives a lease for a request while inside.
+Leasing = Callable[[Request], AbstractContextManager[Lease]]
+
 
 def execute(
-    given: Arguments, plan: LaunchPlan, board: Board, cancelled: threading.Event
+    given: Arguments,
+    plan: LaunchPlan,
+    board: Board,
+    cancelled: threading.Event,
+    leasing: Leasing,
+    ended_well: GangState = GangState.RELEASED,
 ) -> GangResult:
-    """Runs a plan; however it ends, the executors are released first.
+    """Runs a plan; however it ends, the lease is over first.
+
+    Args:
+        given: the launch's arguments.
+        plan: of it.
+        board: on which it writes how it stands.
+        cancelled: set when it is no longer wanted.
+        leasing: gives the gang.
+        ended_well: the state of a run that returned.
 
     Raises:
         HopsGpuError: what ended the run, with `error.result`.
     """
-    execution = Execution(given, plan, board, cancelled)
+    execution = Execution(given, plan, board, cancelled, leasing)
     try:
         execution.run()
         result = execution.result(with_values=True)
     except BaseException as error:
-        ended = GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
+        ended = state_of_failure(error)
         if isinstance(error, HopsGpuError):
             error.result = execution.result_of_failure(isinstance(error, StoreError))
         if (problem := execution.record(ended, str(error))) is not None:
             error.add_note(problem)
         board.state(ended)
         raise
-    problem = execution.record(GangState.RELEASED, None)
-    board.state(GangState.RELEASED)
+    problem = execution.record(ended_well, None)
+    board.state(ended_well)
     return replace(result, warnings=(*result.warnings, problem)) if problem else result
+
+
+def state_of_failure(error: BaseException) -> GangState:
+    """The state in which a run ends by this."""
+    return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
+
+
+def request_of(plan: LaunchPlan, board: Board, cancelled: threading.Event) -> Request:
+    """What a plan asks of YARN."""
+    return Request(
+        run_id=board.run_id,
+        shape=plan.shape,
+        executors=plan.executors,
+        placement=plan.spec.placement,
+        timeout=plan.spec.acquire_timeout,
+        cancelled=cancelled,
+        watcher=board,
+    )
 
 
 class Execution:
     """One run on its way."""
 
     def __init__(
-        self, given: Arguments, plan: LaunchPlan, board: Board, cancelled: threading.Event
+        self,
+        given: Arguments,
+        plan: LaunchPlan,
+        board: Board,
+        cancelled: threading.Event,
+        leasing: Leasing,
     ) -> None:
         self._given = given
+        self._leasing = leasing
         self._plan = plan
         self._board = board
         self._cancelled = cancelled
@@ -70,15 +112,8 @@ class Execution:
         # A lake that refuses is found before any GPU is asked for.
         (self._directory / "logs").make()
         self._write(GangState.REQUESTED, None)
-        request = Request(
-            run_id=self._board.run_id,
-            shape=self._plan.shape,
-            executors=self._plan.executors,
-            timeout=self._plan.spec.acquire_timeout,
-            cancelled=self._cancelled,
-            watcher=self._board,
-        )
-        with lease_gpus(self._given.application, request) as lease:
+        request = request_of(self._plan, self._board, self._cancelled)
+        with self._leasing(request) as lease:
             self._train(lease)
 
     def _train(self, lease: Lease) -> None:
@@ -89,6 +124,7 @@ class Execution:
             run_id=self._board.run_id,
             run_url=self._directory.url,
             attempt=0,
+            memory=self._plan.spec.memory_per_worker,
         )
         world = assign_ranks(lease.containers, self._plan.ranks_per_executor)
         training = Training(lease, world, call, self._given.progress, self._cancelled)
@@ -171,6 +207,7 @@ class Execution:
                 "gpus_per_worker": spec.gpus.per_worker,
                 "cores_per_worker": spec.cores_per_worker,
                 "memory_per_worker": spec.memory_per_worker,
+                "placement": spec.placement,
                 "model": spec.model,
                 "acquire_timeout": spec.acquire_timeout,
                 "env_vars": redacted(spec.env_vars),

@@ -6,7 +6,8 @@ decided here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,7 +18,8 @@ class GangState(Enum):
     requested → waiting → granted → ready → training → publishing → releasing → released.
     From every state before it a gang may go to releasing: that is the one way out, whatever
     happened. `failed` and `cancelled` are `released` with a reason. An executor lost between
-    grant and ready has the gang wait again.
+    grant and ready has the gang wait again. A launch on a gang that is held goes to keeping
+    where others go to releasing, and ends as kept; where the gang is whole it begins with ready.
     """
 
     REQUESTED = "requested"
@@ -28,33 +30,47 @@ class GangState(Enum):
     PUBLISHING = "publishing"
     RELEASING = "releasing"
     RELEASED = "released"
+    KEEPING = "keeping"
+    KEPT = "kept"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def is_terminal(self) -> bool:
-        return self in _TERMINAL
+        return self not in _NEXT
 
 
-_TERMINAL = frozenset({GangState.RELEASED, GangState.FAILED, GangState.CANCELLED})
 _NEXT = {
-    GangState.REQUESTED: {GangState.WAITING, GangState.FAILED, GangState.CANCELLED},
-    GangState.WAITING: {GangState.GRANTED},
+    GangState.REQUESTED: {
+        GangState.WAITING,
+        GangState.READY,
+        GangState.FAILED,
+        GangState.CANCELLED,
+    },
+    GangState.WAITING: {GangState.GRANTED, GangState.READY},
     GangState.GRANTED: {GangState.READY, GangState.WAITING},
     GangState.READY: {GangState.TRAINING},
     GangState.TRAINING: {GangState.PUBLISHING},
-    GangState.PUBLISHING: set(),
-    GangState.RELEASING: _TERMINAL,
+    GangState.PUBLISHING: set[GangState](),
+    GangState.RELEASING: {GangState.RELEASED, GangState.FAILED, GangState.CANCELLED},
+    GangState.KEEPING: {GangState.KEPT, GangState.FAILED, GangState.CANCELLED},
 }
+_WAYS_OUT = (GangState.RELEASING, GangState.KEEPING)
 
 
 def may_follow(state: GangState, following: GangState) -> bool:
     """Whether a gang in `state` may go to `following`."""
     if state.is_terminal:
         return False
-    if following is GangState.RELEASING:
-        return state is not GangState.RELEASING
+    if following in _WAYS_OUT:
+        return state not in _WAYS_OUT
     return following in _NEXT[state]
+
+
+# A part of a gang keeps others from being whole; YARN grants what it can within seconds.
+PART_SECONDS = 30.0
+_LEAST_LOST = 3
+_LONGEST_BACKOFF = 30.0
 
 
 class Verdict(Enum):
@@ -62,23 +78,61 @@ class Verdict(Enum):
 
     WAIT = "wait"
     GRANTED = "granted"
+    GIVE_BACK = "give back"
     TIMED_OUT = "timed out"
 
 
-def decide_acquire(*, granted: int, wanted: int, deadline: float | None, now: float) -> Verdict:
-    """Whether the gang is whole, may go on waiting, or must let go.
+@dataclass(frozen=True)
+class Grants:
+    """How far an acquiring gang has come.
+
+    Attributes:
+        connected: executors that are here.
+        allotted: containers that YARN has granted, these included.
+        since: the clock's reading when `allotted` last grew, or when YARN was asked.
+        lost: containers that have ended again, a GPU not found, say, or Python.
+    """
+
+    connected: int = 0
+    allotted: int = 0
+    since: float = float("inf")
+    lost: int = 0
+
+
+def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: float) -> Verdict:
+    """Whether the gang is whole, may go on waiting, or must let go of what it has.
+
+    A gang that YARN has granted whole waits for its executors to start, however long that takes;
+    one that holds a part, and got no more for 30 s, gives it back for others to be whole. So does
+    one whose containers end again and again, as many as it has and three at least.
 
     Args:
-        granted: executors connected now.
+        grants: how far it has come.
         wanted: executors the gang needs.
         deadline: the clock's reading at which the wait ends, or None.
         now: the clock's reading.
     """
-    if granted >= wanted:
+    if grants.connected >= wanted:
         return Verdict.GRANTED
     if deadline is not None and now >= deadline:
         return Verdict.TIMED_OUT
+    if grants.allotted < wanted and now - grants.since >= PART_SECONDS:
+        return Verdict.GIVE_BACK
+    if grants.lost > max(wanted, _LEAST_LOST):
+        return Verdict.GIVE_BACK
     return Verdict.WAIT
+
+
+def backoff_seconds(attempts: int, chance: float) -> float:
+    """How long to let others go first, once a part was given back.
+
+    "Full jitter": two that meet again and again part ways.
+
+    Args:
+        attempts: parts given back so far, at least 1.
+        chance: a random number in [0, 1).
+    """
+    return 1.0 + chance * min(2.0**attempts, _LONGEST_BACKOFF)
 
 
 @dataclass(frozen=True)
@@ -160,3 +214,9 @@ def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Cont
                 return gpu, owner[gpu], container
             owner[gpu] = container
     return None
+
+
+def shared_hosts(containers: Iterable[Container]) -> tuple[str, ...]:
+    """Hosts that have more than one of the containers, sorted."""
+    counts = Counter(container.host for container in containers)
+    return tuple(sorted(host for host, count in counts.items() if count > 1))

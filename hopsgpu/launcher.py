@@ -1,37 +1,32 @@
-"""launch, submit and plan: from arguments to a plan, and from the plan to a run."""
+"""launch, submit, plan and hold: the ways in."""
 
 from __future__ import annotations
 
-import datetime
 import functools
-import os
-import secrets
 import threading
-from collections.abc import Callable
 
-from pyspark import InheritableThread
-
-from hopsgpu.arguments import Arguments, arguments, takes
+from hopsgpu.arguments import Arguments, HeldArguments, arguments, held_arguments, takes
 from hopsgpu.execution import execute
+from hopsgpu.holding import Gang
 from hopsgpu.interrupts import wait_for
+from hopsgpu.planning import new_run_id, plan_of
 from hopsgpu.results import GangResult
 from hopsgpu.run import Board, Run
-from hopsgpu.spark.application import Application
-from hopsgpu.spec import LaunchPlan, shape_of
-from hopsgpu.stores.lake import Lake
-from hopsgpu.yarn.resource_manager import Amount, check_container, cores_per_gpu
+from hopsgpu.spark.lease import leased
+from hopsgpu.spark.threads import start_daemon
+from hopsgpu.spec import LaunchPlan
 
 
 @takes(arguments)
 def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
     """What `launch` would do with these arguments; asks YARN for nothing and runs nothing.
 
-    Asks the ResourceManager for its nodes and its largest container.
+    Looks at what the ResourceManager shows of its nodes and the application's queue.
 
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    return _plan(given, run_id="<run_id>")
+    return plan_of(given.spec, given.application, "<run_id>", given.modules.warnings)
 
 
 @takes(arguments)
@@ -41,10 +36,7 @@ def submit(given: Arguments, interrupted: threading.Event) -> Run:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    run = _started(given)
-    if interrupted.is_set():
-        run.cancel()
-    return run
+    return _started(given)
 
 
 @takes(arguments)
@@ -59,9 +51,13 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         args: positional arguments of it.
         kwargs: keyword arguments of it.
         workers: the world size.
-        gpus_per_worker: GPUs of each rank, a whole number of at least 1.
+        gpus_per_worker: whole GPUs of each rank; 0 for a gang on CPUs.
         cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU.
-        memory_per_worker: what a rank may use, as "4g" or bytes.
+        memory_per_worker: what a rank may use with its child processes, as "4g" or bytes; one
+            that uses more is ended and is the failure.
+        placement: "pack" for as many ranks as fit into one container (the largest number that
+            divides `workers`), on the fullest node with room; "spread" for one rank on each
+            node; None to leave it to YARN.
         model: name under which what rank 0 leaves in `context().model_dir` is published.
         name: of the run, the function's name by default.
         acquire_timeout: how long the gang may wait for its executors; None for no bound.
@@ -76,8 +72,9 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
 
     Raises:
         ConfigError: an argument or setting that cannot work; nothing was started.
-        CapacityError: an executor so large that YARN can never grant it; nothing was started.
-        GangTimeout: not all executors came in time.
+        CapacityError: what YARN can never grant, on its nodes, in the queue or to the user;
+            nothing was asked for.
+        GangTimeout: not all executors came in time; it says who holds the rest.
         RankFailed: the first failure of a rank; the others were stopped.
         DiscoveryError: two containers were given the same GPU.
         StoreError: the lake refused logs' directory or model.
@@ -86,52 +83,32 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
     return wait_for(_started(given), interrupted)
 
 
-def _plan(given: Arguments, run_id: str) -> LaunchPlan:
-    spec, application = given.spec, given.application
-    nodes = application.manager.nodes()
-    shape = shape_of(spec, cores_per_gpu(nodes))
-    container = Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
-    check_container(container, application.manager.largest_container(), nodes)
-    root = Lake(lake_root(application)).url
-    paths = {"root": root, "run": f"{root}/runs/{run_id}"}
-    if spec.model is not None:
-        paths["model"] = f"{root}/models/{spec.model}"
-    return LaunchPlan(
-        spec=spec,
-        executors=spec.workers,
-        ranks_per_executor=1,
-        shape=shape,
-        queue=application.setting("spark.yarn.queue") or "default",
-        environment={"OMP_NUM_THREADS": str(shape.cores), **spec.env_vars},
-        paths=paths,
-        warnings=given.modules.warnings,
-    )
+@takes(held_arguments)
+def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
+    """A gang kept for several launches: `with hopsgpu.hold(workers=4) as gang: gang.launch(...)`.
 
+    Args:
+        workers: the world size.
+        gpus_per_worker, cores_per_worker, memory_per_worker, placement, progress, spark: as of
+            `launch`.
+        name: of the gang.
+        acquire_timeout: how long it may wait for its executors, on entry and again where some
+            were lost.
+        idle_timeout: without a launch for so long it lets them go, and the next launch acquires
+            them again; None to keep them until the end.
 
-def lake_root(application: Application) -> str:
-    """Where runs and models go: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's directory."""
-    named = application.setting("spark.hopsgpu.root") or os.environ.get("HOPSGPU_ROOT")
-    if named:
-        return named.rstrip("/")
-    jvm = application.jvm
-    files = (jvm.hadoop("fs.defaultFS") or "file:///").rstrip("/")
-    return f"{files}/user/{jvm.user()}/hopsgpu"
-
-
-def _new_run_id(name: str) -> str:
-    now = datetime.datetime.now(datetime.UTC)
-    return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    Raises:
+        ConfigError, CapacityError: as `launch`.
+    """
+    plan = plan_of(given.spec, given.application, "<run_id>", ())
+    return Gang(given, plan)
 
 
 def _started(given: Arguments) -> Run:
-    run_id = _new_run_id(given.spec.name)
-    planned = _plan(given, run_id)
+    run_id = new_run_id(given.spec.name)
+    planned = plan_of(given.spec, given.application, run_id, given.modules.warnings)
     board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
     cancelled = threading.Event()
-    work = functools.partial(execute, given, planned, board, cancelled)
-
-    def start_thread(body: Callable[[], None]) -> None:
-        # A daemon: a script that fails must not be kept alive, with its GPUs, by its run.
-        InheritableThread(target=body, name=f"hopsgpu-{run_id}", daemon=True).start()
-
-    return Run(board, cancelled, work, start_thread)
+    leasing = functools.partial(leased, given.application)
+    work = functools.partial(execute, given, planned, board, cancelled, leasing)
+    return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

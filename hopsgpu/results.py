@@ -74,7 +74,8 @@ class RankReport:
         pid: of the rank's process on its node.
         exit_code: 0 and above; None where a signal ended it or it never ended.
         signal: name of the signal that ended it.
-        peak_memory: bytes, the largest resident set.
+        peak_memory: bytes, the larger of one process's largest resident set and the most that was
+            seen of all the rank's processes together, shared pages counted once.
         gpu_utilisation: mean share in [0, 1]; None where it was not measured.
         stopped: True where hopsgpu ended it because another rank had failed.
     """

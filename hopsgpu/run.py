@@ -25,7 +25,7 @@ class Board:
         self._state = GangState.REQUESTED
         self._hosts: tuple[str, ...] = ()
         self._why = ""
-        self._unconfirmed: str | None = None
+        self._warnings: list[str] = []
         self._arrivals: tuple[float, ...] = ()
         self._ranks: tuple[RankReport, ...] = ()
         self._timeline = Timeline(requested=time.time())
@@ -57,10 +57,11 @@ class Board:
         with self._lock:
             self._arrivals = tuple(times)
 
-    def unconfirmed(self, shown: str) -> None:
-        """Notes that the ResourceManager did not confirm the release in time."""
+    def warn(self, text: str) -> None:
+        """Notes what a person should know of, once."""
         with self._lock:
-            self._unconfirmed = shown
+            if text not in self._warnings:
+                self._warnings.append(text)
 
     def ranks(self, reports: Sequence[RankReport]) -> None:
         """Notes how the ranks fared."""
@@ -86,15 +87,9 @@ class Board:
         """What there is of a result: timeline, ranks and GPU seconds."""
         with self._lock:
             seconds = gpu_seconds(self._timeline, self._arrivals, self._gpus, time.time())
-            warnings = []
-            if self._unconfirmed is not None:
-                warnings.append(
-                    "the ResourceManager did not confirm that the GPUs are back"
-                    f" ({self._unconfirmed}); Spark's idle timeout lets them go"
-                )
             return GangResult(
                 run_id=self.run_id,
-                warnings=tuple(warnings),
+                warnings=tuple(self._warnings),
                 ranks=self._ranks,
                 timeline=self._timeline,
                 gpu_seconds=seconds,

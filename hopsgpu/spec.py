@@ -65,6 +65,7 @@ def redacted(variables: Mapping[str, str]) -> dict[str, str]:
     return {n: "(redacted)" if _SECRET.search(n) else v for n, v in variables.items()}
 
 
+PLACEMENTS = (None, "pack", "spread")
 # For so many amounts of GPUs the discovery script is shipped.
 MOST_GPUS = 64
 
@@ -74,19 +75,19 @@ class GpuRequest:
     """GPUs of one rank.
 
     Attributes:
-        per_worker: whole GPUs of each rank, 1 and more.
+        per_worker: whole GPUs of each rank; 0 for a gang on CPUs.
     """
 
     per_worker: int = 1
 
     def __post_init__(self) -> None:
         given = self.per_worker
-        if given == 0 or (isinstance(given, float) and 0 < given < 1):
+        if isinstance(given, float) and 0 < given < 1:
             raise ConfigError(
-                f"gpus_per_worker={given!r}: CPU gangs and fractions of a GPU are not available "
-                "yet; a whole number of at least 1 is accepted"
+                f"gpus_per_worker={given!r}: fractions of a GPU are not available yet; a whole "
+                "number is accepted, 0 for a gang on CPUs"
             )
-        _check_count(given, "gpus_per_worker", 1)
+        _check_count(given, "gpus_per_worker", 0)
         if given > MOST_GPUS:
             raise ConfigError(f"gpus_per_worker={given!r}: at most {MOST_GPUS} are accepted")
 
@@ -101,6 +102,8 @@ class GangSpec:
         gpus: of each rank.
         cores_per_worker: of each rank; None for the node's share of cores per GPU.
         memory_per_worker: bytes a rank may use.
+        placement: "pack" for as many ranks as fit into one container, "spread" for one on each
+            node, None to leave it to YARN.
         model: name under which the model is published, or None.
         acquire_timeout: seconds the gang may wait for its executors, None for no bound.
         env_vars: the user's environment variables of every rank.
@@ -111,6 +114,7 @@ class GangSpec:
     gpus: GpuRequest = field(default_factory=GpuRequest)
     cores_per_worker: int | None = None
     memory_per_worker: int = 4 * 2**30
+    placement: str | None = None
     model: str | None = None
     acquire_timeout: float | None = 600.0
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
@@ -119,6 +123,11 @@ class GangSpec:
         _check_count(self.workers, "workers", 1)
         if self.cores_per_worker is not None:
             _check_count(self.cores_per_worker, "cores_per_worker", 1)
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(
+                f"placement={self.placement!r}: 'pack' (ranks share containers), 'spread' (one rank"
+                " on each node) or None is wanted"
+            )
         object.__setattr__(self, "name", check_name(self.name, "name"))
         if self.model is not None:
             object.__setattr__(self, "model", check_name(self.model, "model"))
@@ -176,16 +185,18 @@ HEAP_MIB = 512
 AGENT_MIB = 512
 
 
-def shape_of(spec: GangSpec, cores_per_gpu: int) -> ExecutorShape:
-    """The executor of one rank.
+def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShape:
+    """The executor of so many ranks.
 
     Args:
         spec: the gang.
         cores_per_gpu: the nodes' share, used where the spec names no cores.
+        ranks: that share the container.
     """
-    cores = spec.cores_per_worker or cores_per_gpu * spec.gpus.per_worker
+    gpus = spec.gpus.per_worker
+    cores = spec.cores_per_worker or max(cores_per_gpu * gpus, 1)
     rank_mib = -(-spec.memory_per_worker // MIB)
-    return ExecutorShape(cores, spec.gpus.per_worker, HEAP_MIB, rank_mib + AGENT_MIB)
+    return ExecutorShape(cores * ranks, gpus * ranks, HEAP_MIB, rank_mib * ranks + AGENT_MIB)
 
 
 @dataclass(frozen=True)

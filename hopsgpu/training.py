@@ -42,6 +42,7 @@ class Call:
         run_id: of the run.
         run_url: its directory on the lake.
         attempt: counts from 0.
+        memory: bytes that a rank may use with its descendants, None for no bound.
     """
 
     function: bytes
@@ -50,6 +51,7 @@ class Call:
     run_id: str
     run_url: str
     attempt: int
+    memory: int | None = None
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Trained:
     Attributes:
         reports: by rank.
         values: pickled, by rank, of those that returned.
-        failure: the first, by its arrival at the driver.
+        failure: the first, by its arrival at the driver; one for memory before others.
         warnings: what a person should know.
     """
 
@@ -91,6 +93,7 @@ class Training:
         self._unkept = set(self._pending)
         self._connected = {container.key for container in lease.containers}
         self._quiet_since: float | None = None
+        self._explained = False
         self.trained = Trained()
 
     def _next_event(self) -> Event | None:
@@ -100,6 +103,8 @@ class Training:
         still seems to be there.
         """
         event = self._lease.server.next_event(_EVENT_SECONDS)
+        if event is not None and not self._is_ours(event):
+            return None
         if event is not None or not self._lease.job.ended.is_set():
             self._quiet_since = None
             return event
@@ -108,6 +113,11 @@ class Training:
         if now - self._quiet_since < _QUIET_SECONDS or not self._connected:
             return None
         return Event(self._connected.pop(), None)
+
+    def _is_ours(self, event: Event) -> bool:
+        """Whether an event is not a late word of an earlier launch on the same gang."""
+        message = event.message
+        return message is None or message.fields.get("run_id", "") == self._call.run_id
 
     def run(self) -> Trained:
         """Starts all ranks, waits for all, and stops them at the first failure.
@@ -132,6 +142,9 @@ class Training:
                     f"the log of rank {rank} is not on the lake: no answer from its agent"
                     for rank in sorted(self._unkept)
                 ]
+                # An agent that does not answer serves no further launch.
+                silent = self._pending | self._unkept
+                self._lease.server.hang_up({self._place(rank).container.key for rank in silent})
                 break
             event = self._next_event()
             if event is not None:
@@ -174,7 +187,7 @@ class Training:
     def _reserve(self) -> tuple[str, int]:
         """Address and port of rank 0's rendezvous; its agent holds the port."""
         first = self._place(0).container
-        self._lease.server.send(first.key, "reserve")
+        self._lease.server.send(first.key, "reserve", run_id=self._call.run_id)
         deadline = time.monotonic() + _ANSWER_SECONDS
         while time.monotonic() < deadline:
             event = self._next_event()
@@ -208,6 +221,7 @@ class Training:
                 run_id=call.run_id,
                 run_url=call.run_url,
                 attempt=call.attempt,
+                memory=call.memory,
                 call_bytes=len(call.function),
                 roots=call.modules.roots,
                 ranks=ranks,
@@ -268,8 +282,11 @@ class Training:
         if returned:
             self.trained.values[rank] = message.payload
             self.trained.warnings += _odd_ends(rank, message)
-        elif not stopped and self.trained.failure is None:
-            self.trained.failure = rank_failed(place, message, self._log_url(rank))
+        elif not stopped and not self._explained:
+            # A rank killed for its memory takes its neighbours along; theirs may come first.
+            self._explained = outcome.get("status") == "over memory"
+            if self._explained or self.trained.failure is None:
+                self.trained.failure = rank_failed(place, message, self._log_url(rank))
 
     def _log_url(self, rank: int) -> str:
         return f"{self._call.run_url}/logs/rank-{rank}.log"
@@ -283,10 +300,11 @@ class Training:
             self._pending.discard(place.rank)
             if self.trained.failure is None:
                 container = place.container
+                reason = self._lease.job.reason(_REASON_SECONDS).rstrip(".")
+                advice = "; memory_per_worker is what to raise" if "memory" in reason else ""
                 self.trained.failure = RankFailed(
                     f"the executor of rank {place.rank} on {container.host} was lost"
-                    f" (container {container.container_id}):"
-                    f" {self._lease.job.reason(_REASON_SECONDS)}. Its log: yarn logs"
+                    f" (container {container.container_id}): {reason}{advice}. Its log: yarn logs"
                     f" -containerId {container.container_id}",
                     rank=place.rank,
                     host=container.host,
@@ -312,7 +330,9 @@ def _odd_ends(rank: int, message: Message) -> list[str]:
         warnings.append(f"rank {rank} called sys.exit(0); its value is None")
     if message["signal"] or message["exit_code"]:
         how = message["signal"] or f"exit code {message['exit_code']}"
-        warnings.append(f"rank {rank} returned, and then its process ended with {how}")
+        over = message["outcome"].get("error")
+        why = f": it used more memory than it may: {over}" if over else ""
+        warnings.append(f"rank {rank} returned, and then its process ended with {how}{why}")
     return warnings
 
 
@@ -355,6 +375,8 @@ def _how(message: Message) -> str:
             return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
         case "too large":
             return f"returned a value of {outcome['error']}; leave large results in model_dir"
+        case "over memory":
+            return f"used more memory than it may: {outcome['error']}"
         case "not started":
             return f"could not be started: {outcome['error']}"
     if message["signal"]:

@@ -64,12 +64,25 @@ def manager(spark: SparkSession) -> ResourceManager:
     return ResourceManager(web_addresses(spark.sparkContext._jsc.hadoopConfiguration().get))
 
 
+def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:
+    """Whether something holds within some seconds; for what nobody announces."""
+    deadline = time.monotonic() + seconds
+    while not (held := holds()) and time.monotonic() < deadline:
+        time.sleep(step)
+    return held
+
+
+def gone(pid: int) -> bool:
+    """Whether a process of this machine has ended."""
+    try:
+        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def gpus_become(manager: ResourceManager, wanted: int, seconds: float = BACK_SECONDS) -> bool:
     """Whether the ResourceManager counts so many GPUs in use within some seconds."""
-    deadline = time.monotonic() + seconds
-    while (used := manager.gpus()[0]) != wanted and time.monotonic() < deadline:
-        time.sleep(0.1)  # between two questions; the ResourceManager announces nothing
-    return used == wanted
+    return until(lambda: manager.gpus()[0] == wanted, seconds)
 
 
 @pytest.fixture

@@ -78,6 +78,8 @@ def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
         "yarn.nodemanager.resource.memory-mb": str(memory),
         "yarn.nodemanager.resource.cpu-vcores": str(cores),
         "yarn.nodemanager.pmem-check-enabled": "true",
+        # By default the check is left to cgroups, whether there are any or not.
+        "yarn.nodemanager.resource.memory.enforced": "false",
         "yarn.nodemanager.vmem-check-enabled": "false",
         "yarn.nodemanager.container-executor.class": "org.apache.hadoop.yarn.server.nodemanager"
         ".DefaultContainerExecutor",
@@ -128,7 +130,8 @@ def capacity_scheduler(nodes: int) -> Properties:
         f"{cs}.root.default.user-limit-factor": "10",
         f"{cs}.maximum-am-resource-percent": "0.6",
         f"{cs}.maximum-applications": "10000",
-        f"{cs}.node-locality-delay": str(nodes),
+        # Heartbeats for which a request waits for the node that it prefers: about half a second.
+        f"{cs}.node-locality-delay": str(4 * nodes),
         f"{cs}.resource-calculator": "org.apache.hadoop.yarn.util.resource"
         ".DominantResourceCalculator",
     }

@@ -19,11 +19,12 @@ def environment(world: World, place: RankPlace, master: tuple[str, int]) -> dict
 
     Returns:
         `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `NODE_RANK`, `MASTER_ADDR`,
-        `MASTER_PORT`, `CUDA_VISIBLE_DEVICES` (the UUIDs of the container, in the order of
-        `LOCAL_RANK`, so that `torch.cuda.set_device(LOCAL_RANK)` is right) and
-        `CUDA_DEVICE_ORDER`.
+        `MASTER_PORT`, `CUDA_VISIBLE_DEVICES` (with one GPU per rank the UUIDs of the container, in
+        the order of `LOCAL_RANK`, so that `torch.cuda.set_device(LOCAL_RANK)` is right; with
+        several, the rank's own; empty on CPUs) and `CUDA_DEVICE_ORDER`.
     """
     address, port = master
+    visible = place.gpus if len(place.gpus) > 1 else place.container.gpus
     return {
         "RANK": str(place.rank),
         "WORLD_SIZE": str(world.size),
@@ -32,6 +33,6 @@ def environment(world: World, place: RankPlace, master: tuple[str, int]) -> dict
         "NODE_RANK": str(place.node_rank),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
-        "CUDA_VISIBLE_DEVICES": ",".join(place.container.gpus),
+        "CUDA_VISIBLE_DEVICES": ",".join(visible),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

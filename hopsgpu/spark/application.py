@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import tempfile
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pyspark import SparkContext
@@ -16,9 +19,32 @@ from hopsgpu.spark.checks import check_session
 from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.profiles import ProfilePool
 from hopsgpu.spark.shipping import ship_package
-from hopsgpu.yarn.resource_manager import GPU, ResourceManager, web_addresses
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.line import make_line
+from hopsgpu.yarn.amounts import GPU
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.yarn.snapshot import Snapshot
 
 _ATTRIBUTE = "_hopsgpu_application"
+_LABEL = "spark.yarn.executor.nodeLabelExpression"
+
+
+class Looks:
+    """Remembers a snapshot for those who ask soon after."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: Snapshot | None = None
+        self._taken = float("-inf")
+
+    def get(self, most_seconds: float, look: Callable[[], Snapshot]) -> Snapshot:
+        """The last snapshot where it is young enough, else a new one."""
+        with self._lock:
+            if self._last is None or time.monotonic() - self._taken > most_seconds:
+                began = time.monotonic()
+                self._last = look()
+                self._taken = began
+            return self._last
 
 
 @dataclass
@@ -32,6 +58,7 @@ class Application:
         profiles: who uses which resource profile.
         package: the directory from which Spark serves hopsgpu to the executors.
         acquiring: held by the one gang that acquires, until its barrier stage is active.
+        looks: the last look at the ResourceManager, which gangs that wait share.
     """
 
     context: SparkContext
@@ -40,6 +67,7 @@ class Application:
     package: tempfile.TemporaryDirectory[str]
     profiles: ProfilePool = field(default_factory=ProfilePool)
     acquiring: threading.Lock = field(default_factory=threading.Lock)
+    looks: Looks = field(default_factory=Looks)
 
     @property
     def id(self) -> str:
@@ -68,6 +96,50 @@ class Application:
                 f"spark.hopsgpu.ports={given!r}: a first and a last port are wanted, as 40000-40100"
             )
         return range(int(match[1]), int(match[2]) + 1)
+
+    @property
+    def queue(self) -> str:
+        """YARN's queue, as the application was submitted to it."""
+        return self.setting("spark.yarn.queue") or "default"
+
+    def snapshot(self, most_seconds: float) -> Snapshot:
+        """How YARN stands, looked at so many seconds ago at most.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not answer.
+        """
+        label = self.setting(_LABEL)
+        return self.looks.get(
+            most_seconds, lambda: self.manager.snapshot(self.id, self.user, label)
+        )
+
+    @functools.cached_property
+    def user(self) -> str:
+        """Who submitted it, as YARN and HDFS know it."""
+        return self.jvm.user()
+
+    @functools.cached_property
+    def line(self) -> Lake:
+        """Where the gangs of this cluster partition, of all users, stand in line; it is made.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.locks` is no place for it.
+            StoreError: the lake refuses.
+        """
+        given = self.setting("spark.hopsgpu.locks") or os.environ.get("HOPSGPU_LOCKS")
+        partition = self.setting(_LABEL) or "default"
+        if given:
+            return make_line(Lake(given, quick=True), self.cluster, partition)
+        files = (self.jvm.hadoop("fs.defaultFS") or "file:///").rstrip("/")
+        return make_line(
+            Lake(f"{files}/tmp", quick=True), "hopsgpu", "locks", self.cluster, partition
+        )
+
+    @functools.cached_property
+    def cluster(self) -> str:
+        """A name of this YARN among those that share the file system."""
+        named = self.jvm.hadoop("yarn.resourcemanager.cluster-id")
+        return re.sub(r"[^\w.-]+", "-", named or self.manager.addresses[0].partition("//")[2])
 
     def setting(self, name: str) -> str | None:
         """An administrator's or a user's Spark property, or None."""

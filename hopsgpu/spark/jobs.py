@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pyspark import InheritableThread, SparkContext
+from pyspark import RDD, InheritableThread
 from pyspark.resource import ResourceProfile
+from pyspark.serializers import CPickleSerializer
 
+from hopsgpu.spark.application import Application
 from hopsgpu.worker.peer import Driver
 
 
@@ -40,7 +42,8 @@ def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]
 class GangJob:
     """A Spark job of N tasks under a profile, in a thread of its own.
 
-    The thread is a daemon: a script that fails must not be kept alive by it.
+    The thread is a daemon: a script that fails must not be kept alive by it. `hosts`, one per
+    task, are where Spark asks YARN for executors first; none leaves it to YARN.
 
     Attributes:
         tag: by which the job is cancelled.
@@ -50,11 +53,12 @@ class GangJob:
 
     def __init__(
         self,
-        context: SparkContext,
+        application: Application,
         *,
         tag: str,
         description: str,
         tasks: int,
+        hosts: Sequence[str],
         profile: ResourceProfile,
         barrier: bool,
         task: Callable[[Iterable[Any]], Iterator[Any]],
@@ -62,9 +66,10 @@ class GangJob:
         self.tag = tag
         self.ended = threading.Event()
         self.error: Exception | None = None
-        self._context = context
+        self._application = application
         self._description = description
         self._tasks = tasks
+        self._hosts = hosts
         self._profile = profile
         self._barrier = barrier
         self._task = task
@@ -80,16 +85,23 @@ class GangJob:
 
     def _run(self) -> None:
         try:
-            self._context.setJobGroup(self.tag, self._description)
-            self._context.addJobTag(self.tag)
-            numbers = self._context.parallelize(range(self._tasks), self._tasks)
-            under = numbers.withResources(self._profile)
+            context = self._application.context
+            context.setJobGroup(self.tag, self._description)
+            context.addJobTag(self.tag)
+            under = self._numbers().withResources(self._profile)
             mapped = under.barrier() if self._barrier else under
             mapped.mapPartitions(self._task).collect()
         except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
             self.error = error
         finally:
             self.ended.set()
+
+    def _numbers(self) -> RDD[int]:
+        context = self._application.context
+        if not self._hosts:
+            return context.parallelize(range(self._tasks), self._tasks)
+        preferred = self._application.jvm.numbers([[host] for host in self._hosts])
+        return RDD(preferred, context, CPickleSerializer())
 
 
 def _reason(error: str) -> str:

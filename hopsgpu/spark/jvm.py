@@ -7,8 +7,9 @@ connections of all threads, and their calls run twice.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pyspark import SparkContext
@@ -25,6 +26,7 @@ class Jvm:
     def __init__(self, context: SparkContext) -> None:
         self._context = context
         self._scala: Any = context._jsc.sc()
+        self._flipping = threading.Lock()
 
     def setting(self, name: str) -> str | None:
         """A property of the live Spark conf, or None."""
@@ -71,6 +73,32 @@ class Jvm:
                 found.append(str(executor))
         return tuple(found)
 
+    def executors_on(self, profile: int, host: str) -> tuple[str, ...]:
+        """Ids of the executors of a resource profile on a host, the oldest first."""
+        listed = self._scala.statusStore().executorList(True)
+        found = []
+        for index in range(listed.size()):
+            executor = listed.apply(index)
+            if (
+                executor.resourceProfileId() == profile
+                and str(executor.hostPort()).rpartition(":")[0] == host
+            ):
+                found.append(str(executor.id()))
+        return tuple(sorted(found, key=int))
+
+    def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
+        """A Java RDD of the numbers from 0, one in each partition, with its preferred hosts."""
+        to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
+        pair = self._class("scala.Tuple2")
+        rows = [
+            pair(bytearray(pickle.dumps(number)), to_seq(list(preferred)))
+            for number, preferred in enumerate(hosts)
+        ]
+        kind = self._class("scala.reflect.ClassTag").apply(
+            self._class("java.lang.Class").forName("[B")
+        )
+        return self._scala.makeRDD(to_seq(rows), kind).toJavaRDD()
+
     def target(self, profile: int) -> int:
         """Executors that Spark's allocation manager wants for a profile now."""
         manager = self._scala.executorAllocationManager()
@@ -108,12 +136,13 @@ class Jvm:
         The allocation manager took its own setting when the context started and goes on.
         """
         conf = self._scala.conf()
-        before = conf.get(_DYNAMIC)
-        conf.set(_DYNAMIC, "false")
-        try:
-            yield
-        finally:
-            conf.set(_DYNAMIC, before)
+        with self._flipping:
+            before = conf.get(_DYNAMIC)
+            conf.set(_DYNAMIC, "false")
+            try:
+                yield
+            finally:
+                conf.set(_DYNAMIC, before)
 
 
 def wait_until(

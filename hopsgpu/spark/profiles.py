@@ -21,15 +21,17 @@ from hopsgpu.spec import ExecutorShape
 
 
 def build_profile(shape: ExecutorShape) -> ResourceProfile:
-    """A profile whose executors run one task at a time, which has all their GPUs."""
+    """A profile whose executors run one task at a time, which has all their GPUs, if any."""
     executor = (
         ExecutorResourceRequests()
         .cores(shape.cores)
         .memory(f"{shape.heap_mib}m")
         .memoryOverhead(f"{shape.overhead_mib}m")
-        .resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus))
     )
-    task = TaskResourceRequests().cpus(shape.cores).resource("gpu", shape.gpus)
+    task = TaskResourceRequests().cpus(shape.cores)
+    if shape.gpus:
+        executor.resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus))
+        task.resource("gpu", shape.gpus)
     return ResourceProfileBuilder().require(executor).require(task).build
 
 

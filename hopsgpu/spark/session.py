@@ -7,11 +7,13 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
+from hopsgpu.yarn.queues import check_queue
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,6 +38,8 @@ def session(
 
     Raises:
         ConfigError: a setting that cannot hold gangs, with what mends it; nothing was started.
+        CapacityError: the queue (`spark.yarn.queue`) takes no applications; nothing was submitted.
+        HopsGpuError: the ResourceManager does not answer.
     """
     given = _checked_conf(name, master, conf)
     # What can be refused is refused before a JVM is started.
@@ -105,11 +109,21 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
             shipped.get("spark.yarn.dist.archives"), f"{scripts.as_uri()}#{ALIAS}"
         )
         check_session((environment | settings).get)
+        _check_queue((environment | settings).get("spark.yarn.queue", "default"))
         builder = SparkSession.builder.appName(name)
         for key, value in settings.items():
             builder = builder.config(key, value)
         # YARN has its copy of the scripts when this returns.
         return _created(builder)
+
+
+def _check_queue(name: str) -> None:
+    """Refuses a queue that takes no application, before one is submitted."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
+    check_queue(name, ResourceManager(web_addresses(hadoop.get)).queues())
 
 
 def _created(builder: SparkSession.Builder) -> SparkSession:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
+import pwd
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -14,8 +17,46 @@ from hopsgpu.errors import ConfigError, StoreError
 _CHUNK = 4 * 2**20
 
 
+# hdfs-native's own are 15 attempts with pauses of up to 15 s.
+_QUICK = {
+    "dfs.client.failover.max.attempts": "4",
+    "dfs.client.failover.sleep.base.millis": "200",
+    "dfs.client.failover.sleep.max.millis": "1000",
+}
 # What fsspec's and hdfs-native's handling of URLs cuts a path at.
 UNFIT = re.compile(r"[#?;\x00-\x1f]")
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a file system says of a file or directory.
+
+    Attributes:
+        name: within its directory.
+        modified: milliseconds since the epoch, by the file system's own clock.
+        owner: the user whose it is.
+        mode: permission bits.
+    """
+
+    name: str
+    modified: int
+    owner: str
+    mode: int
+
+
+def _status(info: Mapping[str, Any]) -> Status:
+    name = str(info["name"]).rstrip("/").rpartition("/")[2]
+    if "mtime" in info:  # a local file's
+        owner = _user_name(info["uid"])
+        return Status(name, int(info["mtime"] * 1000), owner, info["mode"] & 0o7777)
+    return Status(name, info["modification_time"], info["owner"], info["permission"])
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 @dataclass(frozen=True)
@@ -24,12 +65,14 @@ class Lake:
 
     Attributes:
         url: with its scheme, without a slash at the end.
+        quick: gives up on a name node after some seconds, where others wait minutes for it.
 
     Raises:
         ConfigError: no absolute hdfs://, viewfs:// or file:// URL, or with `#`, `?` or `;` in it.
     """
 
     url: str
+    quick: bool = False
 
     def __post_init__(self) -> None:
         scheme, _, path = self.url.partition("://")
@@ -41,7 +84,10 @@ class Lake:
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def __truediv__(self, name: str) -> Lake:
-        return Lake(f"{self.url}/{name}")
+        below = Lake(f"{self.url}/{name}", self.quick)
+        if "files" in self.__dict__:  # one client, where there is one, serves both
+            below.__dict__["files"] = self.files
+        return below
 
     @property
     def _scheme(self) -> str:
@@ -52,7 +98,7 @@ class Lake:
         """The path within the file system."""
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
-    @property
+    @functools.cached_property
     def files(self) -> Any:
         """The fsspec file system."""
         if self._scheme == "file":
@@ -66,12 +112,33 @@ class Lake:
         # fsspec drops its cached instances in every forked child, and hdfs-native's then waits
         # there for threads that the fork left behind: a subprocess with a preexec_fn (PySpark's
         # launch of its JVM has one) would hang.
-        return kind(host=host, port=int(port) if port else None, skip_instance_cache=True)
+        options = _QUICK if self.quick else {}
+        return kind(
+            host=host, port=int(port) if port else None, skip_instance_cache=True, **options
+        )
 
     def make(self) -> None:
         """Creates the directory, with those above it."""
         with store_errors("create", self.url):
             self.files.makedirs(self.path, exist_ok=True)
+
+    def share(self, mode: int) -> None:
+        """Sets the permission bits of what is here; only its owner may."""
+        with store_errors("change the permissions of", self.url):
+            if self._scheme == "file":
+                Path(self.path).chmod(mode)
+            else:
+                self.files.client.set_permission(self.path, mode)
+
+    def stat(self) -> Status:
+        """What the file system says of the file or directory here."""
+        with store_errors("look at", self.url):
+            return _status(self.files.info(self.path))
+
+    def entries(self) -> tuple[Status, ...]:
+        """All that lies in the directory."""
+        with store_errors("list", self.url):
+            return tuple(_status(entry) for entry in self.files.ls(self.path, detail=True))
 
     def names(self) -> tuple[str, ...]:
         """Names of what lies in the directory, sorted; none where it does not exist."""
@@ -139,6 +206,14 @@ class Lake:
 
 
 def _rename_local(source: Path, target: Path) -> bool:
+    if not source.is_dir():
+        # rename(2) replaces a file, and link(2) does not.
+        try:
+            os.link(source, target)
+        except FileExistsError:
+            return False
+        source.unlink()
+        return True
     # rename(2) replaces an empty directory: the claim by mkdir makes it strict.
     try:
         target.mkdir()

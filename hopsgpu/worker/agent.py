@@ -4,9 +4,13 @@ Between hello and the end of the connection it answers:
 
     reserve   holds a free port for rank 0's rendezvous     → reserved {port}
     run       starts ranks; payload: the call, the modules  → started, output …, ended, kept
+              (memory: bytes that each rank may use, with its descendants; one over it is killed)
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s    → (their ended)
     publish   uploads a rank's model directory              → published | publish-failed
     end       leaves
+
+What belongs to a run bears its id, in both directions: on a gang that serves several launches a
+late word of one is not taken for the next one's.
 
 A lost connection is the same as stop and end.
 """
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import os
 import re
@@ -55,7 +60,7 @@ def run_agent(driver: Driver) -> None:
 async def _serve(driver: Driver) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
-    channel = await greet(driver, "agent")
+    channel = await greet(driver)
     try:
         async with asyncio.TaskGroup() as tasks:
             await Agent(channel, tasks).serve()
@@ -89,7 +94,7 @@ class Agent:
             case "reserve":
                 self._port.close()
                 port = self._port.enter_context(held_port())
-                await self._channel.send("reserved", port=port)
+                await self._channel.send("reserved", run_id=message["run_id"], port=port)
             case "run":
                 self._clear()
                 self._start(message)
@@ -109,6 +114,7 @@ class Agent:
         self._run_dir = directory
         roots = _unpack(modules, directory / "modules", int(message["roots"]))
         log_dir = Lake(message["run_url"]) / "logs"
+        run_id, memory = message["run_id"], message.fields.get("memory")
         self._ranks = {}
         for described in message["ranks"]:
             home = directory / f"rank-{described['context']['rank']}"
@@ -116,19 +122,19 @@ class Agent:
             environment = rank_environment(
                 dict(os.environ), described["environment"], [*roots, _package_path()]
             )
-            rank = RankProcess(home, Context(**given), environment)
+            rank = RankProcess(home, Context(**given), environment, memory)
             self._ranks[rank.rank] = rank
             home.mkdir(mode=0o700)
             log = log_dir / f"rank-{rank.rank}.log"
             try:
                 pid = rank.start(call)
             except OSError as error:
-                self._tasks.create_task(self._not_started(rank, error))
+                self._tasks.create_task(self._not_started(rank, error, run_id))
             else:
-                self._tasks.create_task(self._watch(rank, pid, log))
+                self._tasks.create_task(self._watch(rank, pid, log, run_id))
 
-    async def _watch(self, rank: RankProcess, pid: int, log: Lake) -> None:
-        send = self._channel.send
+    async def _watch(self, rank: RankProcess, pid: int, log: Lake, run_id: str) -> None:
+        send = functools.partial(self._channel.send, run_id=run_id)
         await send("started", rank=rank.rank, pid=pid)
         ended = asyncio.Event()
 
@@ -140,24 +146,25 @@ class Agent:
         ended.set()
         try:
             await streaming
-            await self._report(rank, end)
+            await self._report(rank, end, run_id)
             problem = await asyncio.to_thread(_keep, rank.log, log)
             await send("kept", rank=rank.rank, problem=problem)
         except OSError:
             return  # the driver is gone: serve() sees it too and ends
 
-    async def _not_started(self, rank: RankProcess, error: OSError) -> None:
+    async def _not_started(self, rank: RankProcess, error: OSError, run_id: str) -> None:
         outcome = {"status": "not started", "error": str(error)}
         now = time.time()
         end = RankEnd(None, None, 0, outcome, b"", (), now, stopped=False)
-        await self._channel.send("started", rank=rank.rank, pid=0)
-        await self._report(rank, end)
-        await self._channel.send("kept", rank=rank.rank, problem=None)
+        await self._channel.send("started", run_id=run_id, rank=rank.rank, pid=0)
+        await self._report(rank, end, run_id)
+        await self._channel.send("kept", run_id=run_id, rank=rank.rank, problem=None)
 
-    async def _report(self, rank: RankProcess, end: RankEnd) -> None:
+    async def _report(self, rank: RankProcess, end: RankEnd, run_id: str) -> None:
         await self._channel.send(
             "ended",
             end.value,
+            run_id=run_id,
             rank=rank.rank,
             exit_code=end.exit_code,
             signal=end.signal,
@@ -171,17 +178,18 @@ class Agent:
     async def _publish(self, message: Message) -> None:
         source = self._ranks[int(message["rank"])].model_dir
         store = ModelStore(message["models_url"])
+        send = functools.partial(self._channel.send, run_id=message["run_id"])
         try:
             if not any(path.is_file() for path in source.rglob("*")):
-                await self._channel.send("published", version=None)
+                await send("published", version=None)
                 return
             version = await asyncio.to_thread(
                 store.publish, source, message["name"], run_id=message["run_id"]
             )
         except Exception as error:  # noqa: BLE001 - told to the driver, whatever it is
-            await self._channel.send("publish-failed", reason=str(error))
+            await send("publish-failed", reason=str(error))
             return
-        await self._channel.send("published", version=version.version, url=version.url)
+        await send("published", version=version.version, url=version.url)
 
     def _clear(self) -> None:
         if self._run_dir is not None:

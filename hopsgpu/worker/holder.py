@@ -18,7 +18,7 @@ def run_holder(driver: Driver) -> None:
 
 
 async def _hold(driver: Driver) -> None:
-    channel = await greet(driver, "holder")
+    channel = await greet(driver)
     while await channel.receive() is not None:
         pass
     await channel.close()

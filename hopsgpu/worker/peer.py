@@ -27,18 +27,20 @@ class Driver:
         port: of the control channel.
         secret: the run's; never shown.
         user: who submitted, for the lake on clusters without Kerberos; None with it.
+        job: names the job whose tasks they are; a late one of an earlier job is known by it.
     """
 
     address: str
     port: int
     secret: bytes = field(repr=False)
     user: str | None
+    job: str = ""
 
 
-async def greet(driver: Driver, role: str) -> Channel:
+async def greet(driver: Driver) -> Channel:
     """Connects to the driver and introduces this container."""
     channel = await connect(driver.address, driver.port, driver.secret)
-    await channel.send("hello", role=role, **_introduction(channel.local_address))
+    await channel.send("hello", job=driver.job, **_introduction(channel.local_address))
     return channel
 
 

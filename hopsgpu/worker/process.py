@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hopsgpu.worker import rank as rank_module
 from hopsgpu.worker.context import VARIABLE, Context
+from hopsgpu.worker.memory import Watch, kill_tree
 
 STOP_SECONDS = 5.0
 MOST_VALUE = 100 * 2**20
@@ -30,9 +31,10 @@ class RankEnd:
     Attributes:
         exit_code: None where a signal ended it.
         signal: its name, or None.
-        peak_memory: bytes, the largest resident set (wait4's ru_maxrss).
+        peak_memory: bytes, the larger of the largest resident set of one process (wait4's
+            ru_maxrss) and the most that was seen of all together (memory.Watch).
         outcome: what the rank left: "status", and "error" and "traceback" where it failed;
-            empty where it left nothing.
+            "over memory" where it left nothing because we killed it for that; else empty.
         value: the pickled value, b"" where there is none.
         log_tail: the last lines of its output.
         time: seconds since the epoch, by this node's clock.
@@ -50,15 +52,31 @@ class RankEnd:
 
 
 class RankProcess:
-    """One rank; its directory holds its home, temporary files, model and log."""
+    """One rank; its directory holds its home, temporary files, model and log.
 
-    def __init__(self, directory: Path, context: Context, environment: Mapping[str, str]) -> None:
+    Args:
+        directory: made by the caller.
+        context: what the rank is told of its gang.
+        environment: its variables.
+        memory: bytes that the process and its descendants may use, None for no bound.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        context: Context,
+        environment: Mapping[str, str],
+        memory: int | None = None,
+    ) -> None:
         self.rank = context.rank
         self.directory = directory
         self.log = directory / "log"
         self.model_dir = context.model_dir
         self._context = context
         self._environment = environment
+        self._memory = memory
+        self._peak = 0
+        self._excess: str | None = None
         self._stopped = False
         self._gone = asyncio.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -95,40 +113,67 @@ class RankProcess:
         return self._process.pid
 
     async def wait(self) -> RankEnd:
-        """Waits for the end of the process, and ends what it left in its process group."""
+        """Waits for the end of the process, and ends what it left in its process group.
+
+        Meanwhile the process is killed if it uses more memory than it may.
+        """
         process = self._process
         assert process is not None, "start() comes first"
-        await _exited(process.pid)
+        async with asyncio.TaskGroup() as tasks:
+            watch = tasks.create_task(self._watch_memory(process.pid))
+            await _exited(process.pid)
+            watch.cancel()
         # Not reaped yet, so the group's number is still ours: no stranger can be hit.
         _signal_group(process.pid, signal.SIGKILL)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         self._gone.set()
         code = process.returncode
-        value = self.directory / rank_module.VALUE
-        outcome = self.directory / rank_module.OUTCOME
-        left = json.loads(outcome.read_text()) if outcome.exists() else {}
-        if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
-            error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
-            left = {"status": "too large", "error": error}
-            value.unlink()
+        outcome, value = self._left()
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=signal.Signals(-code).name if code < 0 else None,
-            peak_memory=usage.ru_maxrss * 1024,
-            outcome=left,
-            value=value.read_bytes() if "status" in left and value.exists() else b"",
+            peak_memory=max(usage.ru_maxrss * 1024, self._peak),
+            outcome=outcome,
+            value=value,
             log_tail=tail(self.log),
             time=time.time(),
             stopped=self._stopped,
         )
+
+    async def _watch_memory(self, pid: int) -> None:
+        if self._memory is None:
+            return
+        watch = Watch(pid, self._memory)
+        # In a thread: a look takes 6 ms for 2 GB.
+        while self._excess is None:
+            await asyncio.sleep(watch.pause)
+            self._excess = await asyncio.to_thread(watch.look)
+            self._peak = watch.peak
+        kill_tree(pid)
+
+    def _left(self) -> tuple[dict[str, str], bytes]:
+        """The outcome and the pickled value that the process left."""
+        outcome = self.directory / rank_module.OUTCOME
+        value = self.directory / rank_module.VALUE
+        left: dict[str, str] = json.loads(outcome.read_text()) if outcome.exists() else {}
+        if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
+            error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
+            left = {"status": "too large", "error": error}
+            value.unlink()
+        pickled = value.read_bytes() if "status" in left and value.exists() else b""
+        if self._excess is not None:
+            # A function that had come to its end by then has told more than we know.
+            left = {"status": "over memory", "error": self._excess, **left}
+        return left, pickled
 
     async def stop(self) -> None:
         """SIGTERM, and SIGKILL after 5 s, to the rank's process group."""
         process = self._process
         if process is None or self._gone.is_set():
             return
-        self._stopped = True
+        if self._excess is None:
+            self._stopped = True
         _signal_group(process.pid, signal.SIGTERM)
         try:
             async with asyncio.timeout(STOP_SECONDS):

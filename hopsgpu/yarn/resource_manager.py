@@ -5,43 +5,36 @@ Source of paths and fields: the Hadoop documentation, "ResourceManager REST API'
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hopsgpu.errors import CapacityError, HopsGpuError
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.yarn.amounts import amount_of, total
+from hopsgpu.yarn.answers import (
+    INCREMENTS,
+    MINIMUMS,
+    Containers,
+    app_answer,
+    apps_of,
+    containers_of,
+    master_of,
+    nodes_of,
+    queues_of,
+    rounding_of,
+    shared_partitions,
+    silent_apps,
+    user_of,
+)
+from hopsgpu.yarn.queues import chain_of
+from hopsgpu.yarn.snapshot import Node, Queue, Rounding, Snapshot
 
-GPU = "yarn.io/gpu"
-_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class Amount:
-    """Resources, as the ResourceManager counts them.
-
-    Attributes:
-        gpus: `yarn.io/gpu`.
-        cores: virtual cores.
-        memory_mib: MiB.
-    """
-
-    gpus: int
-    cores: int
-    memory_mib: int
-
-    def __str__(self) -> str:
-        return f"{self.gpus} GPUs, {self.cores} cores, {self.memory_mib} MiB"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A NodeManager, as the ResourceManager sees it."""
-
-    id: str
-    host: str
-    state: str
-    total: Amount
-    used: Amount
+# To connect, and to be answered.
+_SECONDS = (3.0, 10.0)
+# Of applications whose GPUs are told by their containers only.
+_MOST_ASKED = 8
+_SCHEDULER = "/ws/v1/cluster/scheduler"
 
 
 @dataclass(frozen=True)
@@ -55,13 +48,6 @@ class Held:
 
     containers: tuple[str, ...]
     pending: int
-
-
-def _amount(resource: Mapping[str, Any] | None) -> Amount:
-    """An Amount from REST's `resourceInformations`; absent means none."""
-    listed = ((resource or {}).get("resourceInformations") or {}).get("resourceInformation", [])
-    values = {entry["name"]: int(entry["value"]) for entry in listed}
-    return Amount(values.get(GPU, 0), values.get("vcores", 0), values.get("memory-mb", 0))
 
 
 def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
@@ -97,20 +83,88 @@ class ResourceManager:
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
+        self._rounds: Rounding | None = None
+        # Of several the active one; a host that is down would be waited for at each question.
+        self._answered: str | None = None
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, whatever their state."""
-        listed = (self._get("/ws/v1/cluster/nodes").get("nodes") or {}).get("node", [])
-        return tuple(
-            Node(
-                id=node["id"],
-                host=node["nodeHostName"],
-                state=node["state"],
-                total=_amount(node.get("totalResource")),
-                used=_amount(node.get("usedResource")),
+        return nodes_of(self._get("/ws/v1/cluster/nodes"))
+
+    def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
+        """One look at all that decides what an application can get.
+
+        Three requests to a CapacityScheduler, once two more; the FairScheduler's applications
+        do not tell their GPUs and are asked one by one, some of them.
+
+        Args:
+            application_id: ours, running.
+            user: who runs it.
+            partition: the node label that is asked for; None for the application's own.
+
+        Raises:
+            HopsGpuError: no answer, or the application is not among the running ones.
+        """
+        apps = self._get("/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts")
+        ours = app_answer(apps, application_id)
+        if ours is None:
+            raise HopsGpuError(
+                f"the ResourceManager does not list {application_id} among the running"
+                " applications: has it ended, or is HADOOP_CONF_DIR that of another cluster?"
             )
-            for node in listed
+        said = self._get(_SCHEDULER)
+        nodes = self.nodes()
+        label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
+        shared = self._shared(nodes, label)
+        chain = chain_of(queues_of(said, label, nodes), ours["queue"])
+        inside = total(n.total for n in nodes if n.state == "RUNNING" and n.partition == label)
+        rounding = self._rounding(said)
+        containers = self._containers_of(silent_apps(apps, application_id, _MOST_ASKED))
+        return Snapshot(
+            application_id=application_id,
+            partition=label,
+            nodes=nodes,
+            queues=chain,
+            user=user_of(said, chain[0], user, label, inside, rounding.smallest),
+            applications=apps_of(apps, shared | {label}, containers),
+            master=master_of(ours, containers.get(application_id, ())),
+            shared=shared,
+            rounding=rounding,
         )
+
+    def queues(self) -> tuple[Queue, ...]:
+        """All queues, each parent before its children, for nodes without a label."""
+        return queues_of(self._get(_SCHEDULER), "", self.nodes())
+
+    def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
+        """What applications have, by id; without those that have just ended or hide it."""
+        found = {}
+        for application_id, attempt in attempts.items():
+            path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
+            with contextlib.suppress(HopsGpuError):
+                found[application_id] = containers_of(self._get(path))
+        return found
+
+    def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
+        # Only requests without a label are served from idle nodes that have one.
+        if label or not any(node.partition for node in nodes):
+            return frozenset()
+        return shared_partitions(self._get("/ws/v1/cluster/get-node-labels"))
+
+    def _rounding(self, scheduler: Any) -> Rounding:
+        """Asked once: a ResourceManager reads it when it starts."""
+        if self._rounds is None:
+            fair = scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler"
+            names = MINIMUMS + INCREMENTS if fair else MINIMUMS
+            self._rounds = rounding_of({name: self._configured(name) for name in names}, fair)
+        return self._rounds
+
+    def _configured(self, name: str) -> int | None:
+        """A number of the ResourceManager's configuration; None where it is not told."""
+        try:
+            return int(self._get(f"/conf?name={name}")["property"]["value"])
+        except (HopsGpuError, KeyError, ValueError):
+            return None
 
     def gpus(self) -> tuple[int, int]:
         """(used, total) GPUs of the running nodes."""
@@ -124,16 +178,8 @@ class ResourceManager:
         whole cluster, whoever's they are.
         """
         metrics = self._get("/ws/v1/cluster/metrics")["clusterMetrics"]
-        scheduled = _amount(metrics.get("totalUsedResourcesAcrossPartition"))
+        scheduled = amount_of(metrics.get("totalUsedResourcesAcrossPartition"))
         return max(self.gpus()[0] - scheduled.gpus, 0)
-
-    def largest_container(self) -> Amount:
-        """The largest container that the scheduler grants to anybody."""
-        import requests
-
-        path = "/ws/v1/cluster/apps/new-application"
-        answer = self._get(path, requests.post)["maximum-resource-capability"]
-        return _amount(answer)
 
     def held(self, application_id: str, priority: int) -> Held:
         """What an application has under a priority; Spark's is the resource profile's id."""
@@ -159,13 +205,14 @@ class ResourceManager:
 
         ask = requests.get if ask is None else ask
         problems = []
-        for address in self.addresses:
+        for address in sorted(self.addresses, key=lambda one: one != self._answered):
             try:
                 # A standby answers with a redirect to the active one.
                 answer = ask(
                     address + path, headers={"Accept": "application/json"}, timeout=_SECONDS
                 )
                 answer.raise_for_status()
+                self._answered = address
                 return answer.json()
             except (requests.RequestException, ValueError) as error:
                 problems.append(f"{address}: {error}")
@@ -174,42 +221,3 @@ class ResourceManager:
             + ("; ".join(problems) or "no web address in the Hadoop configuration")
             + "). Is YARN up, and is HADOOP_CONF_DIR that of the cluster?"
         )
-
-
-def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) -> None:
-    """Whether a container can ever be granted; one that cannot would end the whole application.
-
-    Raises:
-        CapacityError: it is above the scheduler's largest container, or every node's total.
-    """
-    bounds = {"the scheduler's largest container": largest}
-    bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
-    fits = [name for name, bound in bounds.items() if _within(wanted, bound)]
-    if "the scheduler's largest container" in fits and len(fits) > 1:
-        return
-    raise CapacityError(
-        f"an executor of {wanted} fits nowhere: "
-        + "; ".join(f"{name} has {bound}" for name, bound in bounds.items())
-        + ". Lower memory_per_worker, cores_per_worker or gpus_per_worker"
-    )
-
-
-def _within(wanted: Amount, bound: Amount) -> bool:
-    return (
-        wanted.gpus <= bound.gpus
-        and wanted.cores <= bound.cores
-        and wanted.memory_mib <= bound.memory_mib
-    )
-
-
-def cores_per_gpu(nodes: tuple[Node, ...]) -> int:
-    """The smallest share of cores per GPU among running nodes with GPUs.
-
-    One core of each node is left for an application master or ETL; at least 1.
-    """
-    shares = [
-        (node.total.cores - 1) // node.total.gpus
-        for node in nodes
-        if node.state == "RUNNING" and node.total.gpus > 0
-    ]
-    return max(min(shares, default=1), 1)

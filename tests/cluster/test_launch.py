@@ -275,18 +275,6 @@ def test_two_gpus_for_each_rank(spark: SparkSession, gpus_back: Callable[[], int
     assert [r["host"] for r in result.values] == ["node1", "node2"]
 
 
-def test_a_gang_that_does_not_come_in_time_lets_everything_go(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    with pytest.raises(hopsgpu.GangTimeout) as late:
-        quiet(os.getpid, workers=5, acquire_timeout="20s")
-    assert late.value.wanted == 5
-    assert late.value.granted <= 4
-    assert f"{late.value.granted} of 5 executors" in str(late.value)
-    assert gpus_become(manager, 0, BACK_SECONDS)
-    assert quiet(os.getpid).value > 0
-
-
 def test_cancel_while_training(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:

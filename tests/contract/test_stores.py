@@ -5,8 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import hashlib
 import subprocess
-import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +12,6 @@ import pytest
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelStore
-
-
-@pytest.fixture(params=["file", "hdfs"])
-def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
-    if request.param == "file":
-        yield Lake(f"file://{tmp_path}/lake")
-        return
-    root = Lake(f"{request.getfixturevalue('hdfs_url')}/tmp/contract-{uuid.uuid4().hex}")
-    yield root
-    root.remove()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ import pytest
 
 from hopsgpu.modules import pack_modules
 from hopsgpu.pickling import pickle_call
+from hopsgpu.units import MIB
 from hopsgpu.worker.agent import held_port, rank_environment
 from hopsgpu.worker.channel import Message, new_secret
 from hopsgpu.worker.peer import Driver
@@ -49,7 +51,12 @@ class Gang:
         raise AssertionError(f"no {kind!r} among {[m.kind for m in self.seen]}")
 
     def run(
-        self, function: Callable[..., Any], *args: Any, ranks: int = 1, **variables: str
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        ranks: int = 1,
+        memory: int | None = None,
+        **variables: str,
     ) -> None:
         call = pickle_call(function, args, {})
         modules = pack_modules([Path(__file__).parent])
@@ -76,6 +83,7 @@ class Gang:
             run_id="r",
             run_url=f"file://{self.lake}/runs/r",
             attempt=0,
+            memory=memory,
             call_bytes=len(call),
             roots=modules.roots,
             ranks=described,
@@ -130,7 +138,7 @@ def test_hello_says_what_the_container_is(gang: Gang) -> None:
     said = dict(gang.hello.fields)
     assert said.pop("python").startswith("3.")
     assert said == {
-        "role": "agent",
+        "job": "",
         "container": "container_7",
         "host": "nodeX",
         "address": "127.0.0.1",
@@ -284,7 +292,7 @@ def until(condition: Callable[[], bool]) -> bool:
 @pytest.fixture
 def waiting(gang: Gang, tmp_path: Path) -> list[int]:
     file = tmp_path / "pids"
-    gang.run(waits_with_a_child, str(file))
+    gang.run(waits_with_a_child, str(file), memory=1024 * MIB)
     gang.wait_for("output")
     return list(json.loads(file.read_text()))
 
@@ -324,6 +332,92 @@ def test_a_rank_dies_with_its_agent(gang: Gang, waiting: list[int]) -> None:
     os.kill(waiting[1], signal.SIGKILL)  # grandchildren are a later issue's keeper's
 
 
+def uses(mib: int, seconds: float) -> int:
+    """Allocates and keeps for a while; the pid."""
+    kept = bytearray(b"x") * (mib * MIB)
+    print("allocated")
+    time.sleep(seconds)
+    return os.getpid() if kept else 0
+
+
+def uses_in_a_child(mib: int, pids: str) -> None:
+    # A session of its own, as some launchers of helpers start them.
+    code = f"import time; kept = bytearray(b'x') * ({mib} << 20); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    Path(pids).write_text(json.dumps([os.getpid(), child.pid]))
+    child.wait()
+
+
+def test_a_rank_over_its_memory_is_failed_with_numbers(gang: Gang) -> None:
+    gang.run(uses, 400, 600, memory=200 * MIB)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["status"] == "over memory"
+    pid = next(m["pid"] for m in gang.seen if m.kind == "started")
+    said = re.fullmatch(
+        r"(\d+) MiB of 200 MiB \(memory_per_worker, which is what to raise\);"
+        rf" its process: \S+ \(pid {pid}\) (\d+) MiB",
+        ended["outcome"]["error"],
+    )
+    assert said is not None, ended["outcome"]
+    assert 200 < int(said[1]) < 500
+    assert (ended["signal"], ended["stopped"]) == ("SIGKILL", False)
+    assert ended["peak_memory"] > 200 * MIB
+    gang.run(os.getpid, memory=200 * MIB)
+    assert pickle.loads(gang.wait_for("ended").payload) > 0
+
+
+def test_what_a_ranks_child_uses_is_the_ranks(gang: Gang, tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    gang.run(uses_in_a_child, 400, str(file), memory=200 * MIB)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["status"] == "over memory"
+    pids = json.loads(file.read_text())
+    assert f"the largest of its 2 processes: python (pid {pids[1]})" in re.sub(
+        r"python[\d.]+", "python", ended["outcome"]["error"]
+    )
+    assert until(lambda: all(map(gone, pids)))
+
+
+def test_a_neighbour_of_a_rank_over_its_memory_stays(gang: Gang) -> None:
+    def train() -> int:
+        import hopsgpu
+
+        return uses(*((400, 600) if hopsgpu.context().rank == 0 else (50, 3)))
+
+    gang.run(train, ranks=2, memory=200 * MIB)
+    ends = [gang.wait_for("ended"), gang.wait_for("ended")]
+    assert [(end["rank"], end["outcome"]["status"]) for end in ends] == [
+        (0, "over memory"),
+        (1, "returned"),
+    ]
+
+
+def test_a_rank_below_its_memory_stays(gang: Gang) -> None:
+    gang.run(uses, 100, 1.5, memory=200 * MIB)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"] == {"status": "returned"}
+    assert 100 * MIB < ended["peak_memory"] < 200 * MIB
+
+
+def test_what_forked_children_share_counts_once(gang: Gang) -> None:
+    def train() -> None:
+        kept = bytearray(b"x") * (200 * MIB)
+        children = []
+        for _ in range(4):
+            children.append(os.fork())
+            if children[-1] == 0:
+                own = bytearray(b"y") * (30 * MIB)
+                time.sleep(1.5)
+                os._exit(len(own) + len(kept) == 0)
+        assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
+
+    gang.run(train, memory=400 * MIB)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"] == {"status": "returned"}
+    # More than any one of them has: what is the children's own counts too.
+    assert 310 * MIB < ended["peak_memory"] < 400 * MIB
+
+
 def test_a_model_is_published_from_the_container(gang: Gang) -> None:
     def train() -> None:
         import hopsgpu
@@ -348,7 +442,7 @@ def test_a_lake_that_refuses_is_told(gang: Gang) -> None:
 
 
 def test_a_reserved_port_is_held_until_the_rank_binds_it(gang: Gang) -> None:
-    gang.server.send(0, "reserve")
+    gang.server.send(0, "reserve", run_id="r")
     port = gang.wait_for("reserved")["port"]
 
     def bind() -> list[bool]:

@@ -6,33 +6,50 @@ import pytest
 
 from hopsgpu.frameworks import torch
 from hopsgpu.gang import (
+    PART_SECONDS,
     Container,
     GangState,
+    Grants,
     Verdict,
     assign_ranks,
+    backoff_seconds,
     decide_acquire,
     duplicate_gpu,
     may_follow,
+    shared_hosts,
 )
+
+RELEASING, KEEPING = GangState.RELEASING, GangState.KEEPING
 
 
 def container(key: int, host: str, *gpus: str) -> Container:
     return Container(key, f"container_{key}", host, f"10.0.0.{key}", gpus)
 
 
+TO_TRAINING = (GangState.REQUESTED, GangState.WAITING, GangState.GRANTED, GangState.READY)
+WAY = (*TO_TRAINING, GangState.TRAINING, GangState.PUBLISHING)
+
+
 def test_a_gang_passes_its_states_in_order() -> None:
-    out = (GangState.FAILED, GangState.CANCELLED)
-    states = [state for state in GangState if state not in out]
-    assert all(itertools.starmap(may_follow, itertools.pairwise(states)))
+    for end in (GangState.RELEASED, GangState.FAILED, GangState.CANCELLED):
+        assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, RELEASING, end))))
+    for end in (GangState.KEPT, GangState.FAILED, GangState.CANCELLED):
+        assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, KEEPING, end))))
     assert not may_follow(GangState.REQUESTED, GangState.TRAINING)
     assert not may_follow(GangState.PUBLISHING, GangState.TRAINING)
+    assert not may_follow(GangState.TRAINING, GangState.RELEASED)
+    assert not may_follow(GangState.TRAINING, GangState.FAILED)
+    assert not may_follow(RELEASING, GangState.KEPT)
 
 
-@pytest.mark.parametrize("state", [s for s in GangState if not s.is_terminal])
+def test_a_launch_on_a_whole_gang_is_ready_at_once() -> None:
+    assert may_follow(GangState.REQUESTED, GangState.READY)
+
+
+@pytest.mark.parametrize("state", [*WAY])
 def test_every_state_has_a_way_out(state: GangState) -> None:
-    if state is not GangState.RELEASING:
-        assert may_follow(state, GangState.RELEASING)
-    assert may_follow(GangState.RELEASING, GangState.FAILED)
+    assert may_follow(state, RELEASING)
+    assert may_follow(state, KEEPING)
 
 
 @pytest.mark.parametrize("state", [s for s in GangState if s.is_terminal])
@@ -40,18 +57,46 @@ def test_nothing_follows_the_end(state: GangState) -> None:
     assert not any(may_follow(state, following) for following in GangState)
 
 
+def test_the_ends() -> None:
+    ends = {GangState.RELEASED, GangState.KEPT, GangState.FAILED, GangState.CANCELLED}
+    assert {state for state in GangState if state.is_terminal} == ends
+
+
 @pytest.mark.parametrize(
-    ("granted", "deadline", "now", "verdict"),
+    ("grants", "deadline", "now", "verdict"),
     [
-        (1, 10.0, 9.9, Verdict.WAIT),
-        (1, 10.0, 10.0, Verdict.TIMED_OUT),
-        (2, 10.0, 11.0, Verdict.GRANTED),
-        (0, None, 1e9, Verdict.WAIT),
+        (Grants(1, 1, 0.0), 10.0, 9.9, Verdict.WAIT),
+        (Grants(1, 1, 0.0), 10.0, 10.0, Verdict.TIMED_OUT),
+        (Grants(2, 2, 0.0), 10.0, 11.0, Verdict.GRANTED),
+        (Grants(), None, 1e9, Verdict.WAIT),
+        # A part is held for a bounded time, and a request that nothing comes of too.
+        (Grants(1, 1, 0.0), None, PART_SECONDS - 0.1, Verdict.WAIT),
+        (Grants(1, 1, 0.0), None, PART_SECONDS, Verdict.GIVE_BACK),
+        (Grants(0, 0, 0.0), None, PART_SECONDS, Verdict.GIVE_BACK),
+        (Grants(1, 1, 5.0), None, PART_SECONDS, Verdict.WAIT),
+        # What YARN has granted whole may take its time to start.
+        (Grants(0, 2, 0.0), None, 1e9, Verdict.WAIT),
+        (Grants(1, 1, 0.0), PART_SECONDS, PART_SECONDS, Verdict.TIMED_OUT),
+        # Containers that end again and again.
+        (Grants(0, 2, 0.0, lost=3), None, 1.0, Verdict.WAIT),
+        (Grants(0, 2, 0.0, lost=4), None, 1.0, Verdict.GIVE_BACK),
     ],
 )
-def test_acquire(granted: int, deadline: float | None, now: float, verdict: Verdict) -> None:
-    decided = decide_acquire(granted=granted, wanted=2, deadline=deadline, now=now)
-    assert decided is verdict
+def test_acquire(grants: Grants, deadline: float | None, now: float, verdict: Verdict) -> None:
+    assert decide_acquire(grants, wanted=2, deadline=deadline, now=now) is verdict
+
+
+def test_back_off_grows_with_chance_and_is_bounded() -> None:
+    assert backoff_seconds(1, 0.0) == 1.0
+    assert backoff_seconds(1, 0.5) == 2.0
+    assert backoff_seconds(3, 0.5) == 5.0
+    assert backoff_seconds(60, 0.999) < 32
+
+
+def test_hosts_that_are_shared() -> None:
+    containers = [container(0, "b"), container(1, "a"), container(2, "b"), container(3, "c")]
+    assert shared_hosts(containers) == ("b",)
+    assert shared_hosts(containers[:2]) == ()
 
 
 def test_neighbours_in_rank_share_a_node() -> None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 import pytest
 
 from hopsgpu.errors import CapacityError, HopsGpuError
-from hopsgpu.yarn.resource_manager import (
-    Amount,
-    Node,
-    ResourceManager,
-    check_container,
-    cores_per_gpu,
-    web_addresses,
-)
+from hopsgpu.yarn.amounts import Amount
+from hopsgpu.yarn.capacity import check_container, cores_per_gpu
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.yarn.snapshot import Node
 
 
 @pytest.mark.parametrize(

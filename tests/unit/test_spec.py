@@ -8,6 +8,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.spec import (
     AGENT_MIB,
     RESERVED_VARIABLES,
+    ExecutorShape,
     GangSpec,
     GpuRequest,
     LaunchPlan,
@@ -24,11 +25,11 @@ def test_workers(workers: object) -> None:
 
 @pytest.mark.parametrize("gpus", [-1, 1.5, "1", True, None])
 def test_gpus(gpus: object) -> None:
-    with pytest.raises(ConfigError, match="gpus_per_worker=.*whole number of at least 1"):
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*whole number of at least 0"):
         GpuRequest(gpus)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("gpus", [0, 0.5])
+@pytest.mark.parametrize("gpus", [0.25, 0.5])
 def test_gpus_of_a_later_day(gpus: object) -> None:
     with pytest.raises(ConfigError, match="not available yet"):
         GpuRequest(gpus)  # type: ignore[arg-type]
@@ -101,3 +102,20 @@ def test_redaction() -> None:
         "MY_SECRET": "(redacted)",
         "MODE": "z",
     }
+
+
+def test_a_gang_on_cpus() -> None:
+    spec = GangSpec("run", gpus=GpuRequest(0))
+    assert shape_of(spec, cores_per_gpu=3) == ExecutorShape(1, 0, 512, 4096 + 512)
+    assert shape_of(GangSpec("run", gpus=GpuRequest(0), cores_per_worker=2), 3).cores == 2
+
+
+def test_ranks_that_share_a_container() -> None:
+    spec = GangSpec("run", workers=4, gpus=GpuRequest(2), memory_per_worker=2**30)
+    assert shape_of(spec, 3, ranks=2) == ExecutorShape(12, 4, 512, 2048 + 512)
+
+
+@pytest.mark.parametrize("placement", ["near", "", 1, True, "PACK"])
+def test_placements(placement: object) -> None:
+    with pytest.raises(ConfigError, match="placement=.*'pack'.*'spread'.*None"):
+        GangSpec("run", placement=placement)  # type: ignore[arg-type]

@@ -53,7 +53,7 @@ class Agent(threading.Thread):
         while (message := await channel.receive()) is not None:
             self.heard.append(message.kind)
             if message.kind == "reserve":
-                await channel.send("reserved", port=4242)
+                await channel.send("reserved", run_id="run-1", port=4242)
             elif message.kind == "run":
                 await self._answers(channel)
         await channel.close()
@@ -86,11 +86,12 @@ def launch(
 async def say_nothing(channel: Channel) -> None: ...
 
 
-async def return_a_value(channel: Channel) -> None:
-    await channel.send("started", rank=0, pid=7)
+async def return_a_value(channel: Channel, run_id: str = "run-1", value: bytes = b"value") -> None:
+    await channel.send("started", run_id=run_id, rank=0, pid=7)
     await channel.send(
         "ended",
-        b"value",
+        value,
+        run_id=run_id,
         rank=0,
         exit_code=0,
         signal=None,
@@ -104,7 +105,20 @@ async def return_a_value(channel: Channel) -> None:
 
 async def return_a_value_and_keep_the_log(channel: Channel) -> None:
     await return_a_value(channel)
-    await channel.send("kept", rank=0, problem=None)
+    await channel.send("kept", run_id="run-1", rank=0, problem=None)
+
+
+async def return_late_words_and_a_value(channel: Channel) -> None:
+    await return_a_value(channel, "run-0", b"another's")
+    await channel.send("kept", run_id="run-0", rank=0, problem="late")
+    await return_a_value_and_keep_the_log(channel)
+
+
+def test_late_words_of_an_earlier_launch_do_not_count(server: ControlServer) -> None:
+    training, _, _, _ = launch(server, return_late_words_and_a_value)
+    trained = training.run()
+    assert trained.values == {0: b"value"}
+    assert trained.warnings == []
 
 
 def test_a_value_comes_back(server: ControlServer) -> None:
@@ -131,9 +145,12 @@ def test_a_lake_that_hangs_does_not_keep_the_gpus(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_module, "_KEEP_SECONDS", 0.3)
-    training, _, _, _ = launch(server, return_a_value)
+    training, agent, _, _ = launch(server, return_a_value)
     trained = training.run()
     assert trained.values == {0: b"value"}
+    # It serves no further launch.
+    agent.join(SECONDS)
+    assert not agent.is_alive()
     assert trained.warnings == ["the log of rank 0 is not on the lake: no answer from its agent"]
 
 

@@ -1,0 +1,269 @@
+"""A gang that is kept for several launches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from hopsgpu.arguments import HeldArguments, launch_on
+from hopsgpu.errors import Cancelled, ConfigError
+from hopsgpu.execution import execute, request_of, state_of_failure
+from hopsgpu.gang import GangState
+from hopsgpu.interrupts import interrupts_noted, wait_for
+from hopsgpu.planning import new_run_id, plan_on
+from hopsgpu.results import GangResult
+from hopsgpu.run import Board, Run
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.lease import GpuLease, Lease, is_whole, lease_gpus
+from hopsgpu.spark.request import Request
+from hopsgpu.spark.threads import start_daemon
+from hopsgpu.spec import LaunchPlan
+
+_LOOK_SECONDS = 0.2
+
+
+class Keeper:
+    """The thread that owns a held gang's lease: every call to Spark for it is made there.
+
+    Args:
+        application: in which it runs.
+        idle_timeout: seconds without a launch after which it lets go, or None.
+        own: makes a request of the gang's own, for what no launch asks for.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        idle_timeout: float | None,
+        own: Callable[[], Request],
+    ) -> None:
+        self._application = application
+        self._idle_timeout = idle_timeout
+        self._own = own
+        self._lock = threading.Lock()
+        self._open = False
+        self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wanted = threading.Event()
+        self._ended = threading.Event()
+        self._stack = contextlib.ExitStack()
+        self._owner: GpuLease | None = None
+        self._lease: Lease | None = None
+        self._problem: str | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        with self._lock:
+            if self._open or self._ended.is_set():
+                raise ConfigError("this gang was entered before: make a new one by hopsgpu.hold()")
+            self._open = True
+        start_daemon("hopsgpu-keeper", self._run)
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Has something done in the thread, in turn.
+
+        Raises:
+            ConfigError: the gang is not held.
+        """
+        with self._lock:
+            if not self._open:
+                raise ConfigError(
+                    "this gang is not held, or was closed: launch within"
+                    " `with hopsgpu.hold(...) as gang:`"
+                )
+            self._wanted.set()
+            self._works.put(work)
+
+    def close(self) -> None:
+        """Releases what is held, once all that was put is done; returns when it is."""
+        with self._lock:
+            self._open = False
+            self._wanted.set()
+            self._works.put(None)
+        self._ended.wait()
+
+    @contextlib.contextmanager
+    def borrowed(self, request: Request) -> Iterator[Lease]:
+        """The whole gang for one launch, acquired as far as it is not there. In the thread only.
+
+        Raises:
+            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GpuLease.acquire`.
+        """
+        if request.cancelled.is_set():
+            raise Cancelled(f"{request.run_id} was cancelled before its turn on the gang")
+        if self._problem is not None:
+            request.watcher.warn(self._problem)
+            self._problem = None
+        lease = self._whole(request)
+        try:
+            yield lease
+        finally:
+            request.watcher.state(GangState.KEEPING, ())
+
+    def _whole(self, request: Request) -> Lease:
+        if self._lease is not None and is_whole(self._lease):
+            request.watcher.mark("granted")
+            request.watcher.arrived([time.time()] * len(self._lease.containers))
+            request.watcher.state(GangState.READY, [c.host for c in self._lease.containers])
+            return self._lease
+        self._lease = None
+        if self._owner is None:
+            self._owner = self._stack.enter_context(lease_gpus(self._application, request))
+        try:
+            self._lease = self._owner.acquire(request)
+        except BaseException:
+            self._let_go(request)
+            raise
+        return self._lease
+
+    def _let_go(self, request: Request) -> None:
+        """Releases all, and tells the request's watcher."""
+        if self._owner is not None:
+            self._owner.request = request
+        self._owner = self._lease = None
+        self._stack.close()
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                work()
+        finally:
+            with self._lock:
+                self._open = False
+            try:
+                self._let_go(self._own())
+            finally:
+                self._ended.set()
+
+    def _next(self) -> Callable[[], None] | None:
+        """What is to be done next; keeps the gang whole, or lets it go, while nothing is."""
+        idle_since = time.monotonic()
+        while True:
+            try:
+                work = self._works.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                pass
+            else:
+                self._wanted.clear()
+                return work
+            if self._owner is None:
+                continue
+            left = None
+            if self._idle_timeout is not None:
+                left = idle_since + self._idle_timeout - time.monotonic()
+            if left is not None and left <= 0:
+                self._let_go(self._own())
+            elif self._lease is None or not is_whole(self._lease):
+                self._replace_lost(self._owner, left)
+
+    def _replace_lost(self, owner: GpuLease, seconds: float | None) -> None:
+        """Asks again for executors that were lost, while those that are left still live.
+
+        A launch that comes meanwhile asks for itself, and then with its own patience.
+        """
+        self._lease = None
+        own = self._own()
+        bounds = [bound for bound in (own.timeout, seconds) if bound is not None]
+        request = replace(own, cancelled=self._wanted, timeout=min(bounds, default=None))
+        try:
+            self._lease = owner.acquire(request)
+        except Cancelled:
+            # Those that are left idle now, so that they go by themselves if nobody comes.
+            owner.end_jobs()
+        except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
+            self._problem = f"what the gang had lost could not be replaced at once: {error}"
+            self._let_go(request)
+
+
+class Gang:
+    """Executors and their GPUs, held for several launches; a context manager.
+
+    They are acquired on entry. Where some are lost only those are asked for again; after
+    `idle_timeout` without a launch all are let go, and the next launch acquires them again. On
+    exit they are released.
+    """
+
+    def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
+        self._given = given
+        self._plan = plan
+        self._keeper = Keeper(
+            given.application,
+            given.idle_timeout,
+            lambda: self._request(self._board(), threading.Event()),
+        )
+
+    def __enter__(self) -> Gang:
+        board, cancelled = self._board(), threading.Event()
+
+        def acquire() -> GangResult:
+            try:
+                with self._keeper.borrowed(self._request(board, cancelled)):
+                    pass
+            except BaseException as error:
+                board.state(state_of_failure(error))
+                raise
+            board.state(GangState.KEPT)
+            return board.result()
+
+        self._keeper.start()
+        try:
+            with interrupts_noted() as interrupted:
+                wait_for(Run(board, cancelled, acquire, self._keeper.put), interrupted)
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        with interrupts_noted() as interrupted:
+            self._keeper.close()
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+
+    def launch(self, *args: Any, **kwargs: Any) -> GangResult:
+        """Trains on the held gang, as `hopsgpu.launch`, and keeps the GPUs.
+
+        Takes `train_fn`, `args`, `kwargs`, and by name `model`, `name`, `env_vars`, `progress`.
+        `timeline.released` is None. Launches of several threads take turns.
+
+        Raises:
+            ConfigError: an argument that cannot work, or a gang that was closed.
+            GangTimeout: what was lost, or let go while idle, did not come again in time.
+            RankFailed, DiscoveryError, StoreError, KeyboardInterrupt: as `hopsgpu.launch`.
+        """
+        with interrupts_noted() as interrupted:
+            given = launch_on(self._given, *args, **kwargs)
+            run_id = new_run_id(given.spec.name)
+            plan = plan_on(self._plan, given, run_id)
+            board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
+            cancelled = threading.Event()
+            work = functools.partial(
+                execute, given, plan, board, cancelled, self._keeper.borrowed, GangState.KEPT
+            )
+            result = wait_for(Run(board, cancelled, work, self._keeper.put), interrupted)
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        return result
+
+    def _board(self) -> Board:
+        plan = self._plan
+        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
+
+    def _request(self, board: Board, cancelled: threading.Event) -> Request:
+        return request_of(self._plan, board, cancelled)

@@ -1,0 +1,106 @@
+"""From checked arguments to a plan: what a launch would ask of YARN, and whether it can be had."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hopsgpu.arguments import Arguments
+from hopsgpu.errors import CapacityError
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.checks import check_gang
+from hopsgpu.spark.request import demand_of
+from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
+from hopsgpu.stores.lake import Lake
+from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
+from hopsgpu.yarn.snapshot import Snapshot
+
+
+def plan_of(
+    spec: GangSpec, application: Application, run_id: str, warnings: tuple[str, ...]
+) -> LaunchPlan:
+    """The plan of a launch.
+
+    Raises:
+        ConfigError: the application may not have so many executors.
+        CapacityError: YARN can never grant them; nothing was asked for.
+    """
+    snapshot = application.snapshot(0.0)
+    ranks, shape = _containers(spec, snapshot)
+    executors = spec.workers // ranks
+    check_gang(application.setting, executors)
+    check_possible(demand_of(shape, executors, spec.placement), snapshot)
+    if spec.placement == "pack" and ranks == 1 < spec.workers:
+        warnings = (*warnings, f"pack: no two of the {spec.workers} ranks fit into one container")
+    return LaunchPlan(
+        spec=spec,
+        executors=executors,
+        ranks_per_executor=ranks,
+        shape=shape,
+        queue=application.queue,
+        environment=_environment(spec, shape.cores // ranks),
+        paths=_paths(application, spec, run_id),
+        warnings=warnings,
+    )
+
+
+def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
+    """The plan of a launch on a gang that is held already."""
+    spec = given.spec
+    cores = held.shape.cores // held.ranks_per_executor
+    return replace(
+        held,
+        spec=spec,
+        environment=_environment(spec, cores),
+        paths=_paths(given.application, spec, run_id),
+        warnings=(*held.warnings, *given.modules.warnings),
+    )
+
+
+def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
+    """Ranks of each container, and what it asks for."""
+    share = cores_per_gpu(snapshot.nodes)
+    if spec.placement != "pack":
+        return 1, shape_of(spec, share)
+
+    def fits(ranks: int) -> bool:
+        demand = demand_of(shape_of(spec, share, ranks), spec.workers // ranks, "pack")
+        try:
+            check_possible(demand, snapshot)
+        except CapacityError:
+            return False
+        return True
+
+    divisors = (n for n in range(spec.workers, 1, -1) if spec.workers % n == 0)
+    ranks = next(filter(fits, divisors), 1)
+    return ranks, shape_of(spec, share, ranks)
+
+
+def _environment(spec: GangSpec, cores: int) -> Mapping[str, str]:
+    return {"OMP_NUM_THREADS": str(cores), **spec.env_vars}
+
+
+def _paths(application: Application, spec: GangSpec, run_id: str) -> Mapping[str, str]:
+    root = Lake(lake_root(application)).url
+    paths = {"root": root, "run": f"{root}/runs/{run_id}"}
+    if spec.model is not None:
+        paths["model"] = f"{root}/models/{spec.model}"
+    return paths
+
+
+def lake_root(application: Application) -> str:
+    """Where runs and models go: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's directory."""
+    named = application.setting("spark.hopsgpu.root") or os.environ.get("HOPSGPU_ROOT")
+    if named:
+        return named.rstrip("/")
+    files = (application.jvm.hadoop("fs.defaultFS") or "file:///").rstrip("/")
+    return f"{files}/user/{application.user}/hopsgpu"
+
+
+def new_run_id(name: str) -> str:
+    """A run's id: its name, when it began (UTC), and six digits by chance."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

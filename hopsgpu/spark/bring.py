@@ -1,0 +1,185 @@
+"""Bringing executors: the plain job whose tasks hold them until the gang is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.gang import Container, Grants, Verdict, shared_hosts
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.jobs import GangJob
+from hopsgpu.spark.request import Patience, Request
+from hopsgpu.worker.channel import Message
+from hopsgpu.worker.server import ControlServer
+from hopsgpu.yarn.resource_manager import Held
+
+EVENT_SECONDS = 0.2
+_ASK_SECONDS = 1.0
+
+
+class Turn(Protocol):
+    """The turn in which YARN is asked."""
+
+    def keep(self) -> bool:
+        """Renews it; False where it was lost to others."""
+
+    def granted(self) -> None:
+        """YARN has granted all: others may ask."""
+
+    def facts(self) -> str:
+        """Who holds the rest, in a line."""
+
+
+class Bringing:
+    """Waits until a holder on every executor is connected.
+
+    Args:
+        application: in which it runs.
+        request: what was asked for.
+        profile: of the executors.
+        server: on which the holders arrive.
+        job: the job of holders, started.
+        patience: how long it may take.
+        turn: in which it asks.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        request: Request,
+        profile: ResourceProfile,
+        server: ControlServer,
+        job: GangJob,
+        patience: Patience,
+        turn: Turn,
+    ) -> None:
+        self._application = application
+        self._request = request
+        self._profile = profile
+        self._server = server
+        self._job = job
+        self._patience = patience
+        self._turn = turn
+        self._holders: dict[int, Container] = {}
+        self._arrivals: dict[int, float] = {}
+        self._seen: set[str] = set()
+        self._grants = Grants(since=time.monotonic())
+        self._asked = float("-inf")
+        self._why = "Spark is asking YARN"
+
+    def run(self) -> dict[int, Container] | None:
+        """The containers by peer number, or None where YARN granted a part and then no more.
+
+        Raises:
+            GangTimeout, Cancelled: as `Patience.check`.
+            HopsGpuError: the job of holders failed.
+        """
+        while True:
+            verdict = self._patience.check(self._grants)
+            if verdict is Verdict.GIVE_BACK:
+                return None
+            if verdict is Verdict.GRANTED and not self._replace_surplus():
+                return self._holders
+            if time.monotonic() - self._asked >= _ASK_SECONDS:
+                self._asked = time.monotonic()
+                if not self._turn.keep():
+                    return None
+                self._look()
+            self._patience.tell(hosts_of(self._holders), self._why)
+            self._listen()
+
+    def _listen(self) -> None:
+        event = self._server.next_event(EVENT_SECONDS)
+        if event is None:
+            if self._job.ended.is_set():
+                raise HopsGpuError(f"Spark's job of holders failed: {self._job.reason(0)}")
+            return
+        if event.message is None:
+            self._holders.pop(event.peer, None)
+            self._arrivals.pop(event.peer, None)
+        elif is_hello(event.message, self._job.tag):
+            self._holders[event.peer] = greeted(event.peer, event.message)
+            self._arrivals[event.peer] = time.time()
+        self._request.watcher.arrived(tuple(self._arrivals.values()))
+        self._grants = replace(self._grants, connected=len(self._holders))
+
+    def _look(self) -> None:
+        """What the ResourceManager shows of this gang, or why it does not answer."""
+        try:
+            held = self._application.manager.held(self._application.id, self._profile.id)
+        except HopsGpuError as error:
+            self._why = str(error)
+            return
+        self._seen.update(held.containers)
+        lost, allotted = self._seen.difference(held.containers), len(held.containers)
+        grown = allotted > self._grants.allotted
+        since = time.monotonic() if grown else self._grants.since
+        self._grants = Grants(len(self._holders), allotted, since, len(lost))
+        if allotted >= self._request.executors:
+            self._turn.granted()
+        self._why = f"{self._missing(held, sorted(lost))}; {self._turn.facts()}"
+
+    def _missing(self, held: Held, lost: Sequence[str]) -> str:
+        """Where the executors that are not here yet are."""
+        connected = len(self._holders)
+        parts = []
+        if held.pending:
+            parts.append(f"YARN has not granted {held.pending}")
+        if len(held.containers) > connected:
+            parts.append(f"{len(held.containers) - connected} granted and starting")
+        if lost:
+            parts.append(
+                f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot"
+                " be discovered, memory, Python?)"
+            )
+        return ", ".join(parts) or "Spark is asking YARN"
+
+    def _replace_surplus(self) -> bool:
+        """Of a spread gang, kills executors that share a node; whether there were any."""
+        if self._request.placement != "spread":
+            return False
+        shared = shared_hosts(self._holders.values())
+        jvm = self._application.jvm
+        for host in shared:
+            # Spark still wants as many, and asks again, with the node that its task prefers.
+            jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
+        if shared:
+            self._grants = replace(self._grants, since=time.monotonic())
+            self._why = f"executors that came to one node ({', '.join(shared)}) are replaced"
+        return bool(shared)
+
+
+def hosts_of(containers: Mapping[int, Container]) -> list[str]:
+    """The host of each container."""
+    return [container.host for container in containers.values()]
+
+
+def is_hello(message: Message, job: str) -> bool:
+    """Whether a message introduces a task of this job; a late one of an earlier job does not."""
+    return message.kind == "hello" and message["job"] == job
+
+
+def greeted(peer: int, hello: Message) -> Container:
+    """The container that has introduced itself.
+
+    Raises:
+        ConfigError: it cannot serve; what it lacks is named.
+    """
+    if hello["missing"]:
+        raise ConfigError(
+            f"Python {hello['python']} on {hello['host']} lacks"
+            f" {', '.join(hello['missing'])}, which ranks need to reach the lake: install"
+            " them into the executors' Python (spark.pyspark.python)"
+        )
+    return Container(
+        key=peer,
+        container_id=hello["container"],
+        host=hello["host"],
+        address=hello["address"],
+        gpus=tuple(hello["gpus"]),
+    )

@@ -1,0 +1,97 @@
+"""What a lease is asked for, whom it tells, and how long it may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hopsgpu.errors import Cancelled, GangTimeout
+from hopsgpu.gang import GangState, Grants, Verdict, decide_acquire
+from hopsgpu.spec import ExecutorShape
+from hopsgpu.yarn.amounts import Amount
+from hopsgpu.yarn.demand import Demand
+
+
+class Watcher(Protocol):
+    """Who is told of what happens to a lease."""
+
+    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+        """A state was reached, with the hosts granted so far; repeated while it waits, and why."""
+
+    def mark(self, point: str) -> None:
+        """A point of the timeline was passed now."""
+
+    def arrived(self, times: Sequence[float]) -> None:
+        """Executors came, at these seconds since the epoch."""
+
+    def warn(self, text: str) -> None:
+        """Something that a person should know of in the result."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to acquire, for whom, until when.
+
+    Attributes:
+        run_id: of the gang.
+        shape: of each executor.
+        executors: how many.
+        placement: "pack", "spread" or None.
+        timeout: seconds the gang may wait, or None.
+        cancelled: set when the gang is no longer wanted.
+        watcher: told of what happens.
+    """
+
+    run_id: str
+    shape: ExecutorShape
+    executors: int
+    placement: str | None
+    timeout: float | None
+    cancelled: threading.Event
+    watcher: Watcher
+
+
+def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
+    """What a gang wants of YARN."""
+    container = Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
+    return Demand(container, executors, spread=placement == "spread")
+
+
+class Patience:
+    """How long one acquisition may still take, and what it has waited for."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        self._why = "nothing yet"
+
+    def tell(self, hosts: Sequence[str], why: str) -> None:
+        """Tells the watcher what the gang waits for."""
+        self._why = why
+        self._request.watcher.state(GangState.WAITING, hosts, why)
+
+    def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
+        """What to do next.
+
+        Raises:
+            Cancelled: the gang is no longer wanted.
+            GangTimeout: it is not whole, and its time is over.
+        """
+        request = self._request
+        if request.cancelled.is_set():
+            raise Cancelled(f"{request.run_id} was cancelled while it waited for executors")
+        verdict = decide_acquire(
+            grants, wanted=request.executors, deadline=self._deadline, now=time.monotonic()
+        )
+        if verdict is Verdict.TIMED_OUT:
+            raise GangTimeout(
+                f"{grants.connected} of {request.executors} executors came within"
+                f" {request.timeout:g} s; all were let go. It waited for: {self._why}. Wait longer"
+                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                granted=grants.connected,
+                wanted=request.executors,
+            )
+        return verdict

@@ -1,0 +1,105 @@
+"""Amounts of resources, and how YARN compares, rounds and multiplies them. Pure."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GPU = "yarn.io/gpu"
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Resources, as the ResourceManager counts them.
+
+    Attributes:
+        gpus: `yarn.io/gpu`.
+        cores: virtual cores.
+        memory_mib: MiB.
+    """
+
+    gpus: int
+    cores: int
+    memory_mib: int
+
+    def __str__(self) -> str:
+        return f"{self.gpus} GPUs, {self.cores} cores, {self.memory_mib} MiB"
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            self.gpus + other.gpus, self.cores + other.cores, self.memory_mib + other.memory_mib
+        )
+
+    def __sub__(self, other: Amount) -> Amount:
+        return self + other * -1
+
+    def __mul__(self, times: int) -> Amount:
+        return Amount(self.gpus * times, self.cores * times, self.memory_mib * times)
+
+    @property
+    def parts(self) -> tuple[int, int, int]:
+        """GPUs, cores, MiB."""
+        return (self.gpus, self.cores, self.memory_mib)
+
+    def within(self, bound: Amount) -> bool:
+        """Whether it is at most the bound, in each resource."""
+        return all(own <= most for own, most in zip(self.parts, bound.parts, strict=True))
+
+    def least(self, other: Amount) -> Amount:
+        """The smaller of each resource."""
+        return Amount(*map(min, self.parts, other.parts))
+
+    def most(self, other: Amount) -> Amount:
+        """The larger of each resource."""
+        return Amount(*map(max, self.parts, other.parts))
+
+    def room_for(self, container: Amount) -> int:
+        """How many such containers fit into it, at least 0."""
+        pairs = zip(self.parts, container.parts, strict=True)
+        return max(min((own // one for own, one in pairs if one > 0), default=0), 0)
+
+    def rounded_up(self, step: Amount) -> Amount:
+        """Each resource up to a multiple of the step's; a step of 0 rounds nothing."""
+        pairs = zip(self.parts, step.parts, strict=True)
+        return Amount(*(-(-own // one) * one if one > 0 else own for own, one in pairs))
+
+
+NOTHING = Amount(0, 0, 0)
+
+
+def total(amounts: Iterable[Amount]) -> Amount:
+    """Their sum."""
+    return sum(amounts, NOTHING)
+
+
+def amount_of(resource: Mapping[str, Any] | None) -> Amount:
+    """An Amount from REST's `resourceInformations`; absent means none."""
+    listed = ((resource or {}).get("resourceInformations") or {}).get("resourceInformation", [])
+    values = {entry["name"]: int(entry["value"]) for entry in listed}
+    return Amount(values.get(GPU, 0), values.get("vcores", 0), values.get("memory-mb", 0))
+
+
+def multiplied_down(amount: Amount, factor: float) -> Amount:
+    """Each resource times a factor, rounded down as the CapacityScheduler does.
+
+    It keeps the factor as a 32-bit float: ten times 0.7 is 6.
+    """
+    single: float = struct.unpack("f", struct.pack("f", factor))[0]
+    return Amount(*(math.floor(part * single) for part in amount.parts))
+
+
+def dominates(used: Amount, limit: Amount, cluster: Amount) -> bool:
+    """Whether `used` is more than `limit` to DominantResourceCalculator.
+
+    The largest share of the cluster is compared, then the next: it may well be more of one
+    resource, and it is not more where all shares are equal.
+    """
+    return _shares(used, cluster) > _shares(limit, cluster)
+
+
+def _shares(amount: Amount, cluster: Amount) -> list[float]:
+    pairs = zip(amount.parts, cluster.parts, strict=True)
+    return sorted((own / whole for own, whole in pairs if whole > 0), reverse=True)

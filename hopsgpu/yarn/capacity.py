@@ -1,0 +1,110 @@
+"""Whether a gang can ever be granted. Pure.
+
+As YARN does it: the maximum of a queue and of each of its parents holds strictly, for each
+resource. A user's limit is looked at before a container is added, by dominant share: the
+container with which it is passed is still granted.
+"""
+
+from __future__ import annotations
+
+from hopsgpu.errors import CapacityError
+from hopsgpu.yarn.amounts import NOTHING, Amount
+from hopsgpu.yarn.demand import Demand, places_on, user_room
+from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
+
+_LOWER = "Lower memory_per_worker, cores_per_worker or gpus_per_worker"
+_ELSEWHERE = "use another queue (spark.yarn.queue)"
+_SHOWN = 8
+
+
+def check_possible(demand: Demand, snapshot: Snapshot) -> None:
+    """Whether a gang can ever be granted: on an idle cluster, beside our application master.
+
+    Raises:
+        CapacityError: it cannot; says what bounds it, with the numbers, and what to ask for.
+    """
+    for queue in snapshot.queues:
+        # One that is DRAINING takes no new applications and still serves those it has.
+        if queue.state == "STOPPED":
+            raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or use another")
+    check_container(demand.container, snapshot.largest, snapshot.running)
+    one, wanted = snapshot.granted(demand.container), demand.executors
+    places = {
+        node: places_on(node.total - snapshot.master_on(node), one, demand.spread)
+        for node in snapshot.running
+    }
+    # Idle nodes of a shared partition are given beside the limits of queue and user.
+    beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
+    master = snapshot.master_in_queue
+    more = f", beside {beside} on idle nodes of other labels" if beside else ""
+    nodes = f"the cluster's nodes have room for {_listed(places)}{_beside(snapshot)}"
+    bounds = [(sum(places.values()), nodes, _LOWER)]
+    for queue in snapshot.queues:
+        room = beside + (queue.maximum - master).room_for(one)
+        bounds.append((room, _queue_bound(queue, master) + more, f"{_LOWER}, or {_ELSEWHERE}"))
+    room = beside + user_room(snapshot, master, one, wanted)
+    bounds.append(
+        (room, _user_bound(snapshot) + more, f"Lower the application master, or {_ELSEWHERE}")
+    )
+    room, what, advice = min(bounds, key=lambda bound: bound[0])
+    if room < wanted:
+        raise CapacityError(
+            f"{wanted} executors of {one} can never fit: {what}; they want {one * wanted}. "
+            + (f"Ask for at most {room} of them" if room else advice)
+        )
+
+
+def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) -> None:
+    """Whether a container can ever be granted; one that cannot would end the whole application.
+
+    Raises:
+        CapacityError: it is above the scheduler's largest container, or every node's total.
+    """
+    bounds = {"the scheduler's largest container": largest}
+    bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
+    fits = [name for name, bound in bounds.items() if wanted.within(bound)]
+    if "the scheduler's largest container" in fits and len(fits) > 1:
+        return
+    raise CapacityError(
+        f"an executor of {wanted} fits nowhere: "
+        + "; ".join(f"{name} has {bound}" for name, bound in bounds.items())
+        + f". {_LOWER}"
+    )
+
+
+def _listed(places: dict[Node, int]) -> str:
+    some = [f"{node.host} {room}" for node, room in places.items() if room]
+    more = [f"and {len(some) - _SHOWN} more"] if len(some) > _SHOWN else []
+    return f"{sum(places.values())} ({', '.join(some[:_SHOWN] + more) or 'on no node'})"
+
+
+def _beside(snapshot: Snapshot) -> str:
+    master = snapshot.master
+    hosts = [node.host for node in snapshot.running if master and node.id == master.node]
+    return f" beside this application's master on {hosts[0]}" if hosts else ""
+
+
+def _queue_bound(queue: Queue, master: Amount) -> str:
+    beside = f", {master} of it for this application's master" if master != NOTHING else ""
+    return f"queue {queue.path} may have at most {queue.maximum} (its effective maximum){beside}"
+
+
+def _user_bound(snapshot: Snapshot) -> str:
+    user, queue = snapshot.user, snapshot.queues[0]
+    return (
+        f"user {user.name} gets no more in queue {queue.path} once above {user.limit} (its"
+        f" user-limit-factor times what it is guaranteed, {queue.guaranteed})"
+    )
+
+
+def cores_per_gpu(nodes: tuple[Node, ...]) -> int:
+    """The smallest share of cores per GPU among running nodes with GPUs.
+
+    One core of each node is left for an application master or ETL; at least 1.
+    """
+    shares = [
+        (node.total.cores - 1) // node.total.gpus
+        for node in nodes
+        if node.state == "RUNNING" and node.total.gpus > 0
+    ]
+    return max(min(shares, default=1), 1)

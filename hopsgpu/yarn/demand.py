@@ -1,0 +1,40 @@
+"""What a gang asks of YARN, and how much of it fits into one bound. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopsgpu.yarn.amounts import Amount, dominates
+from hopsgpu.yarn.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The executors of a gang.
+
+    Attributes:
+        container: what each asks of YARN.
+        executors: how many.
+        spread: at most one on a node.
+    """
+
+    container: Amount
+    executors: int
+    spread: bool = False
+
+
+def places_on(free: Amount, one: Amount, spread: bool) -> int:
+    """How many containers fit into what is free on a node."""
+    room = free.room_for(one)
+    return min(room, 1) if spread else room
+
+
+def user_room(snapshot: Snapshot, used: Amount, one: Amount, wanted: int) -> int:
+    """Containers, at most `wanted`, that a user who has `used` is granted before the limit."""
+    limit, cluster = snapshot.user.limit, snapshot.cluster
+    if limit is None:
+        return wanted
+    granted = 0
+    while granted < wanted and not dominates(used + one * granted, limit, cluster):
+        granted += 1
+    return granted

@@ -1,0 +1,73 @@
+"""Queues by their names: the one an application is in, and whether one can be submitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hopsgpu.errors import CapacityError, HopsGpuError
+from hopsgpu.yarn.snapshot import Queue
+
+
+def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
+    """A queue and its parents, up to the root.
+
+    Args:
+        queues: all of them.
+        name: its path, or its last part.
+
+    Raises:
+        HopsGpuError: none has the name, or several have.
+    """
+    found = _named(queues, name)
+    if len(found) != 1:
+        raise HopsGpuError(
+            f"queue {name} is {'not' if not found else 'more than once'} among the"
+            f" ResourceManager's ({', '.join(q.path for q in queues)})"
+        )
+    by_path = {queue.path: queue for queue in queues}
+    parts = found[0].path.split(".")
+    paths = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return tuple(by_path[path] for path in paths if path in by_path)
+
+
+def _named(queues: Sequence[Queue], name: str) -> list[Queue]:
+    # The CapacityScheduler takes "x" for "root.p.x", and does not know "p.x".
+    exact = [queue for queue in queues if queue.path == name]
+    return exact or [queue for queue in queues if queue.path.rpartition(".")[2] == name]
+
+
+def check_queue(name: str, queues: Sequence[Queue]) -> None:
+    """Whether an application can be submitted to a queue.
+
+    A queue that does not exist passes where the scheduler would make it, and as "default", which
+    the CapacityScheduler's mappings may turn into another.
+
+    Raises:
+        CapacityError: unknown, ambiguous, a parent, or it or a parent of it does not run.
+    """
+    found = _named(queues, name)
+    if not found:
+        if name == "default" or _made(queues, name):
+            return
+        raise _refused(f"there is no queue {name}", queues)
+    if len(found) > 1:
+        raise _refused(f"queue {name} is one of {', '.join(q.path for q in found)}", queues)
+    queue = found[0]
+    if not queue.leaf:
+        raise _refused(f"queue {queue.path} is a parent and takes no applications", queues)
+    for one in chain_of(queues, queue.path):
+        if one.state != "RUNNING":
+            raise _refused(f"queue {one.path} is {one.state} and takes no new applications", queues)
+
+
+def _made(queues: Sequence[Queue], name: str) -> bool:
+    full = name if name.partition(".")[0] == "root" else f"root.{name}"
+    return any(queue.children and full.startswith(f"{queue.path}.") for queue in queues)
+
+
+def _refused(what: str, queues: Sequence[Queue]) -> CapacityError:
+    leaves = (chain_of(queues, queue.path) for queue in queues if queue.leaf)
+    run = [chain[0].path for chain in leaves if all(one.state == "RUNNING" for one in chain)]
+    return CapacityError(
+        f"{what}. Queues that run: {', '.join(run) or 'none'}; name one in spark.yarn.queue"
+    )

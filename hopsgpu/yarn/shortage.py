@@ -1,0 +1,153 @@
+"""What a gang waits for now: the tightest bound. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hopsgpu.turns import Bound
+from hopsgpu.yarn.amounts import Amount, total
+from hopsgpu.yarn.demand import Demand, places_on, user_room
+from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
+
+_NAMES = ("GPUs", "cores", "MiB")
+_NODES_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The tightest bound now.
+
+    Attributes:
+        bound: what it is.
+        text: in words with numbers; "" for Bound.NONE.
+        queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
+    """
+
+    bound: Bound
+    text: str
+    queue: str = ""
+
+
+def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
+    """What keeps the executors that a gang still lacks from being granted all at once, now.
+
+    Args:
+        demand: the whole gang.
+        snapshot: a look at the ResourceManager.
+        held: how many of its executors the gang has; the snapshot counts them as used.
+    """
+    one, wanted = snapshot.granted(demand.container), demand.executors - held
+    free = {node: node.total - node.used for node in snapshot.running}
+    places = {node: places_on(amount, one, demand.spread) for node, amount in free.items()}
+    beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
+    # The first of equals is told: more room on nodes would not help against one's queue.
+    found = [_queue(queue, one, wanted, beside) for queue in snapshot.queues[:-1]]
+    found.append(_user(snapshot, one, wanted, beside))
+    on_nodes = sum(places.values()), _nodes(demand, free, places, one, wanted)
+    found.append(on_nodes)
+    found.append(_queue(snapshot.queues[-1], one, wanted, beside))
+    room, tightest = min(found, key=lambda bound: bound[0])
+    if room >= wanted:
+        return Shortage(Bound.NONE, "")
+    if on_nodes[0] < wanted:
+        # Others' queues and users have a part in it, whatever else there is.
+        return replace(tightest, bound=on_nodes[1].bound)
+    return tightest
+
+
+def _queue(queue: Queue, one: Amount, wanted: int, beside: int) -> tuple[int, Shortage]:
+    left = queue.maximum - queue.used
+    _, name, spare, used, most = min(
+        (own // each, name, own, used, most)
+        for own, each, name, used, most in zip(
+            left.parts, one.parts, _NAMES, queue.used.parts, queue.maximum.parts, strict=True
+        )
+        if each
+    )
+    each = dict(zip(_NAMES, one.parts, strict=True))[name]
+    if spare <= 0:
+        text = f"queue {queue.path} is at its limit ({used} of {most} {name} in use)"
+    else:
+        text = f"queue {queue.path} has {spare} of {most} {name} left, {each * wanted} are wanted"
+    return beside + left.room_for(one), Shortage(Bound.QUEUE, text, queue.path)
+
+
+def _user(snapshot: Snapshot, one: Amount, wanted: int, beside: int) -> tuple[int, Shortage]:
+    user, path = snapshot.user, snapshot.queues[0].path
+    room = user_room(snapshot, user.used, one, wanted)
+    if room:
+        text = f"user {user.name} gets {room} more of {wanted} executors in queue {path}"
+    else:
+        text = f"user {user.name} is at the user limit in queue {path}"
+    text = f"{text} (has {user.used}, limit {user.limit})"
+    return beside + room, Shortage(Bound.USER, text, path)
+
+
+def _nodes(
+    demand: Demand,
+    free: dict[Node, Amount],
+    places: dict[Node, int],
+    one: Amount,
+    wanted: int,
+) -> Shortage:
+    spare, whole = total(free.values()), one * wanted
+    # What is scarce by nature is named first.
+    for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
+        if have < want:
+            return Shortage(Bound.CLUSTER, f"{have} of {want} {name} wanted are free")
+    if demand.spread and sum(places.values()) < wanted:
+        where = f"{sum(places.values())} of {wanted} nodes wanted have room for an executor"
+        return Shortage(Bound.NODES, f"{where} ({_each(free, one)})")
+    if one.gpus and sum(amount.gpus // one.gpus for amount in free.values()) < wanted:
+        return Shortage(Bound.NODES, _scattered(free, one, wanted))
+    if one.gpus:
+        starved = [
+            f"{node.host} has {amount.gpus} GPUs free but only {_lacking(node, amount, one)}"
+            for node, amount in free.items()
+            if places[node] < amount.gpus // one.gpus
+        ]
+        return Shortage(Bound.NODES, _first(starved, _NODES_SHOWN, "; "))
+    return Shortage(Bound.NODES, _scattered(free, one, wanted))
+
+
+def _scattered(free: dict[Node, Amount], one: Amount, wanted: int) -> str:
+    if one.gpus:
+        room, what = sum(a.gpus // one.gpus for a in free.values()), f"{one.gpus} GPUs"
+    else:
+        room = sum(amount.room_for(one) for amount in free.values())
+        what = f"{one.cores} cores and {one.memory_mib} MiB"
+    if room:
+        return f"room for {room} of {wanted} executors with {what} each ({_each(free, one)})"
+    return f"no node with {what} free ({_each(free, one)})"
+
+
+def _each(free: dict[Node, Amount], one: Amount) -> str:
+    """Each node's free part: its GPUs, or cores and memory where no GPU is wanted."""
+    if one.gpus:
+        said = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
+    else:
+        said = [
+            f"{n.host} {a.cores} of {n.total.cores} cores, {a.memory_mib} of"
+            f" {n.total.memory_mib} MiB"
+            for n, a in free.items()
+        ]
+    return _first(said, _NODES_SHOWN, ", " if one.gpus else "; ")
+
+
+def _lacking(node: Node, free: Amount, one: Amount) -> str:
+    fit = free.gpus // one.gpus
+    lacks = [
+        f"{own} of {whole} {name}"
+        for name, own, each, whole in zip(
+            _NAMES, free.parts, one.parts, node.total.parts, strict=True
+        )
+        if own < each * fit
+    ]
+    return " and ".join(lacks)
+
+
+def _first(said: Iterable[str], most: int, between: str) -> str:
+    listed = list(said)
+    more = [f"and {len(listed) - most} more"] if len(listed) > most else []
+    return between.join(listed[:most] + more)

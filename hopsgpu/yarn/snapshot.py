@@ -1,0 +1,181 @@
+"""One look at the ResourceManager, as values: nodes, queues, the user's limit, applications.
+
+Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopsgpu.yarn.amounts import NOTHING, Amount, total
+
+
+@dataclass(frozen=True)
+class Node:
+    """A NodeManager, as the ResourceManager sees it.
+
+    Attributes:
+        id: host and port.
+        host: its name.
+        state: "RUNNING" alone gets containers.
+        total: what it has.
+        used: what its containers have.
+        partition: its node label, "" without one.
+    """
+
+    id: str
+    host: str
+    state: str
+    total: Amount
+    used: Amount
+    partition: str = ""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A queue, in one partition.
+
+    Attributes:
+        path: from the root, as "root.a".
+        state: "RUNNING", "DRAINING" (no new applications) or "STOPPED"; the FairScheduler's
+            queues always run.
+        leaf: whether applications can be in it.
+        maximum: its effective maximum.
+        guaranteed: its effective minimum.
+        used: what all applications in it have, with what is reserved for them.
+        largest: the largest container that it grants.
+        children: whether it makes queues that are asked for below it.
+    """
+
+    path: str
+    state: str
+    leaf: bool
+    maximum: Amount
+    guaranteed: Amount
+    used: Amount
+    largest: Amount
+    children: bool = False
+
+
+@dataclass(frozen=True)
+class User:
+    """What a user has in a queue.
+
+    Attributes:
+        name: of the user.
+        used: what the user's applications in the queue have.
+        limit: above it the user gets no more container, however idle the queue; the one with
+            which it is passed is still granted. None for no limit.
+    """
+
+    name: str
+    used: Amount = NOTHING
+    limit: Amount | None = None
+
+
+@dataclass(frozen=True)
+class App:
+    """A running application.
+
+    Attributes:
+        id: YARN's.
+        name: that its user gave.
+        user: who runs it.
+        queue: path of its queue.
+        used: what its containers have; nothing where access control hides it.
+    """
+
+    id: str
+    name: str
+    user: str
+    queue: str
+    used: Amount
+
+
+@dataclass(frozen=True)
+class Master:
+    """The container of our application master, there as long as the application is.
+
+    Attributes:
+        node: id of its node.
+        size: of the container.
+    """
+
+    node: str
+    size: Amount
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What containers are rounded up to.
+
+    Attributes:
+        smallest: the smallest container.
+        step: containers are multiples of it.
+    """
+
+    smallest: Amount = NOTHING
+    step: Amount = NOTHING
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One look at the ResourceManager, for one application.
+
+    Attributes:
+        application_id: ours.
+        partition: the node label for which we ask, "" for none.
+        nodes: all, whatever their state.
+        shared: other partitions whose idle nodes we may get, beside every queue's limit.
+        queues: the application's queue first, then its parents up to the root.
+        user: ours, in the application's queue.
+        applications: all that run and that we are shown.
+        master: our application master's container; None where it is not shown.
+        rounding: of containers.
+    """
+
+    application_id: str
+    partition: str
+    nodes: tuple[Node, ...]
+    queues: tuple[Queue, ...]
+    user: User
+    applications: tuple[App, ...] = ()
+    master: Master | None = None
+    shared: frozenset[str] = frozenset()
+    rounding: Rounding = Rounding()
+
+    @property
+    def running(self) -> tuple[Node, ...]:
+        """Nodes on which we can get containers."""
+        return tuple(
+            node
+            for node in self.nodes
+            if node.state == "RUNNING"
+            and (node.partition == self.partition or node.partition in self.shared)
+        )
+
+    @property
+    def cluster(self) -> Amount:
+        """All that the scheduler has, in every partition."""
+        return total(node.total for node in self.nodes if node.state == "RUNNING")
+
+    @property
+    def largest(self) -> Amount:
+        """The largest container that the application's queue grants."""
+        return self.queues[0].largest
+
+    def master_on(self, node: Node) -> Amount:
+        """What our application master takes of a node."""
+        mine = self.master is not None and self.master.node == node.id
+        return self.master.size if self.master is not None and mine else NOTHING
+
+    @property
+    def master_in_queue(self) -> Amount:
+        """What our application master takes of the queues in our partition."""
+        inside = (node for node in self.nodes if node.partition == self.partition)
+        return total(self.master_on(node) for node in inside)
+
+    def granted(self, container: Amount) -> Amount:
+        """What YARN grants to one who asks for a container: rounded up, within the largest."""
+        up = container.most(self.rounding.smallest).rounded_up(self.rounding.step)
+        return up.least(self.largest).most(container)

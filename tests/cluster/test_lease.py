@@ -1,0 +1,489 @@
+"""The lease on a real cluster: what it waits for, that it never deadlocks, and how it lets go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.results import RunStatus
+from hopsgpu.spark.application import application_of
+from hopsgpu.spark.jvm import Jvm
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.cluster.test_launch import quiet
+from tests.conftest import gone, gpus_become, until
+from tests.contention import both_finish, start_script
+
+
+def state_of(run: hopsgpu.Run) -> str:
+    return run.status().state
+
+
+# Before asking.
+
+
+@pytest.mark.parametrize(
+    ("much", "words"),
+    [
+        ({"workers": 5}, "5 executors.*room for 4 .node. 2, node. 2.*at most 4"),
+        ({"workers": 3, "placement": "spread"}, "3 executors.*node"),
+        ({"workers": 3, "gpus_per_worker": 2}, "3 executors of 2 GPUs.*room for 2"),
+        ({"workers": 4, "memory_per_worker": "12g"}, "room for 2"),
+        ({"workers": 8, "gpus_per_worker": 0, "cores_per_worker": 2}, "8 executors of 0 GPUs"),
+    ],
+)
+def test_what_can_never_fit_is_refused_before_anything_is_asked_for(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    much: dict[str, object],
+    words: str,
+) -> None:
+    application = application_of(spark)
+    executors = application.jvm.executors(0)
+    began = time.monotonic()
+    with pytest.raises(hopsgpu.CapacityError, match=words):
+        quiet(os.getpid, **much)
+    assert time.monotonic() - began < 5
+    assert manager.gpus()[0] == 0
+    assert application.jvm.executors(0) == executors
+
+
+# While it waits.
+
+
+def test_it_tells_what_it_waits_for_and_gives_up_in_time(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    holding = hopsgpu.submit(time.sleep, args=(60,), workers=3, progress="off")
+    assert until(lambda: state_of(holding) == "training", 60)
+    run = hopsgpu.submit(os.getpid, workers=2, acquire_timeout="8s", progress="off")
+    seen: list[RunStatus] = []
+    while not run.wait(0.5):
+        seen.append(run.status())
+    with pytest.raises(hopsgpu.GangTimeout) as late:
+        run.result()
+    waited = [status for status in seen if status.state == "waiting" and status.waiting_for]
+    assert len(waited) > 5
+    said = waited[-1].waiting_for
+    assert "1 of 4 in the cluster" in said
+    assert "in queue root.default" in said
+    assert "held by this application (3)" in said
+    assert (late.value.granted, late.value.wanted) == (0, 2)
+    assert "held by this application (3)" in str(late.value)
+    # It seemed not to fit, so nothing was asked for that others could have used.
+    assert manager.gpus()[0] == 3
+    holding.cancel()
+    with pytest.raises(hopsgpu.Cancelled):
+        holding.result()
+    assert gpus_become(manager, 0)
+
+
+def test_a_wait_without_bound_goes_on_telling_and_can_be_cancelled(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with hopsgpu.hold(workers=4, progress="off"):
+        run = hopsgpu.submit(os.getpid, acquire_timeout=None, progress="off")
+        assert until(lambda: "GPUs free: 0 of 4" in run.status().waiting_for, 10)
+        run.cancel()
+        assert run.wait(5)
+        assert state_of(run) == "cancelled"
+    assert manager.gpus()[0] == 0
+
+
+# No deadlock.
+
+
+def test_two_applications_that_want_more_than_there_is_both_finish(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    both_finish(cluster_env, workers=3, launches=2)
+
+
+def test_many_launches_of_all_sizes_in_one_application_all_finish(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    sizes = (3, 1, 4, 2, 3, 1)
+    runs = [
+        hopsgpu.submit(hopsgpu.context, workers=size, name=f"of-{size}", progress="off")
+        for size in sizes
+    ]
+    for size, run in zip(sizes, runs, strict=True):
+        assert [context.world_size for context in run.result().values] == [size] * size
+
+
+def test_a_line_that_cannot_be_had_is_done_without(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    script = """
+        import os
+        import hopsgpu
+        hopsgpu.session("no line")
+        result = hopsgpu.launch(os.getpid, progress="off")
+        print(result.warnings)
+    """
+    ran = start_script(cluster_env, script, HOPSGPU_LOCKS="hdfs://127.0.0.1:1/none")
+    out, error = ran.communicate(timeout=120)
+    assert "did not stand in the line" in out and "spark.hopsgpu.locks" in out, (out, error)
+
+
+# Release.
+
+
+def test_a_script_that_ends_gives_back_what_its_runs_hold(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    script = """
+        import time
+        import hopsgpu
+        hopsgpu.session("ends early")
+        run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
+        while run.status().state != "training":
+            assert not run.wait(0.2)
+        print("ends", flush=True)
+    """
+    ending = start_script(cluster_env, script)
+    out, error = ending.communicate(timeout=120)
+    assert "ends" in out, error
+    assert ending.returncode == 0
+    assert gpus_become(manager, 0)
+
+
+def test_without_the_direct_kill_the_idle_timeout_lets_go_and_the_result_says_so(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    script = """
+        import os
+        import hopsgpu
+        from hopsgpu.spark.jvm import Jvm
+        from py4j.protocol import Py4JError
+
+        def kill(self, executors):
+            raise Py4JError("Method killExecutors does not exist")
+
+        Jvm.kill = kill
+        hopsgpu.session("no kill", conf={"spark.dynamicAllocation.executorIdleTimeout": "4s"})
+        result = hopsgpu.launch(os.getpid, workers=2, progress="off")
+        print(result.warnings, result.timeline.released - result.timeline.returned)
+    """
+    out, error = start_script(cluster_env, script).communicate(timeout=120)
+    assert "could not be killed" in out and "killExecutors does not exist" in out, error
+    assert "idle timeout has let them go" in out
+    assert 3 < float(out.split()[-1]) < 20
+
+
+# hold().
+
+
+def pid_and_host() -> tuple[int, str]:
+    return os.getppid(), hopsgpu.context().host
+
+
+def test_a_held_gang_serves_several_launches(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    with hopsgpu.hold(workers=2, progress="off") as gang:
+        assert manager.gpus()[0] == 2
+        first = gang.launch(pid_and_host, progress="off")
+        second = gang.launch(pid_and_host, progress="off", env_vars={"A": "b"})
+        # The same agents: nothing was acquired in between.
+        assert first.values == second.values
+        assert first.timeline.released is None
+        assert first.gpu_seconds.held >= first.gpu_seconds.training > 0
+        with pytest.raises(hopsgpu.RankFailed, match="ZeroDivisionError"):
+            gang.launch(lambda: 1 / 0, progress="off")
+        assert gang.launch(pid_and_host, progress="off").values == first.values
+        with pytest.raises(hopsgpu.ConfigError, match="train_fn"):
+            gang.launch(5)
+        assert manager.gpus()[0] == 2
+    assert manager.gpus()[0] == 0
+    with pytest.raises(hopsgpu.ConfigError, match="closed"):
+        gang.launch(pid_and_host)
+
+
+def test_launches_of_several_threads_on_one_gang_take_turns(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    with hopsgpu.hold(workers=2, progress="off") as gang, ThreadPoolExecutor(3) as threads:
+        values = list(
+            threads.map(lambda n: gang.launch(abs, (n,), progress="off").values, (1, 2, 3))
+        )
+    assert values == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_a_gang_that_is_not_entered_launches_nothing(spark: SparkSession) -> None:
+    gang = hopsgpu.hold(workers=2, progress="off")
+    with pytest.raises(hopsgpu.ConfigError, match="with hopsgpu.hold"):
+        gang.launch(os.getpid)
+
+
+def test_ctrl_c_while_a_gang_is_held(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    script = """
+        import time
+        import hopsgpu
+        hopsgpu.session("held")
+        with hopsgpu.hold(workers=2, progress="off") as gang:
+            gang.launch(lambda: print("trains", flush=True) or time.sleep(600))
+    """
+    held = start_script(cluster_env, script)
+    try:
+        assert held.stdout is not None
+        assert any("trains" in line for line in held.stdout)
+        held.send_signal(signal.SIGINT)
+        assert gpus_become(manager, 0, 20)
+        _, error = held.communicate(timeout=60)
+        assert "KeyboardInterrupt" in error
+    finally:
+        held.kill()
+        held.communicate()
+
+
+def test_a_held_gang_asks_again_only_for_what_it_lost(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    def container() -> str:
+        return os.environ["CONTAINER_ID"]
+
+    with hopsgpu.hold(workers=3, progress="off") as gang:
+        before = gang.launch(container, progress="off").values
+        # The JVM of one container: parent of Spark's daemon, which is the parent of the agent.
+        jvm = gang.launch(parent_of_daemon, progress="off").values[1]
+        agent = gang.launch(os.getppid, progress="off").values[1]
+        os.kill(jvm, signal.SIGKILL)
+        assert until(lambda: gone(agent), 20)
+        after = gang.launch(container, progress="off").values
+        assert len(set(before) & set(after)) == 2
+        assert len(set(after)) == 3
+        assert manager.gpus()[0] == 3
+    assert manager.gpus()[0] == 0
+
+
+def parent_of_daemon() -> int:
+    pid = os.getppid()
+    for _ in range(2):
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = int(status.partition("PPid:")[2].split()[0])
+    return pid
+
+
+def test_a_held_gang_that_idles_lets_go_and_comes_again(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with hopsgpu.hold(workers=2, idle_timeout="3s", progress="off") as gang:
+        assert gang.launch(pid_and_host, progress="off").value
+        assert gpus_become(manager, 0, 15)
+        again = gang.launch(pid_and_host, progress="off")
+        assert again.value
+        assert manager.gpus()[0] == 2
+    assert manager.gpus()[0] == 0
+
+
+def test_an_error_within_hold_gives_back(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with pytest.raises(ValueError, match="mine"), hopsgpu.hold(workers=2, progress="off"):
+        assert manager.gpus()[0] == 2
+        raise ValueError("mine")
+    assert manager.gpus()[0] == 0
+
+
+STATES = ("requested", "waiting", "granted", "ready", "training")
+
+
+@pytest.mark.parametrize("state", STATES[:-1])
+def test_cancel_at_any_state(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], state: str
+) -> None:
+    run = hopsgpu.submit(time.sleep, args=(60,), workers=2, progress="off")
+    # A short state may have passed when it is looked for; then it is cancelled at the next one.
+    assert until(lambda: STATES.index(state_of(run)) >= STATES.index(state), 60, 0.002)
+    run.cancel()
+    with pytest.raises(hopsgpu.Cancelled):
+        run.result()
+    assert run.status().state == "cancelled"
+    assert gpus_become(manager, 0)
+
+
+# ETL beside it.
+
+
+def test_etl_beside_a_launch_is_neither_refused_nor_run_twice(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    stop = threading.Event()
+    rows = spark.sparkContext.accumulator(0)
+
+    def etl() -> int:
+        done = 0
+        while not stop.is_set():
+            spark.sparkContext.parallelize(range(10), 2).foreach(rows.add)
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(1) as thread:
+        jobs = thread.submit(etl)
+        try:
+            for _ in range(2):
+                assert len(quiet(time.sleep, args=(1,), workers=2).values) == 2
+        finally:
+            stop.set()
+        done = jobs.result()
+    assert done > 10
+    assert rows.value == done * sum(range(10))
+    application = application_of(spark)
+    assert application.setting("spark.dynamicAllocation.enabled") == "true"
+    # The cores of idle ETL executors are wanted by the tests that follow.
+    application.jvm.kill(application.jvm.executors(0))
+
+
+def test_the_flip_ends_whatever_happens(spark: SparkSession) -> None:
+    jvm = application_of(spark).jvm
+    flag = "spark.dynamicAllocation.enabled"
+    with pytest.raises(Py4JError), jvm.barriers_allowed():
+        assert jvm.setting(flag) == "false"
+        raise Py4JError("the submission failed")
+    assert jvm.setting(flag) == "true"
+    inside, going = threading.Event(), threading.Event()
+
+    def flip() -> None:
+        with jvm.barriers_allowed():
+            inside.set()
+            going.wait(10)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(flip)
+        assert inside.wait(10)
+        inside.clear()
+        second = threads.submit(flip)
+        # Serialised: a second flip never takes the first one's value for the user's.
+        assert not inside.wait(0.3)
+        going.set()
+        first.result()
+        second.result()
+    assert jvm.setting(flag) == "true"
+    assert isinstance(jvm, Jvm)
+
+
+# Placement, CPU gangs, memory.
+
+
+def who_and_where() -> tuple[str, str, str, str, str]:
+    get = os.environ.__getitem__
+    return (
+        hopsgpu.context().host,
+        get("NODE_RANK"),
+        get("LOCAL_RANK"),
+        get("LOCAL_WORLD_SIZE"),
+        get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def test_pack_puts_as_many_ranks_into_a_container_as_fit(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    plan = hopsgpu.plan(who_and_where, workers=4, placement="pack")
+    assert (plan.executors, plan.ranks_per_executor, plan.shape.gpus) == (2, 2, 2)
+    result = quiet(who_and_where, workers=4, placement="pack")
+    assert [value[1:4] for value in result.values] == [
+        ("0", "0", "2"),
+        ("0", "1", "2"),
+        ("1", "0", "2"),
+        ("1", "1", "2"),
+    ]
+    assert [value[0] for value in result.values] == ["node1", "node1", "node2", "node2"]
+    # LOCAL_RANK is the index of a rank's own GPU among those it sees.
+    for value, report in zip(result.values, result.ranks, strict=True):
+        assert value[4].split(",")[int(value[2])] == report.gpus[0]
+    assert len({gpu for report in result.ranks for gpu in report.gpus}) == 4
+
+
+def test_pack_of_a_number_that_does_not_divide_says_so(spark: SparkSession) -> None:
+    plan = hopsgpu.plan(who_and_where, workers=3, placement="pack")
+    assert (plan.executors, plan.ranks_per_executor) == (3, 1)
+    assert "no two of the 3 ranks" in plan.warnings[0]
+
+
+def test_pack_takes_the_fullest_node_that_fits(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with hopsgpu.hold(workers=1, progress="off") as gang:
+        taken = gang.launch(who_and_where, progress="off").value[0]
+        beside = quiet(who_and_where, workers=1, placement="pack").value[0]
+    assert beside == taken
+
+
+def test_spread_puts_one_rank_on_each_node(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    result = quiet(who_and_where, workers=2, placement="spread")
+    assert {value[0] for value in result.values} == {"node1", "node2"}
+
+
+def test_spread_waits_for_nodes_and_gives_up_in_time(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    with hopsgpu.hold(workers=1, gpus_per_worker=2, progress="off"):
+        with pytest.raises(hopsgpu.GangTimeout, match="1 of 2 nodes"):
+            quiet(who_and_where, workers=2, placement="spread", acquire_timeout="5s")
+        assert manager.gpus()[0] == 2
+
+
+def test_a_gang_on_cpus_takes_no_gpu(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    run = hopsgpu.submit(
+        lambda: (time.sleep(3), who_and_where())[1], workers=2, gpus_per_worker=0, progress="off"
+    )
+    assert until(lambda: state_of(run) == "training", 60)
+    assert manager.gpus()[0] == 0
+    result = run.result()
+    assert [value[4] for value in result.values] == ["", ""]
+    assert result.timeline.released is not None
+    assert result.gpu_seconds.held == 0
+
+
+def test_a_rank_over_its_memory_is_the_failure_with_numbers(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    def hog() -> None:
+        if hopsgpu.context().rank == 1:
+            kept = bytearray(400 * 2**20)
+            assert kept
+        time.sleep(60)
+
+    with pytest.raises(hopsgpu.RankFailed) as failed:
+        quiet(hog, workers=2, memory_per_worker="256m", placement="pack")
+    assert failed.value.rank == 1
+    assert failed.value.signal == "SIGKILL"
+    assert "used more memory than it may" in str(failed.value)
+    assert "of 256 MiB (memory_per_worker" in str(failed.value)
+    assert failed.value.result.ranks[0].stopped
+
+
+def test_a_container_that_yarn_killed_is_reported_in_yarns_words(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    def behind_its_back() -> None:
+        os.kill(os.getppid(), signal.SIGSTOP)  # the agent, which would have seen it
+        kept = bytearray(3 * 2**30)
+        time.sleep(60)
+        assert kept
+
+    with pytest.raises(hopsgpu.RankFailed, match=r"(?i)physical memory") as failed:
+        quiet(behind_its_back, memory_per_worker="256m")
+    assert "was lost" in str(failed.value)
+    assert failed.value.container in str(failed.value)

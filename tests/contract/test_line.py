@@ -1,0 +1,213 @@
+"""The line of waiting gangs on every lake: one turn at a time, in order, and no turn for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from hopsgpu import turns
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.line import Place, make_line, stand_in_line
+from hopsgpu.turns import Bound, Own, decide_turn
+
+NODES = (2, 2)
+
+
+def place(directory: Lake, number: int, executors: int = 1) -> Place:
+    return Place(
+        Lake(directory.url),
+        application=f"application_1_{number:04d}",
+        executors=executors,
+        gpus=1,
+    )
+
+
+def file(one: Place, **changes: Any) -> None:
+    one.file(dataclasses.replace(one.ticket, **changes))
+
+
+def filed(*places: Place) -> list[Place]:
+    """Files them; in their order, which chance decides within one tick of the lake's clock."""
+    for one in places:
+        file(one)
+    return sorted(places, key=lambda one: one.ticket.order)
+
+
+def try_turn(one: Place) -> bool:
+    if not one.is_filed:
+        file(one)
+    line = one.look()
+    own = Own(one.ticket, one.owner, (one.ticket.queue,))
+    return decide_turn(own, line, NODES, False).take and one.take(line)
+
+
+def wait_turn(one: Place) -> None:
+    deadline = time.monotonic() + 60
+    while not try_turn(one):
+        assert time.monotonic() < deadline, [entry.name for entry in one._directory.entries()]
+        time.sleep(0.005)  # the lake tells nobody that a turn is free
+
+
+@pytest.fixture
+def directory(lake: Lake) -> Lake:
+    lake.make()
+    return make_line(lake, "hopsgpu", "locks", "cluster", "default")
+
+
+def test_the_directory_is_sticky_and_for_all(directory: Lake) -> None:
+    assert directory.stat().mode == 0o1777
+    again = directory.url.partition("/hopsgpu/")[0]
+    assert make_line(Lake(again), "hopsgpu", "locks", "cluster", "default") == directory
+
+
+def test_one_at_a_time_and_in_order(directory: Lake) -> None:
+    first, second = place(directory, 1), place(directory, 2)
+    with stand_in_line(first), stand_in_line(second):
+        first, second = filed(first, second)
+        assert not try_turn(second)
+        assert try_turn(first)
+        assert second.look().asking == f"{first.ticket.application} of {first.owner}"
+        assert not try_turn(second)
+        first.give_back()
+        assert try_turn(second)
+    assert directory.names() == (turns.turn_name(4),)
+
+
+def test_many_at_once_never_have_the_turn_together(directory: Lake) -> None:
+    asking = threading.Semaphore(1)
+    order = []
+
+    def ask(number: int) -> None:
+        one = place(directory, number)
+        with stand_in_line(one):
+            for _ in range(3):
+                file(one)
+                wait_turn(one)
+                assert asking.acquire(blocking=False), "two had the turn"
+                order.append(number)
+                asking.release()
+                one.give_back()
+                one.ticket = dataclasses.replace(one.ticket, filed=0)
+
+    with ThreadPoolExecutor(6) as threads:
+        list(threads.map(ask, range(6)))
+    assert sorted(order) == sorted([*range(6)] * 3)
+    # The highest generation stays, so that no number is used twice.
+    assert directory.names() == (turns.turn_name(36),)
+
+
+def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> None:
+    first, second = place(directory, 1), place(directory, 2)
+    with stand_in_line(first), stand_in_line(second):
+        first, second = filed(first, second)
+        assert try_turn(first)
+        first.give_back()
+        assert not first.is_filed
+        file(first)
+        assert not try_turn(second)
+        assert try_turn(first)
+
+
+def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr("hopsgpu.stores.line.RENEW_SECONDS", 0.1)
+    holder, waiting, later = (place(directory, number) for number in range(3))
+    file(holder)
+    assert try_turn(holder)
+    file(waiting)
+    with stand_in_line(later):
+        file(later)
+        assert not try_turn(later)
+        began = time.monotonic()
+        wait_turn(later)
+        assert 0.3 < time.monotonic() - began < 10
+        # The one that was thought dead comes back: it learns of it, and does no harm.
+        assert later.keep()
+        assert not holder.keep()
+        holder.give_back()
+        assert later.look().asking is not None
+    # What the dead left goes with the next of the same user.
+    assert [name for name in directory.names() if name.startswith("ticket")] == []
+
+
+def test_a_late_claim_of_a_number_that_was_passed_is_no_turn(directory: Lake) -> None:
+    late, quick = place(directory, 1), place(directory, 2)
+    with stand_in_line(late), stand_in_line(quick):
+        file(late)
+        old = late.look()
+        file(quick)
+        for _ in range(2):
+            assert quick.take(quick.look())
+            quick.give_back()
+            file(quick)
+        quick.leave()  # takes the passed turns away
+        assert not late.take(old)
+        assert not late.is_filed
+        assert try_turn(late)
+
+
+def test_a_ticket_says_what_bounds_it(directory: Lake) -> None:
+    one = place(directory, 1, executors=3)
+    with stand_in_line(one):
+        file(one, bound=Bound.CLUSTER)
+        one.update(dataclasses.replace(one.ticket, bound=Bound.QUEUE, passed=1))
+        seen = one.look().standing[0][0]
+        assert (seen.bound, seen.passed, seen.executors) == (Bound.QUEUE, 1, 3)
+        assert seen == one.ticket
+
+
+class Refusing(Lake):
+    """A lake that refuses the call whose number is set."""
+
+    def refuse(self, number: int) -> None:
+        self.__dict__["left"] = [number]
+
+    def entries(self) -> Any:
+        self._count()
+        return super().entries()
+
+    def __truediv__(self, name: str) -> Lake:
+        self._count()
+        return super().__truediv__(name)
+
+    def _count(self) -> None:
+        left = self.__dict__.setdefault("left", [0])
+        left[0] -= 1
+        if left[0] == 0:
+            raise StoreError("the lake refused")
+
+
+@pytest.mark.parametrize("number", range(1, 25))
+def test_a_lake_that_refuses_in_between_stops_nobody(
+    directory: Lake, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Whatever call fails: the turn is had or given back, and the others get theirs."""
+    monkeypatch.setattr("hopsgpu.stores.line.RENEW_SECONDS", 0.0)
+    unlucky, other = place(directory, 1), place(directory, 2)
+    lake = Refusing(directory.url)
+    unlucky._directory = lake
+    with stand_in_line(unlucky), stand_in_line(other):
+        file(other)
+        lake.refuse(number)
+        had = {unlucky: 0, other: 0}
+        deadline = time.monotonic() + 20
+        while min(had.values()) < 3 and time.monotonic() < deadline:
+            for one in had:
+                try:
+                    if try_turn(one):
+                        assert one.keep()
+                        had[one] += 1
+                        one.give_back()
+                        one.ticket = dataclasses.replace(one.ticket, filed=0)
+                except StoreError as error:
+                    assert "refused" in str(error)
+        assert min(had.values()) >= 3, had
+    entries = directory.names()
+    assert [name for name in entries if name.startswith(("ticket", "draft"))] == []
+    assert int(max(name for name in entries if name.startswith("turn"))[-12:]) % 2 == 0
