@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import hopsgpu
-from benchmarks import launches
+from benchmarks import contention, launches
 from hopsgpu import cluster
 
 
@@ -20,9 +20,15 @@ def main() -> None:
             os.environ.update(cluster.environment(state))
             spark = hopsgpu.session("bench")
             try:
-                figures = {"launches": launches.measure(spark)}
+                figures = {
+                    "release": launches.release(spark),
+                    "acquisition": launches.acquisition(spark),
+                    "held": launches.held(spark),
+                }
             finally:
                 spark.stop()
+            for workers in (3, 4):
+                figures[f"two of {workers} on 4"] = contention.measure(workers)
         finally:
             cluster.down(state)
     Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")

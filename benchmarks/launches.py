@@ -1,57 +1,97 @@
-"""Where the time of a cold launch goes, and the GPUs' way back against Spark's own."""
+"""Where the time of a launch goes, and the GPUs' way back against Spark's own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from unittest import mock
 
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.spark.application import application_of
-from hopsgpu.spark.profiles import build_profile
-from hopsgpu.spec import GangSpec, shape_of
+from benchmarks.bare import bare_stage, floor_of_release, idle_release, release_bare
+from benchmarks.table import heading, row
+from hopsgpu.spark.jvm import Jvm
 
 WORKERS = 2
 LAUNCHES = 10
+FLOORS = 5
+COLD_WORKERS = 3
+COLD = 7
+HELD = 20
 
 
-def measure(spark: SparkSession) -> Mapping[str, object]:
-    """Seconds of 10 cold launches of 2 ranks, and of one release by Spark's idle timeout."""
-    times = [
-        hopsgpu.launch(os.getpid, workers=WORKERS, progress="off").timeline for _ in range(LAUNCHES)
-    ]
+def release(spark: SparkSession) -> Mapping[str, object]:
+    """Seconds of 10 launches of 2 ranks, of the floor, and of Spark's idle timeout."""
+    flips: list[float] = []
+    with timed_flips(flips):
+        times = [
+            hopsgpu.launch(os.getpid, workers=WORKERS, progress="off").timeline
+            for _ in range(LAUNCHES)
+        ]
     steps = {
         "asked to granted": [t.granted - t.requested for t in times],
         "granted to started": [t.started - t.granted for t in times],
         "started to returned": [t.returned - t.started for t in times],
         "returned to GPUs free": [t.released - t.returned for t in times],
+        "the flag was off": flips,
+        "floor: one kill to GPUs free": [floor_of_release(spark, WORKERS) for _ in range(FLOORS)],
+        "Spark's idle timeout, default": [idle_release(spark, WORKERS)],
     }
-    idle = release_by_idle_timeout(spark)
-    print(f"\n{LAUNCHES} cold launches of {WORKERS} ranks, seconds\n")
-    print(f"{'':32}{'median':>8}{'least':>8}{'most':>8}")
+    heading(f"{LAUNCHES} cold launches of {WORKERS} ranks, seconds")
     for name, seconds in steps.items():
-        print(row(name, seconds))
-    print(row("Spark's idle timeout, default", [idle]))
-    ratio = idle / statistics.median(steps["returned to GPUs free"])
-    print(f"\nGPUs are back {ratio:.0f} times sooner than by Spark's idle timeout")
-    return {**steps, "idle timeout": idle, "ratio": ratio}
+        row(name, seconds)
+    back = statistics.median(steps["returned to GPUs free"])
+    ratio = steps["Spark's idle timeout, default"][0] / back
+    print(f"\nGPUs are back after {back:.2f} s (at most 1 is wanted),")
+    print(f"{ratio:.0f} times sooner than by Spark's idle timeout (at least 50 are wanted)")
+    return {**steps, "ratio": ratio}
 
 
-def row(name: str, seconds: Sequence[float]) -> str:
-    middle = statistics.median(seconds)
-    return f"{name:32}{middle:8.2f}{min(seconds):8.2f}{max(seconds):8.2f}"
+@contextlib.contextmanager
+def timed_flips(seconds: list[float]) -> Iterator[None]:
+    """Notes for how long each launch had dynamic allocation's flag turned."""
+    flip = Jvm.barriers_allowed
+
+    @contextlib.contextmanager
+    def timed(jvm: Jvm) -> Iterator[None]:
+        with flip(jvm):
+            began = time.monotonic()
+            yield
+            seconds.append(time.monotonic() - began)
+
+    with mock.patch.object(Jvm, "barriers_allowed", timed):
+        yield
 
 
-def release_by_idle_timeout(spark: SparkSession) -> float:
-    """Seconds from the end of a plain stage under the same profile until its GPUs are free."""
-    manager = application_of(spark).manager
-    shape = shape_of(GangSpec("idle", workers=WORKERS), cores_per_gpu=1)
-    rows = spark.sparkContext.parallelize(range(WORKERS), WORKERS)
-    rows.withResources(build_profile(shape)).map(lambda number: number).collect()
-    ended = time.time()
-    while manager.gpus()[0]:
-        time.sleep(0.1)  # between two questions to the ResourceManager
-    return time.time() - ended
+def acquisition(spark: SparkSession) -> Mapping[str, object]:
+    """Seconds until 3 executors are there: a gang's against a bare stage's, taken in turns."""
+    bare, ours = [], []
+    for _ in range(COLD):
+        with bare_stage(spark, COLD_WORKERS) as (took, profile):
+            bare.append(took)
+        release_bare(spark, profile)
+        times = hopsgpu.launch(os.getpid, workers=COLD_WORKERS, progress="off").timeline
+        ours.append(times.granted - times.requested)
+    heading(f"{COLD_WORKERS} executors, asked for until all are there, {COLD} times each, seconds")
+    row("a bare stage of the same profile", bare)
+    row("a gang", ours)
+    above = statistics.median(ours) - statistics.median(bare)
+    print(f"\na gang takes {above:.2f} s more (at most 1.5 are wanted)")
+    return {"bare": bare, "gang": ours, "above": above}
+
+
+def held(spark: SparkSession) -> Mapping[str, object]:
+    """Seconds of launches on a gang that is held, against launches that acquire one."""
+    on_held = []
+    with hopsgpu.hold(workers=WORKERS, progress="off", spark=spark) as gang:
+        for _ in range(HELD):
+            began = time.monotonic()
+            gang.launch(os.getpid, progress="off")
+            on_held.append(time.monotonic() - began)
+    heading(f"{HELD} launches on a held gang of {WORKERS} ranks, seconds")
+    row("a launch", on_held)
+    return {"held": on_held}

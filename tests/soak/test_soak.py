@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.spark.application import application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.conftest import gpus_become
+from tests.conftest import gone, gpus_become, until
 
-LAUNCHES = 12
+LAUNCHES, THREADS = 30, 3
+WAYS = ("returns", "raises", "exits", "killed", "cancelled", "held")
 
 
 def misbehave(how: str) -> str:
@@ -31,35 +36,74 @@ def misbehave(how: str) -> str:
             os._exit(9)
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-    elif how != "returns":
+    if how not in ("returns", "held"):
         time.sleep(120)
     return how
 
 
-@pytest.mark.timeout(900)
+def launch_once(how: str, workers: int, wait: float) -> None:
+    """One launch that ends as it is meant to; fails the test where it does not."""
+    arguments = {"args": (how,), "workers": workers, "progress": "off", "acquire_timeout": "15m"}
+    if how == "returns":
+        assert hopsgpu.launch(misbehave, **arguments).values == (how,) * workers
+    elif how == "held":
+        with hopsgpu.hold(workers=workers, progress="off", acquire_timeout="15m") as gang:
+            for _ in range(3):
+                assert gang.launch(misbehave, (how,), progress="off").values == (how,) * workers
+    elif how == "cancelled":
+        run = hopsgpu.submit(misbehave, **arguments)
+        # At whatever state it is by then.
+        run.wait(wait)
+        run.cancel()
+        with pytest.raises(hopsgpu.Cancelled):
+            run.result()
+    else:
+        with pytest.raises(hopsgpu.RankFailed) as failed:
+            hopsgpu.launch(misbehave, **arguments)
+        assert failed.value.rank == 0
+        others = failed.value.result.ranks[1:]
+        assert all(rank.stopped and rank.signal == "SIGTERM" for rank in others)
+
+
+@pytest.mark.timeout(1800)
 def test_many_launches_with_failures_leave_nothing(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     chance = random.Random(7)
-    threads = {thread.name for thread in threading.enumerate()}
-    files = set(Path("/proc/self/fd").iterdir())
-    for _ in range(LAUNCHES):
-        how = chance.choice(["returns", "raises", "exits", "killed"])
-        workers = chance.randint(1, 4)
-        arguments = {"args": (how,), "workers": workers, "progress": "off"}
-        if how == "returns":
-            assert hopsgpu.launch(misbehave, **arguments).values == (how,) * workers
-        else:
-            with pytest.raises(hopsgpu.RankFailed) as failed:
-                hopsgpu.launch(misbehave, **arguments)
-            assert failed.value.rank == 0
-            others = failed.value.result.ranks[1:]
-            assert all(rank.stopped and rank.signal == "SIGTERM" for rank in others)
-        assert manager.gpus()[0] == 0
-    left = {thread.name for thread in threading.enumerate()} - threads
+    launches = [
+        (chance.choice(WAYS), chance.randint(1, 4), chance.uniform(0, 15)) for _ in range(LAUNCHES)
+    ]
+    assert {how for how, _, _ in launches} == set(WAYS)
+    quiet = [thread.name for thread in threading.enumerate()]
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    application = application_of(spark)
+    temporary = set(Path(tempfile.gettempdir()).glob("hopsgpu*"))
+    with ThreadPoolExecutor(THREADS) as threads:
+        for done in [threads.submit(launch_once, *launch) for launch in launches]:
+            done.result()
+    assert manager.gpus()[0] == 0
+    # Whoever asks for ETL only has profile 0; there was none of it.
+    assert not [e for profile in range(100) for e in application.jvm.executors(profile)]
+    left = [thread.name for thread in threading.enumerate() if thread.name not in quiet]
     assert not [name for name in left if name.startswith("hopsgpu")]
-    # py4j keeps a connection or two; a leak of ours would be one for each launch.
-    assert len(set(Path("/proc/self/fd").iterdir())) < len(files) + LAUNCHES
+    # py4j keeps a connection for each thread that has called it; a leak of ours would be some for
+    # each launch.
+    assert len(list(Path("/proc/self/fd").iterdir())) < files + LAUNCHES
+    assert not ranks_alive()
+    assert set(Path(tempfile.gettempdir()).glob("hopsgpu*")) == temporary
+    # Of the line only the last turn is left.
+    assert [name.partition("-")[0] for name in application.line.names()] == ["turn"]
+
+
+def ranks_alive() -> list[str]:
+    """Command lines of ranks on this machine, which is all nodes."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found += [line] if "hopsgpu.worker.rank" in line else []
+    return found
 
 
 SCRIPT = """
@@ -81,20 +125,6 @@ def rank_pids(directory: Path) -> list[int]:
     return [int(file.read_text()) for file in directory.iterdir() if file.read_text()]
 
 
-def gone(pid: int) -> bool:
-    try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-
-
-def await_(condition: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.1)  # the ends of strangers' processes are told to nobody
-    return condition()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_driver_that_is_ended_gives_its_gpus_back(
     cluster_env: dict[str, str],
@@ -114,11 +144,11 @@ def test_a_driver_that_is_ended_gives_its_gpus_back(
         text=True,
     )
     try:
-        assert await_(lambda: len(rank_pids(pids)) == 2, 120)
+        assert until(lambda: len(rank_pids(pids)) == 2, 120)
         assert gpus_become(manager, 2)
         driver.send_signal(number)
         assert gpus_become(manager, 0, seconds=15)
-        assert await_(lambda: all(map(gone, rank_pids(pids))), 15)
+        assert until(lambda: all(map(gone, rank_pids(pids))), 15)
         _, said = driver.communicate(timeout=60)
         if number is signal.SIGINT:
             assert "KeyboardInterrupt" in said

@@ -1,0 +1,83 @@
+"""Several applications, crashed ones and foreign ones on the same GPUs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.spark.application import application_of
+from hopsgpu.turns import Bound
+from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.shortage import Shortage
+from tests.conftest import until
+from tests.contention import CONTENDER, both_finish, start_script
+
+
+@pytest.mark.timeout(600)
+def test_two_applications_that_each_want_all_both_finish(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    both_finish(cluster_env, workers=4, launches=3)
+
+
+def test_whoever_crashes_while_it_asks_stops_nobody(
+    cluster_env: dict[str, str],
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+) -> None:
+    line = application_of(spark).line
+    crashing = start_script(cluster_env, CONTENDER, 4, 1, 60)
+    try:
+        assert until(lambda: any(name.startswith("asking") for name in line.names()), 60)
+        # YARN ends what was asked for, and the ticket expires.
+        crashing.kill()
+        began = time.monotonic()
+        assert hopsgpu.launch(os.getpid, workers=4, progress="off").value
+        assert time.monotonic() - began < 60
+    finally:
+        crashing.kill()
+        crashing.communicate()
+
+
+def test_a_foreign_application_only_makes_it_wait(
+    cluster_env: dict[str, str],
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that stands in no line of ours takes what it gets, between our look and our asking."""
+    monkeypatch.setattr("hopsgpu.gang.PART_SECONDS", 5.0)
+    # It asks whatever it sees, as if the foreign one had come just after it looked.
+    monkeypatch.setattr("hopsgpu.spark.queueing.shortage", lambda *_: Shortage(Bound.NONE, ""))
+    foreign = """
+        import sys, time
+        from pyspark.resource import *
+        import hopsgpu
+        from hopsgpu.spark.profiles import build_profile
+        from hopsgpu.spec import ExecutorShape
+        context = hopsgpu.session("foreign").sparkContext
+        two = context.parallelize(range(2), 2).withResources(
+            build_profile(ExecutorShape(1, 1, 512, 1024)))
+        print("asking", flush=True)
+        two.map(lambda _: time.sleep(25)).collect()
+    """
+    other = start_script(cluster_env, foreign)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "asking\n"
+        run = hopsgpu.submit(os.getpid, workers=4, progress="off", acquire_timeout="3m")
+        said = set()
+        while not run.wait(0.3):
+            said.add(run.status().waiting_for)
+        assert len(run.result().values) == 4
+        assert any("'foreign' of" in text for text in said), said
+        assert any("was granted a part and gave it back" in text for text in said), said
+    finally:
+        other.kill()
+        other.communicate()
