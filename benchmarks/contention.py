@@ -21,7 +21,10 @@ hopsgpu.session("contender")
 print("up", flush=True)
 sys.stdin.readline()
 for _ in range({ROUNDS}):
-    hopsgpu.launch(time.sleep, args=({TRAINING_SECONDS},), workers=int(sys.argv[1]), progress="off")
+    hopsgpu.launch(
+        time.sleep, args=({TRAINING_SECONDS},), workers=int(sys.argv[1]), cores_per_worker=1,
+        progress="off",
+    )
 print("finished", flush=True)
 """
 

@@ -52,7 +52,7 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         kwargs: keyword arguments of it.
         workers: the world size.
         gpus_per_worker: whole GPUs of each rank; 0 for a gang on CPUs.
-        cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU.
+        cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU, less one.
         memory_per_worker: what a rank may use with its child processes, as "4g" or bytes; one
             that uses more is ended and is the failure.
         placement: "pack" for as many ranks as fit into one container (the largest number that

@@ -13,7 +13,8 @@ CONTENDER = """
     workers, launches, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     hopsgpu.session(f"contender of {workers}")
     for number in range(launches):
-        result = hopsgpu.launch(time.sleep, args=(seconds,), workers=workers, name="contend")
+        result = hopsgpu.launch(time.sleep, args=(seconds,), workers=workers, name="contend",
+            cores_per_worker=1, progress="off")
         assert len(result.values) == workers and not result.warnings, result
         print("launched", number, result.timeline.released, flush=True)
 """

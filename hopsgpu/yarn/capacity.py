@@ -98,12 +98,12 @@ def _user_bound(snapshot: Snapshot) -> str:
 
 
 def cores_per_gpu(nodes: tuple[Node, ...]) -> int:
-    """The smallest share of cores per GPU among running nodes with GPUs.
+    """The smallest share of cores per GPU among running nodes with GPUs, less one; at least 1.
 
-    One core of each node is left for an application master or ETL; at least 1.
+    What is left of each share is for application masters and ETL.
     """
     shares = [
-        (node.total.cores - 1) // node.total.gpus
+        node.total.cores // node.total.gpus - 1
         for node in nodes
         if node.state == "RUNNING" and node.total.gpus > 0
     ]

@@ -319,7 +319,7 @@ def test_an_executor_that_yarn_can_never_grant_is_refused_at_once(
     spark: SparkSession, much: dict[str, object]
 ) -> None:
     """Asked for, it would end the whole application."""
-    with pytest.raises(hopsgpu.CapacityError, match="fits nowhere.*node1 has 2 GPUs, 6 cores"):
+    with pytest.raises(hopsgpu.CapacityError, match="fits nowhere.*node1 has 2 GPUs, 7 cores"):
         quiet(os.getpid, **much)
     assert spark.range(5).count() == 5
 
@@ -335,7 +335,7 @@ def test_a_place_for_runs_that_is_none_is_refused(
 def test_plan_says_what_would_be_asked_for(spark: SparkSession, manager: ResourceManager) -> None:
     planned = hopsgpu.plan(os.getpid, workers=3, memory_per_worker="2g", model="net")
     assert (planned.executors, planned.ranks_per_executor, planned.queue) == (3, 1, "default")
-    # Nodes of 6 cores and 2 GPUs: (6 - 1) // 2 for each GPU.
+    # Nodes of 7 cores and 2 GPUs: 7 // 2 - 1 for each GPU.
     assert (planned.shape.cores, planned.shape.gpus) == (2, 1)
     assert planned.environment["OMP_NUM_THREADS"] == "2"
     assert planned.paths["model"].endswith("/hopsgpu/models/net")

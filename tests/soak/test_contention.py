@@ -38,7 +38,7 @@ def test_whoever_crashes_while_it_asks_stops_nobody(
         # YARN ends what was asked for, and the ticket expires.
         crashing.kill()
         began = time.monotonic()
-        assert hopsgpu.launch(os.getpid, workers=4, progress="off").value
+        assert hopsgpu.launch(os.getpid, workers=4, cores_per_worker=1, progress="off").value
         assert time.monotonic() - began < 60
     finally:
         crashing.kill()
@@ -71,7 +71,9 @@ def test_a_foreign_application_only_makes_it_wait(
     other = start_script(cluster_env, foreign)
     try:
         assert other.stdout is not None and other.stdout.readline() == "asking\n"
-        run = hopsgpu.submit(os.getpid, workers=4, progress="off", acquire_timeout="3m")
+        run = hopsgpu.submit(
+            os.getpid, workers=4, cores_per_worker=1, progress="off", acquire_timeout="3m"
+        )
         said = set()
         while not run.wait(0.3):
             said.add(run.status().waiting_for)

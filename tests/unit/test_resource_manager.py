@@ -48,7 +48,7 @@ def node(cores: int, gpus: int, state: str = "RUNNING") -> Node:
 
 
 def test_the_share_of_cores_is_that_of_the_poorest_node() -> None:
-    assert cores_per_gpu((node(16, 2), node(9, 4), node(64, 0))) == 2
+    assert cores_per_gpu((node(16, 2), node(9, 4), node(64, 0))) == 1
     assert cores_per_gpu((node(16, 2), node(2, 2, "LOST"))) == 7
     assert cores_per_gpu((node(1, 4),)) == 1
     assert cores_per_gpu(()) == 1
