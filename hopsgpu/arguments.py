@@ -113,15 +113,15 @@ def arguments(
         python_env=(python_env, None),
     )
     _check_callable(train_fn)
-    spec = GangSpec(
+    spec = _gang_spec(
+        gpus_per_worker,
+        memory_per_worker,
+        acquire_timeout,
         name=name if name is not None else _default_name(train_fn),
         workers=workers,
-        gpus=GpuRequest(gpus_per_worker),  # type: ignore[arg-type]
         cores_per_worker=cores_per_worker,
-        memory_per_worker=parse_memory(memory_per_worker, "memory_per_worker"),
         placement=placement,
         model=model,
-        acquire_timeout=parse_duration(acquire_timeout, "acquire_timeout"),
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
@@ -158,14 +158,14 @@ def held_arguments(
         visible=(visible, None),
         python_env=(python_env, None),
     )
-    spec = GangSpec(
+    spec = _gang_spec(
+        gpus_per_worker,
+        memory_per_worker,
+        acquire_timeout,
         name="gang" if name is None else name,
         workers=workers,
-        gpus=GpuRequest(gpus_per_worker),  # type: ignore[arg-type]
         cores_per_worker=cores_per_worker,
-        memory_per_worker=parse_memory(memory_per_worker, "memory_per_worker"),
         placement=placement,
-        acquire_timeout=parse_duration(acquire_timeout, "acquire_timeout"),
     )
     idle = parse_duration(idle_timeout, "idle_timeout")
     return HeldArguments(spec, idle, progress_of(progress), application_of(spark))
@@ -201,6 +201,16 @@ def launch_on(
     shown = progress_of(progress)
     call, modules = _packed(train_fn, args, kwargs)
     return Arguments(spec, call, modules, shown, held.application)
+
+
+def _gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:
+    """A GangSpec from GPUs per worker, memory and duration as users write them."""
+    return GangSpec(
+        gpus=GpuRequest(gpus),
+        memory_per_worker=parse_memory(memory, "memory_per_worker"),
+        acquire_timeout=parse_duration(timeout, "acquire_timeout"),
+        **rest,
+    )
 
 
 def _refuse_nested() -> None:

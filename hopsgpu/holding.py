@@ -172,10 +172,11 @@ class Keeper:
         bounds = [bound for bound in (own.timeout, seconds) if bound is not None]
         request = replace(own, cancelled=self._wanted, timeout=min(bounds, default=None))
         try:
-            self._lease = owner.acquire(request)
-        except Cancelled:
-            # Those that are left idle now, so that they go by themselves if nobody comes.
-            owner.end_jobs()
+            with contextlib.suppress(Cancelled):
+                self._lease = owner.acquire(request)
+            if self._lease is None:
+                # Those that are left idle now, so that they go by themselves if nobody comes.
+                owner.end_jobs()
         except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
             self._problem = f"what the gang had lost could not be replaced at once: {error}"
             self._let_go(request)

@@ -62,11 +62,6 @@ class Place:
         """Whether it stands in the line; who has the turn does not."""
         return self._filed
 
-    @property
-    def has_turn(self) -> bool:
-        """Whether it took the turn and has not given it back."""
-        return self._turn is not None
-
     def file(self, ticket: Ticket) -> None:
         """Begins to stand in the line, or stands in it again at the same place."""
         self.give_back()

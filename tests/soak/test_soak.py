@@ -125,13 +125,24 @@ def rank_pids(directory: Path) -> list[int]:
     return [int(file.read_text()) for file in directory.iterdir() if file.read_text()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def child_of(pid: int) -> int:
+    """The driver's JVM, which its Python has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    (jvm,) = (int(child) for child in children if "java" in Path(f"/proc/{child}/comm").read_text())
+    return jvm
+
+
+@pytest.mark.parametrize(
+    ("number", "whose"),
+    [(signal.SIGINT, "Python"), (signal.SIGKILL, "Python"), (signal.SIGKILL, "JVM")],
+)
 def test_a_driver_that_is_ended_gives_its_gpus_back(
     cluster_env: dict[str, str],
     manager: ResourceManager,
     gpus_back: Callable[[], int],
     tmp_path: Path,
     number: signal.Signals,
+    whose: str,
 ) -> None:
     script, pids = tmp_path / "script.py", tmp_path / "pids"
     script.write_text(textwrap.dedent(SCRIPT))
@@ -146,13 +157,19 @@ def test_a_driver_that_is_ended_gives_its_gpus_back(
     try:
         assert until(lambda: len(rank_pids(pids)) == 2, 120)
         assert gpus_become(manager, 2)
-        driver.send_signal(number)
+        os.kill(driver.pid if whose == "Python" else child_of(driver.pid), number)
+        began = time.monotonic()
         assert gpus_become(manager, 0, seconds=15)
+        seconds = time.monotonic() - began
+        print(f"{number.name} to the driver's {whose}: GPUs free {seconds:.1f} s later")
         assert until(lambda: all(map(gone, rank_pids(pids))), 15)
         _, said = driver.communicate(timeout=60)
         if number is signal.SIGINT:
             assert "KeyboardInterrupt" in said
             assert "releasing" in said
+        if whose == "JVM":
+            assert driver.returncode not in (0, None)
+            assert "Error" in said
     finally:
         driver.kill()
         driver.communicate()
