@@ -11,6 +11,7 @@ RUNTIME = [
     "findspark>=2.0",
     "fsspec>=2024.2",
     "hdfs-native>=0.14.7",
+    "nvidia-ml-py>=12.535",
     "pyarrow>=18",
     "pyyaml>=6.0",
     "requests>=2.31",
@@ -18,9 +19,13 @@ RUNTIME = [
 # What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
 DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
 TEST = ["pytest>=8", "pytest-timeout>=2.3"]
+# The other frameworks that examples and tests train with.
+FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
+# TLS between driver and executors, where Spark's own network encryption is on.
+ENCRYPTION = ["cryptography>=42"]
+CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
 # A real kernel whose cell is interrupted.
 NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
-CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *TEST]
 
 setup(
     name="hopsgpu",
@@ -33,6 +38,11 @@ setup(
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
     package_data={"hopsgpu": ["py.typed"]},
     install_requires=RUNTIME,
-    extras_require={"demo": DEMO, "dev": DEMO + CHECK + NOTEBOOK, "check": CHECK},
+    extras_require={
+        "encryption": ENCRYPTION,
+        "demo": DEMO,
+        "dev": DEMO + CHECK + NOTEBOOK + FRAMEWORKS,
+        "check": CHECK,
+    },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},
 )

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 import hopsgpu
-from benchmarks import contention, launches
+from benchmarks import channel, contention, launches, output, warm
 from hopsgpu import cluster
 
 
@@ -23,14 +23,20 @@ def main() -> None:
                 figures = {
                     "release": launches.release(spark),
                     "acquisition": launches.acquisition(spark),
-                    "held": launches.held(spark),
+                    "cold": warm.cold(spark),
                 }
+                held = warm.held(spark)
             finally:
                 spark.stop()
+            others = warm.rivals()
+            warm.show(held, others)
+            figures["warm"] = {**held, **others}
             for workers in (3, 4):
                 figures[f"two of {workers} on 4"] = contention.measure(workers)
         finally:
             cluster.down(state)
+    figures["channel"] = channel.measure()
+    figures["output"] = output.measure()
     Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     print("\nwritten to bench.json")
 

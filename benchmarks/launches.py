@@ -21,7 +21,6 @@ LAUNCHES = 10
 FLOORS = 5
 COLD_WORKERS = 3
 COLD = 7
-HELD = 20
 
 
 def release(spark: SparkSession) -> Mapping[str, object]:
@@ -82,16 +81,3 @@ def acquisition(spark: SparkSession) -> Mapping[str, object]:
     above = statistics.median(ours) - statistics.median(bare)
     print(f"\na gang takes {above:.2f} s more (at most 1.5 are wanted)")
     return {"bare": bare, "gang": ours, "above": above}
-
-
-def held(spark: SparkSession) -> Mapping[str, object]:
-    """Seconds of launches on a gang that is held, against launches that acquire one."""
-    on_held = []
-    with hopsgpu.hold(workers=WORKERS, progress="off", spark=spark) as gang:
-        for _ in range(HELD):
-            began = time.monotonic()
-            gang.launch(os.getpid, progress="off")
-            on_held.append(time.monotonic() - began)
-    heading(f"{HELD} launches on a held gang of {WORKERS} ranks, seconds")
-    row("a launch", on_held)
-    return {"held": on_held}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.frameworks.preload import likely_preloads, preloads
 from hopsgpu.interrupts import interrupts_noted
 from hopsgpu.modules import PackedModules, module_roots, pack_modules
 from hopsgpu.pickling import name_of, pickle_call
@@ -40,6 +41,7 @@ class Arguments:
         spec: the gang asked for.
         call: the pickled function with its arguments.
         modules: the user's own modules.
+        frameworks: packages that the function imports and that are slow to import.
         progress: what is shown.
         application: in which it runs.
     """
@@ -47,6 +49,7 @@ class Arguments:
     spec: GangSpec
     call: bytes
     modules: PackedModules
+    frameworks: tuple[str, ...]
     progress: Shielded
     application: Application
 
@@ -58,12 +61,14 @@ class HeldArguments:
     Attributes:
         spec: the gang asked for.
         idle_timeout: seconds without a launch after which it lets go, or None.
+        frameworks: packages that its executors import while they wait, for whichever launch.
         progress: what is shown while it waits.
         application: in which it runs.
     """
 
     spec: GangSpec
     idle_timeout: float | None
+    frameworks: tuple[str, ...]
     progress: Shielded
     application: Application
 
@@ -103,12 +108,8 @@ def arguments(
     """
     _refuse_nested()
     _refuse_later(
-        parameter_servers=(parameter_servers, 0),
         gpu_type=(gpu_type, None),
-        visible=(visible, None),
         data=(data, None),
-        run_timeout=(run_timeout, None),
-        retries=(retries, 0),
         resume=(resume, None),
         python_env=(python_env, None),
     )
@@ -121,12 +122,17 @@ def arguments(
         workers=workers,
         cores_per_worker=cores_per_worker,
         placement=placement,
+        parameter_servers=parameter_servers,
+        visible=visible,
         model=model,
+        run_timeout=parse_duration(run_timeout, "run_timeout"),
+        retries=retries,
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
     call, modules = _packed(train_fn, args, kwargs)
-    return Arguments(spec, call, modules, shown, application_of(spark))
+    frameworks = preloads(train_fn, modules)
+    return Arguments(spec, call, modules, frameworks, shown, application_of(spark))
 
 
 def held_arguments(
@@ -152,12 +158,7 @@ def held_arguments(
         ConfigError: naming the argument, what was given and what is accepted.
     """
     _refuse_nested()
-    _refuse_later(
-        parameter_servers=(parameter_servers, 0),
-        gpu_type=(gpu_type, None),
-        visible=(visible, None),
-        python_env=(python_env, None),
-    )
+    _refuse_later(gpu_type=(gpu_type, None), python_env=(python_env, None))
     spec = _gang_spec(
         gpus_per_worker,
         memory_per_worker,
@@ -166,9 +167,13 @@ def held_arguments(
         workers=workers,
         cores_per_worker=cores_per_worker,
         placement=placement,
+        parameter_servers=parameter_servers,
+        visible=visible,
     )
     idle = parse_duration(idle_timeout, "idle_timeout")
-    return HeldArguments(spec, idle, progress_of(progress), application_of(spark))
+    return HeldArguments(
+        spec, idle, likely_preloads(), progress_of(progress), application_of(spark)
+    )
 
 
 def launch_on(
@@ -190,17 +195,19 @@ def launch_on(
     Raises:
         ConfigError: naming the argument, what was given and what is accepted.
     """
-    _refuse_later(data=(data, None), run_timeout=(run_timeout, None), retries=(retries, 0))
+    _refuse_later(data=(data, None))
     _check_callable(train_fn)
     spec = dataclasses.replace(
         held.spec,
         name=name if name is not None else _default_name(train_fn),
         model=model,
+        run_timeout=parse_duration(run_timeout, "run_timeout"),
+        retries=retries,
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
     call, modules = _packed(train_fn, args, kwargs)
-    return Arguments(spec, call, modules, shown, held.application)
+    return Arguments(spec, call, modules, preloads(train_fn, modules), shown, held.application)
 
 
 def _gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:

@@ -1,29 +1,33 @@
-"""A run from its plan to its result: lease, training, publishing, release."""
+"""A run from its plan to its result: lease, attempts, publishing, release."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
+from hopsgpu import records
 from hopsgpu.arguments import Arguments
-from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
-from hopsgpu.gang import GangState, assign_ranks
+from hopsgpu.background import Background
+from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed, StoreError
+from hopsgpu.gang import Avoid, GangState, assign_ranks
 from hopsgpu.results import GangResult
+from hopsgpu.retries import Fault, avoid_next, may_retry
 from hopsgpu.run import Board
 from hopsgpu.spark.lease import Lease
 from hopsgpu.spark.request import Request
-from hopsgpu.spec import LaunchPlan, redacted
+from hopsgpu.spec import LaunchPlan
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelVersion
-from hopsgpu.training import Call, Trained, Training
+from hopsgpu.training import Call, Trained, Training, train_on
+from hopsgpu.worker.holder import Warm
 
-# Gives a lease for a request while inside.
-Leasing = Callable[[Request], AbstractContextManager[Lease]]
+# While inside, what gives the whole gang for a request, again and again, without what is avoided.
+Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
+_KEEP_SECONDS = 120.0
 
 
 def execute(
@@ -32,9 +36,13 @@ def execute(
     board: Board,
     cancelled: threading.Event,
     leasing: Leasing,
+    background: Background,
     ended_well: GangState = GangState.RELEASED,
 ) -> GangResult:
     """Runs a plan; however it ends, the lease is over first.
+
+    Record and logs are on the lake when it returns or raises; but those of a run that ended as
+    kept come there soon after, and what goes wrong with them is told by the gang.
 
     Args:
         given: the launch's arguments.
@@ -42,26 +50,32 @@ def execute(
         board: on which it writes how it stands.
         cancelled: set when it is no longer wanted.
         leasing: gives the gang.
+        background: brings record and logs to the lake.
         ended_well: the state of a run that returned.
 
     Raises:
         HopsGpuError: what ended the run, with `error.result`.
     """
-    execution = Execution(given, plan, board, cancelled, leasing)
+    execution = Execution(given, plan, board, cancelled, leasing, background)
     try:
         execution.run()
         result = execution.result(with_values=True)
     except BaseException as error:
         ended = state_of_failure(error)
+        execution.record(ended, str(error))
+        background.flush(_KEEP_SECONDS)
+        for problem in background.problems():
+            error.add_note(problem)
         if isinstance(error, HopsGpuError):
             error.result = execution.result_of_failure(isinstance(error, StoreError))
-        if (problem := execution.record(ended, str(error))) is not None:
-            error.add_note(problem)
         board.state(ended)
         raise
-    problem = execution.record(ended_well, None)
+    execution.record(ended_well, None)
+    if ended_well is not GangState.KEPT:
+        background.flush(_KEEP_SECONDS)
+        result = replace(result, warnings=(*result.warnings, *background.problems()))
     board.state(ended_well)
-    return replace(result, warnings=(*result.warnings, problem)) if problem else result
+    return result
 
 
 def state_of_failure(error: BaseException) -> GangState:
@@ -69,8 +83,10 @@ def state_of_failure(error: BaseException) -> GangState:
     return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
 
 
-def request_of(plan: LaunchPlan, board: Board, cancelled: threading.Event) -> Request:
-    """What a plan asks of YARN."""
+def request_of(
+    plan: LaunchPlan, frameworks: tuple[str, ...], board: Board, cancelled: threading.Event
+) -> Request:
+    """What a plan asks of YARN, and what its executors import while they wait."""
     return Request(
         run_id=board.run_id,
         shape=plan.shape,
@@ -79,6 +95,7 @@ def request_of(plan: LaunchPlan, board: Board, cancelled: threading.Event) -> Re
         timeout=plan.spec.acquire_timeout,
         cancelled=cancelled,
         watcher=board,
+        warm=Warm(frameworks, plan.environment),
     )
 
 
@@ -92,16 +109,21 @@ class Execution:
         board: Board,
         cancelled: threading.Event,
         leasing: Leasing,
+        background: Background,
     ) -> None:
         self._given = given
         self._leasing = leasing
         self._plan = plan
         self._board = board
         self._cancelled = cancelled
+        self._background = background
         self._directory = Lake(plan.paths["run"])
         self._trained = Trained()
         self._model: ModelVersion | None = None
         self._warnings = list(plan.warnings)
+        self._attempt = 0
+        self._avoid = Avoid()
+        self._lost: list[str] = []
 
     def run(self) -> None:
         """Acquires, trains, publishes and releases.
@@ -111,35 +133,69 @@ class Execution:
         """
         # A lake that refuses is found before any GPU is asked for.
         (self._directory / "logs").make()
-        self._write(GangState.REQUESTED, None)
-        request = request_of(self._plan, self._board, self._cancelled)
-        with self._leasing(request) as lease:
-            self._train(lease)
+        self.record(GangState.REQUESTED, None)
+        request = request_of(self._plan, self._given.frameworks, self._board, self._cancelled)
+        with self._leasing(request) as whole:
+            while not self._attempted(whole(avoid_next(self._avoid, self._lost))):
+                self._attempt += 1
+                self._board.attempt(self._attempt)
 
-    def _train(self, lease: Lease) -> None:
-        call = Call(
+    def _attempted(self, lease: Lease) -> bool:
+        """One attempt; False where it failed and another is to follow."""
+        spec = self._plan.spec
+        world = assign_ranks(
+            lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
+        )
+        with train_on(
+            lease, world, self._call(), self._given.progress, self._board.metrics, self._cancelled
+        ) as training:
+            self._trained = training.trained
+            self._board.mark("started")
+            self._board.state(GangState.TRAINING)
+            try:
+                training.run()
+            finally:
+                self._board.mark("returned")
+                self._board.ranks([report for _, report in sorted(self._trained.reports.items())])
+                training.keep_logs(self._background)
+            failure = self._trained.failure
+            if failure is None:
+                if spec.model is not None:
+                    self._publish(training, spec.model)
+                return True
+        if not self._is_tried_again(failure):
+            raise failure
+        return False
+
+    def _call(self) -> Call:
+        plan, application = self._plan, self._given.application
+        return Call(
             function=self._given.call,
             modules=self._given.modules,
-            environment=self._plan.environment,
+            environment=plan.environment,
             run_id=self._board.run_id,
             run_url=self._directory.url,
-            attempt=0,
-            memory=self._plan.spec.memory_per_worker,
+            attempt=self._attempt,
+            memory=plan.spec.memory_per_worker,
+            timeout=plan.spec.run_timeout,
+            visible=plan.spec.visible,
+            frameworks=self._given.frameworks,
+            interface=application.interface,
         )
-        world = assign_ranks(lease.containers, self._plan.ranks_per_executor)
-        training = Training(lease, world, call, self._given.progress, self._cancelled)
-        self._trained = training.trained
-        self._board.mark("started")
-        self._board.state(GangState.TRAINING)
-        try:
-            training.run()
-        finally:
-            self._board.mark("returned")
-            self._board.ranks([report for _, report in sorted(self._trained.reports.items())])
-        if self._trained.failure is not None:
-            raise self._trained.failure
-        if self._plan.spec.model is not None:
-            self._publish(training, self._plan.spec.model)
+
+    def _is_tried_again(self, failure: RankFailed) -> bool:
+        fault, retries = self._trained.fault, self._plan.spec.retries
+        code_too = self._given.application.retries_code_too
+        if self._cancelled.is_set() or not may_retry(
+            fault, attempt=self._attempt, retries=retries, code_too=code_too
+        ):
+            return False
+        self._avoid |= self._trained.avoid
+        if fault is Fault.INFRASTRUCTURE and failure.host is not None:
+            self._lost.append(failure.host)
+        told = str(failure).splitlines()[0]
+        self._warnings.append(f"attempt {self._attempt} failed ({fault.value}): {told}")
+        return True
 
     def _publish(self, training: Training, name: str) -> None:
         self._board.state(GangState.PUBLISHING)
@@ -173,9 +229,10 @@ class Execution:
 
     def _values(self) -> tuple[Any, ...]:
         values = []
-        for rank, pickled in sorted(self._trained.values.items()):
+        for rank, value in sorted(self._trained.values.items()):
+            # From an agent that proved the run's secret; what lay on the lake bears its digest.
+            pickled = value.content(self._directory)
             try:
-                # From an agent that proved the run's secret, as was checked frame by frame.
                 values.append(pickle.loads(pickled))
             except Exception as error:
                 raise HopsGpuError(
@@ -184,40 +241,14 @@ class Execution:
                 ) from error
         return tuple(values)
 
-    def record(self, state: GangState, error: str | None) -> str | None:
-        """Writes how the run ended to its directory; what went wrong with that, or None."""
-        try:
-            self._write(state, error)
-        except StoreError as problem:
-            return f"the run's record is not on the lake: {problem}"
-        return None
-
-    def _write(self, state: GangState, error: str | None) -> None:
-        result = self.result(with_values=False)
-        spec = self._plan.spec
-        content: Mapping[str, Any] = {
-            "schema": 1,
-            "run_id": result.run_id,
-            "application": self._given.application.id,
-            "state": state.value,
-            "error": error,
-            "spec": {
-                "name": spec.name,
-                "workers": spec.workers,
-                "gpus_per_worker": spec.gpus.per_worker,
-                "cores_per_worker": spec.cores_per_worker,
-                "memory_per_worker": spec.memory_per_worker,
-                "placement": spec.placement,
-                "model": spec.model,
-                "acquire_timeout": spec.acquire_timeout,
-                "env_vars": redacted(spec.env_vars),
-            },
-            "queue": self._plan.queue,
-            "executor": asdict(self._plan.shape),
-            "timeline": asdict(result.timeline),
-            "gpu_seconds": asdict(result.gpu_seconds),
-            "ranks": [asdict(rank) for rank in result.ranks],
-            "warnings": result.warnings,
-            "model": result.model.url if result.model is not None else None,
-        }
-        (self._directory / "run.json").write(json.dumps(content, indent=1).encode())
+    def record(self, state: GangState, error: str | None) -> None:
+        """Has it written to the run's directory how the run stands."""
+        content = records.content(
+            self._plan,
+            self.result(with_values=False),
+            application=self._given.application.id,
+            state=state.value,
+            attempt=self._attempt,
+            error=error,
+        )
+        self._background.put(lambda: records.write(self._directory, content))

@@ -18,8 +18,9 @@ class GangState(Enum):
     requested → waiting → granted → ready → training → publishing → releasing → released.
     From every state before it a gang may go to releasing: that is the one way out, whatever
     happened. `failed` and `cancelled` are `released` with a reason. An executor lost between
-    grant and ready has the gang wait again. A launch on a gang that is held goes to keeping
-    where others go to releasing, and ends as kept; where the gang is whole it begins with ready.
+    grant and ready has the gang wait again; so has a failure that is tried again. A launch on a
+    gang that is held goes to keeping where others go to releasing, and ends as kept. Where the
+    gang is whole already, a launch or another attempt begins with ready.
     """
 
     REQUESTED = "requested"
@@ -50,7 +51,7 @@ _NEXT = {
     GangState.WAITING: {GangState.GRANTED, GangState.READY},
     GangState.GRANTED: {GangState.READY, GangState.WAITING},
     GangState.READY: {GangState.TRAINING},
-    GangState.TRAINING: {GangState.PUBLISHING},
+    GangState.TRAINING: {GangState.PUBLISHING, GangState.WAITING, GangState.READY},
     GangState.PUBLISHING: set[GangState](),
     GangState.RELEASING: {GangState.RELEASED, GangState.FAILED, GangState.CANCELLED},
     GangState.KEEPING: {GangState.KEPT, GangState.FAILED, GangState.CANCELLED},
@@ -145,6 +146,8 @@ class Container:
         host: the node's name.
         address: at which other containers reach it.
         gpus: UUIDs that Spark assigned.
+        interface: name of the network interface that has the address; "" where it is not known.
+        clock: seconds to add to what the node's clock says to have the driver's.
     """
 
     key: int
@@ -152,18 +155,26 @@ class Container:
     host: str
     address: str
     gpus: tuple[str, ...]
+    interface: str = ""
+    clock: float = 0.0
+
+
+WORKER = "worker"
+PARAMETER_SERVER = "ps"
 
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a rank runs, in the words of torchrun.
+    """Where a process of the gang runs, in the words of torchrun.
 
     Attributes:
-        rank: in [0, world_size).
-        local_rank: within its container.
+        rank: in [0, world_size) for a worker. A parameter server has no rank: here is its number
+            among all processes, world_size and above, for logs and reports.
+        local_rank: within its container, parameter servers after the workers.
         node_rank: of its container.
         container: that runs it.
-        gpus: its own UUIDs.
+        gpus: its own UUIDs; none for a parameter server.
+        role: "worker" or "ps".
     """
 
     rank: int
@@ -171,28 +182,45 @@ class RankPlace:
     node_rank: int
     container: Container
     gpus: tuple[str, ...]
+    role: str = WORKER
 
 
 @dataclass(frozen=True)
 class World:
-    """All ranks of a gang, in the order of their ranks."""
+    """All processes of a gang.
+
+    Attributes:
+        places: the workers, in the order of their ranks.
+        ranks_per_container: workers in each container.
+        servers: the parameter servers, in order.
+    """
 
     places: tuple[RankPlace, ...]
     ranks_per_container: int
+    servers: tuple[RankPlace, ...] = ()
 
     @property
     def size(self) -> int:
+        """The world size: workers only."""
         return len(self.places)
 
+    @property
+    def processes(self) -> tuple[RankPlace, ...]:
+        """Workers and parameter servers; each stands at its number."""
+        return self.places + self.servers
+
     def of_container(self, key: int) -> tuple[RankPlace, ...]:
-        """The ranks of one container."""
-        return tuple(p for p in self.places if p.container.key == key)
+        """The processes of one container, workers first."""
+        return tuple(p for p in self.processes if p.container.key == key)
 
 
-def assign_ranks(containers: Sequence[Container], ranks_per_container: int) -> World:
+def assign_ranks(
+    containers: Sequence[Container], ranks_per_container: int, parameter_servers: int = 0
+) -> World:
     """Ranks for containers: neighbours in rank share a node as far as possible.
 
-    A container's GPUs are dealt to its ranks in equal, consecutive parts.
+    A container's GPUs are dealt to its ranks in equal, consecutive parts. Parameter servers are
+    dealt one by one to the containers, from the first on.
     """
     ordered = sorted(containers, key=lambda c: (c.host, c.container_id, c.key))
     places = []
@@ -202,7 +230,36 @@ def assign_ranks(containers: Sequence[Container], ranks_per_container: int) -> W
             gpus = container.gpus[local_rank * share : (local_rank + 1) * share]
             rank = node_rank * ranks_per_container + local_rank
             places.append(RankPlace(rank, local_rank, node_rank, container, gpus))
-    return World(tuple(places), ranks_per_container)
+    servers = []
+    for number in range(parameter_servers):
+        round_, node_rank = divmod(number, len(ordered))
+        local_rank = ranks_per_container + round_
+        rank = len(places) + number
+        server = RankPlace(rank, local_rank, node_rank, ordered[node_rank], (), PARAMETER_SERVER)
+        servers.append(server)
+    return World(tuple(places), ranks_per_container, tuple(servers))
+
+
+@dataclass(frozen=True)
+class Avoid:
+    """What gets no rank, because an earlier attempt failed by its fault.
+
+    Attributes:
+        gpus: UUIDs.
+        hosts: names of nodes.
+    """
+
+    gpus: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
+
+    def __or__(self, other: Avoid) -> Avoid:
+        return Avoid(self.gpus | other.gpus, self.hosts | other.hosts)
+
+    def reason(self, container: Container) -> str | None:
+        """Which part of a container is to be avoided, or None."""
+        if gpus := self.gpus.intersection(container.gpus):
+            return f"{', '.join(sorted(gpus))} of {container.host}"
+        return container.host if container.host in self.hosts else None
 
 
 def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Container] | None:

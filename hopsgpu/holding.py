@@ -7,26 +7,29 @@ import functools
 import queue
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 from hopsgpu.arguments import HeldArguments, launch_on
+from hopsgpu.background import Background
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.execution import execute, request_of, state_of_failure
-from hopsgpu.gang import GangState
+from hopsgpu.gang import Avoid, GangState
 from hopsgpu.interrupts import interrupts_noted, wait_for
 from hopsgpu.planning import new_run_id, plan_on
 from hopsgpu.results import GangResult
 from hopsgpu.run import Board, Run
 from hopsgpu.spark.application import Application
-from hopsgpu.spark.lease import GpuLease, Lease, is_whole, lease_gpus
+from hopsgpu.spark.lease import GpuLease, Lease, lease_gpus
 from hopsgpu.spark.request import Request
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spec import LaunchPlan
 
 _LOOK_SECONDS = 0.2
+_KEEP_SECONDS = 120.0
 
 
 class Keeper:
@@ -54,7 +57,6 @@ class Keeper:
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
         self._owner: GpuLease | None = None
-        self._lease: Lease | None = None
         self._problem: str | None = None
 
     def start(self) -> None:
@@ -89,44 +91,44 @@ class Keeper:
         self._ended.wait()
 
     @contextlib.contextmanager
-    def borrowed(self, request: Request) -> Iterator[Lease]:
-        """The whole gang for one launch, acquired as far as it is not there. In the thread only.
+    def borrowed(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+        """What gives the whole gang to one launch, again and again. In the thread only.
+
+        What it is given to avoid has no part in the gang.
 
         Raises:
-            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GpuLease.acquire`.
+            Cancelled: the launch is no longer wanted.
         """
         if request.cancelled.is_set():
             raise Cancelled(f"{request.run_id} was cancelled before its turn on the gang")
         if self._problem is not None:
             request.watcher.warn(self._problem)
             self._problem = None
-        lease = self._whole(request)
         try:
-            yield lease
+            yield lambda avoid: self._whole(replace(request, avoid=avoid))
         finally:
-            request.watcher.state(GangState.KEEPING, ())
+            if self._owner is not None:
+                request.watcher.state(GangState.KEEPING, ())
 
     def _whole(self, request: Request) -> Lease:
-        if self._lease is not None and is_whole(self._lease):
-            request.watcher.mark("granted")
-            request.watcher.arrived([time.time()] * len(self._lease.containers))
-            request.watcher.state(GangState.READY, [c.host for c in self._lease.containers])
-            return self._lease
-        self._lease = None
+        """The whole gang, acquired as far as it is not there.
+
+        Raises:
+            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GpuLease.acquire`.
+        """
         if self._owner is None:
             self._owner = self._stack.enter_context(lease_gpus(self._application, request))
         try:
-            self._lease = self._owner.acquire(request)
+            return self._owner.whole(request)
         except BaseException:
             self._let_go(request)
             raise
-        return self._lease
 
     def _let_go(self, request: Request) -> None:
         """Releases all, and tells the request's watcher."""
         if self._owner is not None:
             self._owner.request = request
-        self._owner = self._lease = None
+        self._owner = None
         self._stack.close()
 
     def _run(self) -> None:
@@ -159,7 +161,7 @@ class Keeper:
                 left = idle_since + self._idle_timeout - time.monotonic()
             if left is not None and left <= 0:
                 self._let_go(self._own())
-            elif self._lease is None or not is_whole(self._lease):
+            elif not self._owner.is_whole:
                 self._replace_lost(self._owner, left)
 
     def _replace_lost(self, owner: GpuLease, seconds: float | None) -> None:
@@ -167,14 +169,13 @@ class Keeper:
 
         A launch that comes meanwhile asks for itself, and then with its own patience.
         """
-        self._lease = None
         own = self._own()
         bounds = [bound for bound in (own.timeout, seconds) if bound is not None]
         request = replace(own, cancelled=self._wanted, timeout=min(bounds, default=None))
         try:
-            with contextlib.suppress(Cancelled):
-                self._lease = owner.acquire(request)
-            if self._lease is None:
+            try:
+                owner.acquire(request)
+            except Cancelled:
                 # Those that are left idle now, so that they go by themselves if nobody comes.
                 owner.end_jobs()
         except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
@@ -193,6 +194,7 @@ class Gang:
     def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
         self._given = given
         self._plan = plan
+        self._background = Background(f"hopsgpu-{given.spec.name}-records")
         self._keeper = Keeper(
             given.application,
             given.idle_timeout,
@@ -204,8 +206,8 @@ class Gang:
 
         def acquire() -> GangResult:
             try:
-                with self._keeper.borrowed(self._request(board, cancelled)):
-                    pass
+                with self._keeper.borrowed(self._request(board, cancelled)) as whole:
+                    whole(Avoid())
             except BaseException as error:
                 board.state(state_of_failure(error))
                 raise
@@ -234,14 +236,20 @@ class Gang:
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
             self._keeper.close()
+            self._background.flush(_KEEP_SECONDS)
+        for problem in self._background.problems():
+            warnings.warn(problem, stacklevel=3)
         if interrupted.is_set():
             raise KeyboardInterrupt
 
     def launch(self, *args: Any, **kwargs: Any) -> GangResult:
         """Trains on the held gang, as `hopsgpu.launch`, and keeps the GPUs.
 
-        Takes `train_fn`, `args`, `kwargs`, and by name `model`, `name`, `env_vars`, `progress`.
-        `timeline.released` is None. Launches of several threads take turns.
+        Takes `train_fn`, `args`, `kwargs`, and by name `model`, `name`, `run_timeout`, `retries`,
+        `env_vars`, `progress`. `timeline.released` is None. Launches of several threads take
+        turns. Logs and record of a launch that returned come to the lake soon after it has, and
+        at the latest when the gang is closed; what went wrong with them is a warning of the next
+        launch, or a Python warning at the end.
 
         Raises:
             ConfigError: an argument that cannot work, or a gang that was closed.
@@ -254,8 +262,17 @@ class Gang:
             plan = plan_on(self._plan, given, run_id)
             board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
             cancelled = threading.Event()
+            for problem in self._background.problems():
+                board.warn(problem)
             work = functools.partial(
-                execute, given, plan, board, cancelled, self._keeper.borrowed, GangState.KEPT
+                execute,
+                given,
+                plan,
+                board,
+                cancelled,
+                self._keeper.borrowed,
+                self._background,
+                GangState.KEPT,
             )
             result = wait_for(Run(board, cancelled, work, self._keeper.put), interrupted)
         if interrupted.is_set():
@@ -267,4 +284,4 @@ class Gang:
         return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
 
     def _request(self, board: Board, cancelled: threading.Event) -> Request:
-        return request_of(self._plan, board, cancelled)
+        return request_of(self._plan, self._given.frameworks, board, cancelled)

@@ -6,6 +6,7 @@ import functools
 import threading
 
 from hopsgpu.arguments import Arguments, HeldArguments, arguments, held_arguments, takes
+from hopsgpu.background import Background
 from hopsgpu.execution import execute
 from hopsgpu.holding import Gang
 from hopsgpu.interrupts import wait_for
@@ -55,12 +56,22 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU, less one.
         memory_per_worker: what a rank may use with its child processes, as "4g" or bytes; one
             that uses more is ended and is the failure.
+        parameter_servers: processes without GPU beside the workers, that run `train_fn` too, with
+            the role "ps"; rank 0 is then TensorFlow's chief, and when it has returned the others
+            are stopped as successful.
+        visible: "container" has a rank see the GPUs of its container, in the order of LOCAL_RANK;
+            "rank" its own only; None the first while `gpus_per_worker` is 1 or less.
         placement: "pack" for as many ranks as fit into one container (the largest number that
             divides `workers`), on the fullest node with room; "spread" for one rank on each
             node; None to leave it to YARN.
         model: name under which what rank 0 leaves in `context().model_dir` is published.
         name: of the run, the function's name by default.
         acquire_timeout: how long the gang may wait for its executors; None for no bound.
+        run_timeout: how long the ranks may take in one attempt; None for no bound.
+        retries: how often the gang starts again after a failure of a rank or of the
+            infrastructure, with `context().attempt` counting. Executors that are still good are
+            kept. The same exception in all ranks at once is the code's, and not tried again
+            unless `spark.hopsgpu.retry` is "all".
         env_vars: environment variables of every rank; `OMP_NUM_THREADS`, by default the rank's
             cores, may be among them.
         progress: None or "lines" for plain lines, "off" for nothing.
@@ -75,7 +86,8 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         CapacityError: what YARN can never grant, on its nodes, in the queue or to the user;
             nothing was asked for.
         GangTimeout: not all executors came in time; it says who holds the rest.
-        RankFailed: the first failure of a rank; the others were stopped.
+        RankFailed: the first failure of a rank, by time, or ranks that took longer than
+            `run_timeout`; the others were stopped.
         DiscoveryError: two containers were given the same GPU.
         StoreError: the lake refused logs' directory or model.
         KeyboardInterrupt: Ctrl-C; the run was cancelled and its GPUs are back.
@@ -89,8 +101,8 @@ def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
 
     Args:
         workers: the world size.
-        gpus_per_worker, cores_per_worker, memory_per_worker, placement, progress, spark: as of
-            `launch`.
+        gpus_per_worker, cores_per_worker, memory_per_worker, parameter_servers, visible,
+            placement, progress, spark: as of `launch`.
         name: of the gang.
         acquire_timeout: how long it may wait for its executors, on entry and again where some
             were lost.
@@ -110,5 +122,6 @@ def _started(given: Arguments) -> Run:
     board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
     cancelled = threading.Event()
     leasing = functools.partial(leased, given.application)
-    work = functools.partial(execute, given, planned, board, cancelled, leasing)
+    background = Background(f"hopsgpu-{run_id}-record")
+    work = functools.partial(execute, given, planned, board, cancelled, leasing, background)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

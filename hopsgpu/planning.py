@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -93,8 +92,7 @@ def _paths(application: Application, spec: GangSpec, run_id: str) -> Mapping[str
 
 def lake_root(application: Application) -> str:
     """Where runs and models go: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's directory."""
-    named = application.setting("spark.hopsgpu.root") or os.environ.get("HOPSGPU_ROOT")
-    if named:
+    if named := application.option("root"):
         return named.rstrip("/")
     files = (application.jvm.hadoop("fs.defaultFS") or "file:///").rstrip("/")
     return f"{files}/user/{application.user}/hopsgpu"

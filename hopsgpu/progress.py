@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import time
 from collections.abc import Callable
@@ -19,8 +20,8 @@ class Progress(Protocol):
     def status(self, status: RunStatus) -> None:
         """Told of every change, and each second while the run waits."""
 
-    def line(self, rank: int, host: str, text: str) -> None:
-        """Told of every line that a rank writes."""
+    def line(self, rank: int, host: str, *texts: str) -> None:
+        """Told of every line that a rank writes, of several at once where they come together."""
 
 
 class Off:
@@ -29,7 +30,20 @@ class Off:
     def status(self, status: RunStatus) -> None:
         return
 
-    def line(self, rank: int, host: str, text: str) -> None:
+    def line(self, rank: int, host: str, *texts: str) -> None:
+        return
+
+
+class Told:
+    """Has a function of the user's told of the run's states; it is told of no lines."""
+
+    def __init__(self, tell: Callable[[RunStatus], object]) -> None:
+        self._tell = tell
+
+    def status(self, status: RunStatus) -> None:
+        self._tell(status)
+
+    def line(self, rank: int, host: str, *texts: str) -> None:
         return
 
 
@@ -58,12 +72,14 @@ class Lines:
         stream = self._err or sys.stderr
         print(f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: {text}", file=stream, flush=True)
 
-    def line(self, rank: int, host: str, text: str) -> None:
+    def line(self, rank: int, host: str, *texts: str) -> None:
         out = self._out or sys.stdout
         encoding = getattr(out, "encoding", None) or "utf-8"
+        # One write: a flush for each of two million lines would take longer than their way here.
+        text = "".join(f"[rank {rank} {host}] {line}\n" for line in texts)
         # A terminal that knows only ASCII must not end a training that prints more.
-        shown = text.encode(encoding, "backslashreplace").decode(encoding)
-        print(f"[rank {rank} {host}] {shown}", file=out, flush=True)
+        out.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        out.flush()
 
 
 class Shielded:
@@ -82,8 +98,8 @@ class Shielded:
     def status(self, status: RunStatus) -> None:
         self._tell(lambda: self._shown.status(status))
 
-    def line(self, rank: int, host: str, text: str) -> None:
-        self._tell(lambda: self._shown.line(rank, host, text))
+    def line(self, rank: int, host: str, *texts: str) -> None:
+        self._tell(lambda: self._shown.line(rank, host, *texts))
 
     def _tell(self, tell: Callable[[], None]) -> None:
         if self.problem is not None:
@@ -106,18 +122,39 @@ def describe(status: RunStatus) -> str:
 
 
 def progress_of(given: object) -> Shielded:
-    """The display that `progress=` names: None or "lines", or "off".
+    """The display that `progress=` names: None or "lines", "off", or a callable of the user's.
+
+    Args:
+        given: a callable is given a RunStatus at each change.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: anything else, or a callable that cannot be called with one argument.
     """
     if given in (None, "lines"):
         return Shielded(Lines())
     if given == "off":
         return Shielded(Off())
-    later = ' ("rich" and callables are not available yet)' if _is_later(given) else ""
-    raise ConfigError(f"progress={given!r}: 'lines', 'off' or None is wanted{later}")
+    if callable(given):
+        _check_takes_one(given)
+        return Shielded(Told(given))
+    later = ' ("rich" is not available yet)' if given == "rich" else ""
+    raise ConfigError(
+        f"progress={given!r}: 'lines', 'off', None or a callable that takes a RunStatus is"
+        f" wanted{later}"
+    )
 
 
-def _is_later(given: object) -> bool:
-    return given == "rich" or callable(given)
+def _check_takes_one(given: Callable[..., object]) -> None:
+    if inspect.iscoroutinefunction(given):
+        raise ConfigError(f"progress={given!r}: a plain function is wanted, not a coroutine's")
+    try:
+        signature = inspect.signature(given)
+    except ValueError:
+        return  # a built-in that does not tell; if it fails, it is shown no more
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"progress={given!r}: a callable that takes one argument, a RunStatus, is wanted"
+            f" ({error})"
+        ) from None

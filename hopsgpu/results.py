@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Timeline:
     """When a run passed each point, in seconds since the epoch; None for points not passed.
 
+    Of a run that was tried again, granted, started and returned are the last attempt's.
+
     Attributes:
         requested: the run began.
         granted: the gang was whole.
@@ -47,7 +49,7 @@ class GpuSeconds:
 
     Attributes:
         held: from each executor's arrival at the driver to the release, times its GPUs.
-        training: from start to return.
+        training: from start to return, of all attempts.
         publishing: from return to the model on the lake.
         idle: held minus the others.
     """
@@ -67,8 +69,8 @@ class RankReport:
     """How one rank fared.
 
     Attributes:
-        rank: global rank.
-        role: "worker".
+        rank: global rank; a parameter server's number follows those of the workers.
+        role: "worker" or "ps".
         host: the node.
         gpus: UUIDs.
         pid: of the rank's process on its node.
@@ -77,7 +79,7 @@ class RankReport:
         peak_memory: bytes, the larger of one process's largest resident set and the most that was
             seen of all the rank's processes together, shared pages counted once.
         gpu_utilisation: mean share in [0, 1]; None where it was not measured.
-        stopped: True where hopsgpu ended it because another rank had failed.
+        stopped: True where hopsgpu ended it before it had returned.
     """
 
     rank: int

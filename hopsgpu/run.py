@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.gang import GangState, may_follow
@@ -27,7 +27,10 @@ class Board:
         self._why = ""
         self._warnings: list[str] = []
         self._arrivals: tuple[float, ...] = ()
+        self._attempt = 0
+        self._before = GpuSeconds()
         self._ranks: tuple[RankReport, ...] = ()
+        self._metrics: tuple[Mapping[str, float], ...] = ()
         self._timeline = Timeline(requested=time.time())
         self._began = time.monotonic()
         self._took: float | None = None
@@ -68,35 +71,60 @@ class Board:
         with self._lock:
             self._ranks = tuple(reports)
 
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """Notes what each rank reported last."""
+        with self._lock:
+            self._metrics = tuple(metrics)
+
+    def attempt(self, number: int) -> None:
+        """Notes that the gang starts again: what was held and trained until now is kept apart."""
+        now = time.time()
+        with self._lock:
+            self._attempt = number
+            self._before = self._seconds(now)
+            self._arrivals = (now,) * len(self._arrivals)
+            self._timeline = dataclasses.replace(self._timeline, started=None, returned=None)
+            self._ranks = ()
+
     def status(self) -> RunStatus:
         """How the run stands now."""
         with self._lock:
             return RunStatus(
                 run_id=self.run_id,
                 state=self._state.value,
-                attempt=0,
+                attempt=self._attempt,
                 granted=len(self._hosts),
                 wanted=self._wanted,
                 granted_hosts=self._hosts,
                 waiting_for=self._why,
                 elapsed=self._took or time.monotonic() - self._began,
                 ranks=self._ranks,
+                metrics=self._metrics,
             )
 
     def result(self) -> GangResult:
         """What there is of a result: timeline, ranks and GPU seconds."""
         with self._lock:
-            seconds = gpu_seconds(self._timeline, self._arrivals, self._gpus, time.time())
             return GangResult(
                 run_id=self.run_id,
+                metrics=self._metrics,
                 warnings=tuple(self._warnings),
                 ranks=self._ranks,
                 timeline=self._timeline,
-                gpu_seconds=seconds,
+                gpu_seconds=self._seconds(time.time()),
             )
 
+    def _seconds(self, now: float) -> GpuSeconds:
+        return gpu_seconds(self._timeline, self._arrivals, self._gpus, now, self._before)
 
-def gpu_seconds(timeline: Timeline, arrivals: Sequence[float], gpus: int, now: float) -> GpuSeconds:
+
+def gpu_seconds(
+    timeline: Timeline,
+    arrivals: Sequence[float],
+    gpus: int,
+    now: float,
+    before: GpuSeconds = GpuSeconds(),  # noqa: B008 - frozen
+) -> GpuSeconds:
     """Where a run's GPU time went.
 
     Args:
@@ -104,6 +132,7 @@ def gpu_seconds(timeline: Timeline, arrivals: Sequence[float], gpus: int, now: f
         arrivals: when each executor came, seconds since the epoch.
         gpus: of each executor.
         now: stands for points not passed yet.
+        before: of earlier attempts, added.
     """
     end = timeline.released or now
     held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
@@ -113,6 +142,7 @@ def gpu_seconds(timeline: Timeline, arrivals: Sequence[float], gpus: int, now: f
         training = ((timeline.returned or end) - timeline.started) * all_gpus
     if timeline.returned is not None and timeline.published is not None:
         publishing = (timeline.published - timeline.returned) * all_gpus
+    held, training = before.held + held, before.training + training
     return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
 
 

@@ -16,7 +16,21 @@ RESERVED_VARIABLES = frozenset(
     {
         "CUDA_DEVICE_ORDER",
         "CUDA_VISIBLE_DEVICES",
+        "GROUP_RANK",
         "HOME",
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_LOCAL_DEVICE_IDS",
         "LOCAL_RANK",
         "LOCAL_WORLD_SIZE",
         "MASTER_ADDR",
@@ -26,6 +40,7 @@ RESERVED_VARIABLES = frozenset(
         "RANK",
         "TF_CONFIG",
         "TMPDIR",
+        "TORCHELASTIC_USE_AGENT_STORE",
         "WORLD_SIZE",
     }
 )
@@ -66,6 +81,7 @@ def redacted(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 PLACEMENTS = (None, "pack", "spread")
+VISIBLE = (None, "container", "rank")
 # For so many amounts of GPUs the discovery script is shipped.
 MOST_GPUS = 64
 
@@ -104,8 +120,14 @@ class GangSpec:
         memory_per_worker: bytes a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
             node, None to leave it to YARN.
+        parameter_servers: processes without GPU beside the workers, for TensorFlow's
+            ParameterServerStrategy.
+        visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
+            own only, None to go by the GPUs of a rank.
         model: name under which the model is published, or None.
         acquire_timeout: seconds the gang may wait for its executors, None for no bound.
+        run_timeout: seconds that the ranks may take in one attempt, None for no bound.
+        retries: how often the gang starts again where it fails.
         env_vars: the user's environment variables of every rank.
     """
 
@@ -115,8 +137,12 @@ class GangSpec:
     cores_per_worker: int | None = None
     memory_per_worker: int = 4 * 2**30
     placement: str | None = None
+    parameter_servers: int = 0
+    visible: str | None = None
     model: str | None = None
     acquire_timeout: float | None = 600.0
+    run_timeout: float | None = None
+    retries: int = 0
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
 
     def __post_init__(self) -> None:
@@ -127,6 +153,18 @@ class GangSpec:
             raise ConfigError(
                 f"placement={self.placement!r}: 'pack' (ranks share containers), 'spread' (one rank"
                 " on each node) or None is wanted"
+            )
+        _check_count(self.parameter_servers, "parameter_servers", 0)
+        if self.parameter_servers and self.workers < 2:
+            raise ConfigError(
+                f"parameter_servers={self.parameter_servers} with workers={self.workers}: rank 0 is"
+                " the chief and counts in workers, so at least 2 workers are wanted"
+            )
+        _check_count(self.retries, "retries", 0)
+        if self.visible not in VISIBLE:
+            raise ConfigError(
+                f"visible={self.visible!r}: 'container' (the GPUs of all its ranks, in the order of"
+                " LOCAL_RANK), 'rank' (its own GPUs only) or None is wanted"
             )
         object.__setattr__(self, "name", check_name(self.name, "name"))
         if self.model is not None:
@@ -181,12 +219,17 @@ class ExecutorShape:
 
 # The executor's JVM only carries tasks that wait; Spark refuses heaps below 450 MB.
 HEAP_MIB = 512
-# Beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent.
-AGENT_MIB = 512
+# Beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent, and fork servers:
+# with torch imported one takes 530 MiB, with TensorFlow 740, and YARN counts pages that they
+# share with ranks in both.
+AGENT_MIB = 1536
 
 
 def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShape:
     """The executor of so many ranks.
+
+    All executors of a gang are of one shape, so each has the memory of the most parameter servers
+    that one of them gets.
 
     Args:
         spec: the gang.
@@ -195,8 +238,10 @@ def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShap
     """
     gpus = spec.gpus.per_worker
     cores = spec.cores_per_worker or max(cores_per_gpu * gpus, 1)
+    servers = -(-spec.parameter_servers * ranks // spec.workers)
     rank_mib = -(-spec.memory_per_worker // MIB)
-    return ExecutorShape(cores * ranks, gpus * ranks, HEAP_MIB, rank_mib * ranks + AGENT_MIB)
+    overhead = rank_mib * (ranks + servers) + AGENT_MIB
+    return ExecutorShape(cores * ranks, gpus * ranks, HEAP_MIB, overhead)
 
 
 @dataclass(frozen=True)
@@ -224,10 +269,11 @@ class LaunchPlan:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        s = self.shape
+        s, servers = self.shape, self.spec.parameter_servers
         lines = [
             f"{self.spec.name}: {self.spec.workers} ranks in {self.executors} executors"
             f" of {self.ranks_per_executor}, queue {self.queue}",
+            *([f"  {servers} parameter servers beside them"] if servers else []),
             f"  each executor: {s.gpus} GPU, {s.cores} cores,"
             f" {s.heap_mib} MiB heap + {s.overhead_mib} MiB beside it",
             *(f"  {what}: {path}" for what, path in self.paths.items()),

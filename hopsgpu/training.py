@@ -1,34 +1,41 @@
-"""One launch on a gang that is whole: a message to its agents, and what they answer."""
+"""One attempt on a gang that is whole: a message to its agents, and what they answer."""
 
 from __future__ import annotations
 
+import contextlib
+import pickle
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError, RankFailed, StoreError
-from hopsgpu.frameworks import torch
-from hopsgpu.gang import RankPlace, World, duplicate_gpu
+from hopsgpu.background import Background
+from hopsgpu.ending import Ends, ended, odd_end
+from hopsgpu.errors import Cancelled, DiscoveryError, RankFailed, StoreError
+from hopsgpu.frameworks import environment
+from hopsgpu.gang import Avoid, RankPlace, World, duplicate_gpu
+from hopsgpu.meeting import Meeting, meet
 from hopsgpu.modules import PackedModules
+from hopsgpu.output import Outputs
 from hopsgpu.progress import Progress
 from hopsgpu.results import RankReport
+from hopsgpu.retries import Fault
 from hopsgpu.spark.lease import Lease
+from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelVersion
+from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
-from hopsgpu.worker.logs import LineSplitter
 from hopsgpu.worker.server import Event
 
 _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
 _STOP_SECONDS = 15.0
-_KEEP_SECONDS = 120.0
-_ANSWER_SECONDS = 30.0
 _QUIET_SECONDS = 2.0
 # Spark asks YARN why a container ended before it fails the job.
 _REASON_SECONDS = 5.0
-_RETURNED = ("returned", "exited normally")
+# Whether all ranks raise the same is seen only if they are given the time for it.
+_ALIKE_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,10 @@ class Call:
         run_url: its directory on the lake.
         attempt: counts from 0.
         memory: bytes that a rank may use with its descendants, None for no bound.
+        timeout: seconds that the ranks may take, None for no bound.
+        visible: which GPUs a rank sees, as `frameworks.environment` takes it.
+        frameworks: what the function imports of the packages that are slow to import.
+        interface: of the network, that an administrator wants, or None.
     """
 
     function: bytes
@@ -52,6 +63,20 @@ class Call:
     run_url: str
     attempt: int
     memory: int | None = None
+    timeout: float | None = None
+    visible: str | None = None
+    frameworks: tuple[str, ...] = ()
+    interface: str | None = None
+
+    @property
+    def logs(self) -> Lake:
+        """The directory of the ranks' logs; each attempt after the first has one of its own."""
+        logs = Lake(self.run_url) / "logs"
+        return logs / f"attempt-{self.attempt}" if self.attempt else logs
+
+    def log_url(self, rank: int) -> str:
+        """Where a rank's log is to be."""
+        return (self.logs / f"rank-{rank}.log").url
 
 
 @dataclass
@@ -60,41 +85,112 @@ class Trained:
 
     Attributes:
         reports: by rank.
-        values: pickled, by rank, of those that returned.
-        failure: the first, by its arrival at the driver; one for memory before others.
+        values: by rank, of those that returned.
+        failure: the first by time.
+        fault: whose it was, where there is a failure.
+        avoid: the GPU or node that was to blame for it.
         warnings: what a person should know.
     """
 
     reports: dict[int, RankReport] = field(default_factory=dict)
-    values: dict[int, bytes] = field(default_factory=dict)
+    values: dict[int, Value] = field(default_factory=dict)
     failure: RankFailed | None = None
+    fault: Fault = Fault.RANK
+    avoid: Avoid = Avoid()
     warnings: list[str] = field(default_factory=list)
 
 
 class Training:
-    """Drives the agents through one launch."""
+    """Drives the agents through one attempt; use `train_on`."""
 
     def __init__(
         self,
         lease: Lease,
         world: World,
         call: Call,
-        progress: Progress,
+        outputs: Outputs,
+        told: Callable[[Sequence[Mapping[str, float]]], None],
         cancelled: threading.Event,
     ) -> None:
         self._lease = lease
         self._world = world
         self._call = call
-        self._progress = progress
+        self._outputs = outputs
+        self._told = told
         self._cancelled = cancelled
         self._pids: dict[int, int] = {}
-        self._lines = {place.rank: LineSplitter() for place in world.places}
-        self._pending = {place.rank for place in world.places}
-        self._unkept = set(self._pending)
+        self._ends = Ends(world, call.log_url)
         self._connected = {container.key for container in lease.containers}
         self._quiet_since: float | None = None
-        self._explained = False
+        self._failed_at: float | None = None
+        self._stop_until: float | None = None
         self.trained = Trained()
+
+    def run(self) -> Trained:
+        """Starts all ranks, waits for all, and stops them at the first failure.
+
+        Raises:
+            DiscoveryError: two containers were given the same GPU; nothing was started.
+            Cancelled: the run was cancelled; its ranks have been stopped.
+        """
+        _refuse_duplicates(self._lease)
+        meeting = meet(self._world, self._call, self._send, self._next_event, self._cancelled)
+        if isinstance(meeting, RankFailed):
+            self.trained.failure, self.trained.fault = meeting, Fault.INFRASTRUCTURE
+            return self.trained
+        self._start(meeting)
+        timeout = self._call.timeout
+        overdue_at = None if timeout is None else time.monotonic() + timeout
+        while self._ends.pending:
+            if self._stop_until is None:
+                self._stop_where_due(overdue_at)
+            elif time.monotonic() > self._stop_until:
+                self._give_up()
+                break
+            event = self._next_event()
+            if event is not None:
+                self._take(event)
+            else:
+                self._outputs.refresh()
+        if self._cancelled.is_set():
+            raise Cancelled(f"{self._call.run_id} was cancelled; its ranks were stopped")
+        self._conclude()
+        return self.trained
+
+    def keep_logs(self, background: Background) -> None:
+        """Has the ranks' output brought to the lake."""
+        logs, directory = self._outputs.take_over(), self._call.logs
+        background.put(lambda: logs.upload(directory))
+
+    def publish(self, models_url: str, name: str) -> ModelVersion | None:
+        """Has rank 0's agent publish its model directory; None where nothing is there.
+
+        Raises:
+            StoreError: the lake refused, or the agent was lost.
+            Cancelled: the run was cancelled meanwhile.
+        """
+        key = self._place(0).container.key
+        self._send(key, "publish", rank=0, name=name, models_url=models_url)
+        while True:
+            event = self._next_event()
+            if self._cancelled.is_set():
+                raise Cancelled(f"{self._call.run_id} was cancelled while it published {name!r}")
+            if event is None or event.peer != key:
+                continue
+            if event.message is None:
+                self._lease.gone.add(key)
+                raise StoreError(f"{name!r} is not published: rank 0's executor was lost")
+            if event.message.kind == "publish-failed":
+                raise StoreError(f"{name!r} is not published: {event.message['reason']}")
+            if event.message.kind == "published":
+                version = event.message["version"]
+                return version and ModelVersion(name, version, event.message["url"])
+
+    def _place(self, rank: int) -> RankPlace:
+        return self._world.processes[rank]
+
+    def _send(self, key: int, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        self._lease.server.send(key, kind, payload, run_id=self._call.run_id, **fields)
 
     def _next_event(self) -> Event | None:
         """The next event; once the barrier job has ended and no more comes, all agents are lost.
@@ -115,113 +211,36 @@ class Training:
         return Event(self._connected.pop(), None)
 
     def _is_ours(self, event: Event) -> bool:
-        """Whether an event is not a late word of an earlier launch on the same gang."""
+        """Whether an event is of this gang, and no late word of an earlier launch on it."""
         message = event.message
-        return message is None or message.fields.get("run_id", "") == self._call.run_id
+        if message is None:
+            return event.peer in self._connected
+        return bool(message.fields.get("run_id", "") == self._call.run_id)
 
-    def run(self) -> Trained:
-        """Starts all ranks, waits for all, and stops them at the first failure.
-
-        Raises:
-            DiscoveryError: two containers were given the same GPU; nothing was started.
-            Cancelled: the run was cancelled; its ranks have been stopped.
-        """
-        _refuse_duplicates(self._lease)
-        self._start(self._reserve())
-        deadline: float | None = None
-        while self._pending or self._unkept:
-            stopping = self._cancelled.is_set() or self.trained.failure is not None
-            if stopping and deadline is None:
-                deadline = time.monotonic() + _STOP_SECONDS
-                self._tell_all("stop")
-            if deadline is None and not self._pending:
-                # All have ended; a lake that hangs must not keep the GPUs for their logs.
-                deadline = time.monotonic() + _KEEP_SECONDS
-            if deadline is not None and time.monotonic() > deadline:
-                self.trained.warnings += [
-                    f"the log of rank {rank} is not on the lake: no answer from its agent"
-                    for rank in sorted(self._unkept)
-                ]
-                # An agent that does not answer serves no further launch.
-                silent = self._pending | self._unkept
-                self._lease.server.hang_up({self._place(rank).container.key for rank in silent})
-                break
-            event = self._next_event()
-            if event is not None:
-                self._take(event)
-        if self._cancelled.is_set():
-            raise Cancelled(f"{self._call.run_id} was cancelled; its ranks were stopped")
-        return self.trained
-
-    def publish(self, models_url: str, name: str) -> ModelVersion | None:
-        """Has rank 0's agent publish its model directory; None where nothing is there.
-
-        Raises:
-            StoreError: the lake refused, or the agent was lost.
-        """
-        key = self._place(0).container.key
-        self._lease.server.send(
-            key, "publish", rank=0, name=name, models_url=models_url, run_id=self._call.run_id
-        )
-        while True:
-            event = self._next_event()
-            if self._cancelled.is_set():
-                raise Cancelled(f"{self._call.run_id} was cancelled while it published {name!r}")
-            if event is None or event.peer != key:
-                continue
-            if event.message is None:
-                raise StoreError(f"{name!r} is not published: rank 0's executor was lost")
-            if event.message.kind == "publish-failed":
-                raise StoreError(f"{name!r} is not published: {event.message['reason']}")
-            if event.message.kind == "published":
-                version = event.message["version"]
-                return version and ModelVersion(name, version, event.message["url"])
-
-    def _place(self, rank: int) -> RankPlace:
-        return self._world.places[rank]
-
-    def _tell_all(self, kind: str) -> None:
-        for container in self._lease.containers:
-            self._lease.server.send(container.key, kind)
-
-    def _reserve(self) -> tuple[str, int]:
-        """Address and port of rank 0's rendezvous; its agent holds the port."""
-        first = self._place(0).container
-        self._lease.server.send(first.key, "reserve", run_id=self._call.run_id)
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while time.monotonic() < deadline:
-            event = self._next_event()
-            if event is None:
-                if self._cancelled.is_set():
-                    raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
-                continue
-            if event.message is None and event.peer in {c.key for c in self._lease.containers}:
-                raise HopsGpuError("an executor was lost before its ranks were started")
-            if event.message is not None and event.message.kind == "reserved":
-                return first.address, int(event.message["port"])
-        raise HopsGpuError(f"the agent on {first.host} did not answer for {_ANSWER_SECONDS:g} s")
-
-    def _start(self, master: tuple[str, int]) -> None:
+    def _start(self, meeting: Meeting) -> None:
         call = self._call
+        self._world = meeting.world
         for container in self._lease.containers:
             ranks = [
                 {
+                    # The user's variables may name other interfaces than ours.
                     "environment": {
+                        **environment(self._world, place, meeting.endpoints, call.visible),
                         **call.environment,
-                        **torch.environment(self._world, place, master),
                     },
                     "context": self._context(place),
                 }
                 for place in self._world.of_container(container.key)
             ]
-            self._lease.server.send(
+            self._send(
                 container.key,
                 "run",
                 call.function + call.modules.archive,
-                run_id=call.run_id,
                 run_url=call.run_url,
                 attempt=call.attempt,
                 memory=call.memory,
+                frameworks=call.frameworks,
+                shared=dict(call.environment),
                 call_bytes=len(call.function),
                 roots=call.modules.roots,
                 ranks=ranks,
@@ -234,83 +253,130 @@ class Training:
             "world_size": self._world.size,
             "host": place.container.host,
             "gpus": place.gpus,
-            "role": "worker",
+            "role": place.role,
             "run_id": self._call.run_id,
             "attempt": self._call.attempt,
         }
 
+    def _stop_where_due(self, overdue_at: float | None) -> None:
+        """Stops all ranks where one failed, time is over, or the chief has returned."""
+        now = time.monotonic()
+        if overdue_at is not None and now >= overdue_at and self._failed_at is None:
+            self._ends.run_out_of_time()
+        failed = self._failed_at is not None and now >= self._failed_at
+        if self._cancelled.is_set() or failed or self._ends.overdue or self._is_done_with_servers():
+            self._stop_until = now + _STOP_SECONDS
+            for container in self._lease.containers:
+                self._send(container.key, "stop", dump_stacks=bool(self._ends.overdue))
+
+    def _is_done_with_servers(self) -> bool:
+        """Whether the chief of a ParameterServerStrategy has returned; the rest never do."""
+        return bool(self._world.servers) and 0 in self.trained.values
+
+    def _give_up(self) -> None:
+        """An agent that does not answer serves no further attempt."""
+        silent = {self._place(rank).container.key for rank in self._ends.pending}
+        self._lease.server.hang_up(silent)
+        self._lease.gone.update(silent)
+        for rank in sorted(self._ends.pending):
+            self._outputs.lost(rank, "its agent did not answer")
+            self.trained.warnings.append(
+                f"rank {rank} was not seen to end: its agent did not answer for {_STOP_SECONDS:g} s"
+            )
+
     def _take(self, event: Event) -> None:
         message = event.message
         if message is None:
-            self._lost(event.peer)
+            self._lose(event)
         elif message.kind == "started":
             self._pids[message["rank"]] = message["pid"]
         elif message.kind == "output":
-            self._show(message["rank"], self._lines[message["rank"]].lines(message.payload))
+            self._outputs.take(message["rank"], message.payload)
+        elif message.kind == "record":
+            self._outputs.take_record(message["rank"], message.payload)
+        elif message.kind == "reports":
+            self._outputs.take_reports(message["rank"], message.payload)
+            self._told(self._outputs.metrics())
+        elif message.kind == "warning":
+            self.trained.warnings.append(message["text"])
         elif message.kind == "ended":
-            self._ended(message)
-        elif message.kind == "kept":
-            self._unkept.discard(message["rank"])
-            if message["problem"] is not None:
-                self.trained.warnings.append(
-                    f"the log of rank {message['rank']} is not on the lake: {message['problem']}"
-                )
+            self._end(message)
 
-    def _show(self, rank: int, lines: list[str]) -> None:
-        for line in lines:
-            self._progress.line(rank, self._place(rank).container.host, line)
-
-    def _ended(self, message: Message) -> None:
-        rank = int(message["rank"])
-        place = self._place(rank)
-        self._show(rank, self._lines[rank].rest())
-        self._pending.discard(rank)
-        outcome = message["outcome"]
-        returned = outcome.get("status") in _RETURNED
-        stopped = bool(message["stopped"]) and not returned
+    def _end(self, message: Message) -> None:
+        end = ended(self._place(int(message["rank"])), message)
+        rank = end.place.rank
+        alike = self._ends.end(end)
+        self._outputs.ended(rank)
         self.trained.reports[rank] = RankReport(
             rank=rank,
-            role="worker",
-            host=place.container.host,
-            gpus=place.gpus,
+            role=end.place.role,
+            host=end.place.container.host,
+            gpus=end.place.gpus,
             pid=self._pids[rank],
-            exit_code=message["exit_code"],
-            signal=message["signal"],
+            exit_code=end.exit_code,
+            signal=end.signal,
             peak_memory=message["peak_memory"],
-            stopped=stopped,
+            gpu_utilisation=self._outputs.utilisation(rank),
+            stopped=end.stopped and not end.has_returned,
         )
-        if returned:
-            self.trained.values[rank] = message.payload
-            self.trained.warnings += _odd_ends(rank, message)
-        elif not stopped and not self._explained:
-            # A rank killed for its memory takes its neighbours along; theirs may come first.
-            self._explained = outcome.get("status") == "over memory"
-            if self._explained or self.trained.failure is None:
-                self.trained.failure = rank_failed(place, message, self._log_url(rank))
+        self.trained.warnings += self._outputs.warnings(rank)
+        if end.has_returned:
+            if rank < self._world.size:
+                self.trained.values[rank] = value_of(message)
+            self.trained.warnings += odd_end(end)
+        elif not end.stopped and self._failed_at is None:
+            self._failed_at = time.monotonic() + (_ALIKE_SECONDS if alike else 0.0)
 
-    def _log_url(self, rank: int) -> str:
-        return f"{self._call.run_url}/logs/rank-{rank}.log"
+    def _lose(self, event: Event) -> None:
+        """An executor's connection has ended, and so have its ranks."""
+        self._connected.discard(event.peer)
+        self._lease.gone.add(event.peer)
+        for place in self._world.of_container(event.peer):
+            if place.rank in self._ends.pending:
+                self._ends.lose(place, event.reason)
+                self._outputs.lost(place.rank, event.reason)
+        self._failed_at = time.monotonic()
 
-    def _lost(self, peer: int) -> None:
-        self._connected.discard(peer)
-        for place in self._world.of_container(peer):
-            self._unkept.discard(place.rank)
-            if place.rank not in self._pending:
-                continue
-            self._pending.discard(place.rank)
-            if self.trained.failure is None:
-                container = place.container
-                reason = self._lease.job.reason(_REASON_SECONDS).rstrip(".")
-                advice = "; memory_per_worker is what to raise" if "memory" in reason else ""
-                self.trained.failure = RankFailed(
-                    f"the executor of rank {place.rank} on {container.host} was lost"
-                    f" (container {container.container_id}): {reason}{advice}. Its log: yarn logs"
-                    f" -containerId {container.container_id}",
-                    rank=place.rank,
-                    host=container.host,
-                    container=container.container_id,
-                    gpus=place.gpus,
-                )
+    def _conclude(self) -> None:
+        """Which failure was the first, and whose fault it was."""
+        conclusion = self._ends.conclude(self._call.timeout, self._reason)
+        if conclusion is not None:
+            self.trained.failure = conclusion.failure
+            self.trained.fault, self.trained.avoid = conclusion.fault, conclusion.avoid
+        elif self._world.servers:
+            # Stopped as successful: the chief is the one with a value.
+            none = Value(pickle.dumps(None))
+            for rank in range(self._world.size):
+                self.trained.values.setdefault(rank, none)
+
+    def _reason(self) -> str:
+        """Why Spark lost an executor; "" where it has not noticed."""
+        job = self._lease.job
+        reason = job.reason(_REASON_SECONDS)
+        return reason if job.ended.is_set() else ""
+
+
+@contextlib.contextmanager
+def train_on(
+    lease: Lease,
+    world: World,
+    call: Call,
+    show: Progress,
+    told: Callable[[Sequence[Mapping[str, float]]], None],
+    cancelled: threading.Event,
+) -> Iterator[Training]:
+    """What drives one attempt; what is kept of its output is removed, or handed over, at the end.
+
+    Args:
+        lease: the gang.
+        world: its ranks.
+        call: what they run.
+        show: shown every line of every rank.
+        told: told the ranks' last metrics, by rank.
+        cancelled: set when the run is no longer wanted.
+    """
+    with Outputs(world, show) as outputs:
+        yield Training(lease, world, call, outputs, told, cancelled)
 
 
 def _refuse_duplicates(lease: Lease) -> None:
@@ -322,63 +388,3 @@ def _refuse_duplicates(lease: Lease) -> None:
             f" {other.container_id} on {other.host}. Is the lease directory of the nodes shared"
             " by all containers?"
         )
-
-
-def _odd_ends(rank: int, message: Message) -> list[str]:
-    warnings = []
-    if message["outcome"]["status"] == "exited normally":
-        warnings.append(f"rank {rank} called sys.exit(0); its value is None")
-    if message["signal"] or message["exit_code"]:
-        how = message["signal"] or f"exit code {message['exit_code']}"
-        over = message["outcome"].get("error")
-        why = f": it used more memory than it may: {over}" if over else ""
-        warnings.append(f"rank {rank} returned, and then its process ended with {how}{why}")
-    return warnings
-
-
-def rank_failed(place: RankPlace, message: Message, log_url: str) -> RankFailed:
-    """The error of a rank's end: where, how, the user's traceback and the last of its log."""
-    container, outcome = place.container, message["outcome"]
-    tail = tuple(message["log_tail"])
-    where = (
-        f"rank {place.rank} on {container.host} (container {container.container_id},"
-        f" GPU {', '.join(place.gpus) or 'none'})"
-    )
-    parts = [f"{where} {_how(message)}"]
-    if outcome.get("traceback"):
-        parts.append(outcome["traceback"].rstrip())
-    elif tail:
-        parts.append("the last lines of its log:\n" + "\n".join(f"  {line}" for line in tail))
-    parts.append(f"whole log: {log_url}")
-    return RankFailed(
-        "\n".join(parts),
-        rank=place.rank,
-        host=container.host,
-        container=container.container_id,
-        gpus=place.gpus,
-        exit_code=message["exit_code"],
-        signal=message["signal"],
-        traceback=outcome.get("traceback"),
-        log_tail=tail,
-        log_url=log_url,
-    )
-
-
-def _how(message: Message) -> str:
-    outcome = message["outcome"]
-    match outcome.get("status"):
-        case "raised":
-            return f"raised {outcome['error']}"
-        case "exited":
-            return f"called sys.exit: exit code {message['exit_code']}"
-        case "unpicklable":
-            return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
-        case "too large":
-            return f"returned a value of {outcome['error']}; leave large results in model_dir"
-        case "over memory":
-            return f"used more memory than it may: {outcome['error']}"
-        case "not started":
-            return f"could not be started: {outcome['error']}"
-    if message["signal"]:
-        return f"was ended by {message['signal']}"
-    return f"ended with exit code {message['exit_code']} and without a value"

@@ -12,7 +12,7 @@ from hopsgpu.cluster.layout import MASTER, Layout, address_of, node_names
 
 Ports = Mapping[str, int]
 GPU_PLUGIN = "yarn.nodemanager.resource-plugins"
-_GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 5, 4, 5
+_GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:

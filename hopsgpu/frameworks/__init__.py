@@ -1,1 +1,45 @@
-"""From the world to a framework's environment variables: pure functions."""
+"""From the world to the frameworks' environment variables: pure functions."""
+
+from __future__ import annotations
+
+from hopsgpu.frameworks import cuda, horovod, jax, tensorflow, torch
+from hopsgpu.frameworks.endpoints import Endpoints
+from hopsgpu.gang import WORKER, RankPlace, World
+
+# All that `environment` may set. A rank inherits none of them from its executor.
+VARIABLES = frozenset(
+    (
+        *cuda.VARIABLES,
+        *horovod.VARIABLES,
+        *jax.VARIABLES,
+        *tensorflow.VARIABLES,
+        *torch.VARIABLES,
+    )
+)
+
+
+def environment(
+    world: World, place: RankPlace, endpoints: Endpoints, visible: str | None = None
+) -> dict[str, str]:
+    """The variables of one process, for every framework at once.
+
+    A parameter server takes no part in the workers' collectives: it gets `TF_CONFIG` and no GPU.
+
+    Args:
+        world: the gang.
+        place: the process's place in it.
+        endpoints: where the gang meets.
+        visible: which GPUs a rank sees, as in `cuda.visible_gpus`.
+    """
+    shared = {
+        **cuda.environment(place, visible),
+        **tensorflow.environment(world, place, endpoints),
+    }
+    if place.role != WORKER:
+        return shared
+    return {
+        **shared,
+        **torch.environment(world, place, endpoints.master, hosted=endpoints.hosted),
+        **jax.environment(place, endpoints, visible),
+        **horovod.environment(world, place, endpoints),
+    }

@@ -21,6 +21,8 @@ from hopsgpu.spark.profiles import ProfilePool
 from hopsgpu.spark.shipping import ship_package
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.line import make_line
+from hopsgpu.units import parse_duration
+from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.yarn.amounts import GPU
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.snapshot import Snapshot
@@ -77,8 +79,7 @@ class Application:
     @property
     def driver_address(self) -> str:
         """The address at which executors reach the driver."""
-        own = self.jvm.setting("spark.hopsgpu.address") or os.environ.get("HOPSGPU_ADDRESS")
-        return own or self.jvm.setting("spark.driver.host") or "127.0.0.1"
+        return self.option("address") or self.jvm.setting("spark.driver.host") or "127.0.0.1"
 
     @property
     def ports(self) -> range | None:
@@ -87,7 +88,7 @@ class Application:
         Raises:
             ConfigError: the property is not two ports.
         """
-        given = self.jvm.setting("spark.hopsgpu.ports") or os.environ.get("HOPSGPU_PORTS")
+        given = self.option("ports")
         if given is None:
             return None
         match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
@@ -96,6 +97,36 @@ class Application:
                 f"spark.hopsgpu.ports={given!r}: a first and a last port are wanted, as 40000-40100"
             )
         return range(int(match[1]), int(match[2]) + 1)
+
+    @property
+    def interface(self) -> str | None:
+        """The nodes' network interface that gloo, NCCL and addresses go by; None for any."""
+        return self.option("interface")
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds without a sign of life after which driver or executor is taken for lost.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.heartbeat` is no duration.
+        """
+        given = self.option("heartbeat")
+        return parse_duration(given or HEARTBEAT_SECONDS, "spark.hopsgpu.heartbeat") or 0.0
+
+    @property
+    def retries_code_too(self) -> bool:
+        """Whether `retries` also serve errors that all ranks raise at once.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.retry` is neither "failures" nor "all".
+        """
+        given = self.option("retry") or "failures"
+        if given not in ("failures", "all"):
+            raise ConfigError(
+                f"spark.hopsgpu.retry={given!r}: 'failures' is accepted, or 'all' to try again"
+                " what looks like an error of the code too"
+            )
+        return given == "all"
 
     @property
     def queue(self) -> str:
@@ -126,7 +157,7 @@ class Application:
             ConfigError: `spark.hopsgpu.locks` is no place for it.
             StoreError: the lake refuses.
         """
-        given = self.setting("spark.hopsgpu.locks") or os.environ.get("HOPSGPU_LOCKS")
+        given = self.option("locks")
         partition = self.setting(_LABEL) or "default"
         if given:
             return make_line(Lake(given, quick=True), self.cluster, partition)
@@ -144,6 +175,10 @@ class Application:
     def setting(self, name: str) -> str | None:
         """An administrator's or a user's Spark property, or None."""
         return self.jvm.setting(name)
+
+    def option(self, name: str) -> str | None:
+        """The Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(f"HOPSGPU_{name.upper()}")
 
 
 def application_of(spark: SparkSession | None) -> Application:
@@ -185,5 +220,6 @@ def _application(context: SparkContext) -> Application:
         )
     manager = ResourceManager(web_addresses(jvm.hadoop))
     application = Application(context, jvm, manager, ship_package(context))
-    application.ports  # noqa: B018 - refused now rather than in a run
+    # Refused now rather than in a run.
+    _ = application.ports, application.heartbeat, application.retries_code_too
     return application

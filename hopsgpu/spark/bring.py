@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,9 +12,10 @@ from pyspark.resource import ResourceProfile
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gang import Container, Grants, Verdict, shared_hosts
 from hopsgpu.spark.application import Application
-from hopsgpu.spark.jobs import GangJob
+from hopsgpu.spark.jobs import GangJob, reason_of
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.worker.channel import Message
+from hopsgpu.worker.handshake import UnreachableError
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import Held
 
@@ -43,9 +44,13 @@ class Bringing:
         request: what was asked for.
         profile: of the executors.
         server: on which the holders arrive.
-        job: the job of holders, started.
+        start: starts a job of so many holders.
         patience: how long it may take.
         turn: in which it asks.
+
+    Attributes:
+        jobs: of holders, all that were started.
+        parked: holders that keep what is to be avoided from being given again, by peer number.
     """
 
     def __init__(
@@ -54,7 +59,7 @@ class Bringing:
         request: Request,
         profile: ResourceProfile,
         server: ControlServer,
-        job: GangJob,
+        start: Callable[[int], GangJob],
         patience: Patience,
         turn: Turn,
     ) -> None:
@@ -62,7 +67,9 @@ class Bringing:
         self._request = request
         self._profile = profile
         self._server = server
-        self._job = job
+        self._start = start
+        self.jobs = [start(request.executors)]
+        self.parked: dict[int, Container] = {}
         self._patience = patience
         self._turn = turn
         self._holders: dict[int, Container] = {}
@@ -77,6 +84,7 @@ class Bringing:
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
+            ConfigError: an executor cannot reach the driver, or lacks what ranks need.
             HopsGpuError: the job of holders failed.
         """
         while True:
@@ -89,6 +97,7 @@ class Bringing:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
                     return None
+                self._refuse_unreachable()
                 self._look()
             self._patience.tell(hosts_of(self._holders), self._why)
             self._listen()
@@ -96,17 +105,34 @@ class Bringing:
     def _listen(self) -> None:
         event = self._server.next_event(EVENT_SECONDS)
         if event is None:
-            if self._job.ended.is_set():
-                raise HopsGpuError(f"Spark's job of holders failed: {self._job.reason(0)}")
+            for job in self.jobs:
+                if job.ended.is_set():
+                    raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
             return
         if event.message is None:
             self._holders.pop(event.peer, None)
+            self.parked.pop(event.peer, None)
             self._arrivals.pop(event.peer, None)
-        elif is_hello(event.message, self._job.tag):
-            self._holders[event.peer] = greeted(event.peer, event.message)
+        elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
+            self._welcome(greeted(event.peer, event.message))
         self._request.watcher.arrived(tuple(self._arrivals.values()))
         self._grants = replace(self._grants, connected=len(self._holders))
+
+    def _welcome(self, container: Container) -> None:
+        if self._request.avoid.reason(container) is None:
+            self._holders[container.key] = container
+            return
+        self.parked[container.key] = container
+        if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
+            self.jobs.append(self._start(1))
+
+    def _refuse_unreachable(self) -> None:
+        """An executor that cannot reach the driver is no better off at Spark's next tries."""
+        for job in self.jobs:
+            for error in self._application.jvm.task_failures(job.tag):
+                if UnreachableError.__name__ in error:
+                    raise ConfigError(reason_of(error))
 
     def _look(self) -> None:
         """What the ResourceManager shows of this gang, or why it does not answer."""
@@ -116,7 +142,8 @@ class Bringing:
             self._why = str(error)
             return
         self._seen.update(held.containers)
-        lost, allotted = self._seen.difference(held.containers), len(held.containers)
+        lost = self._seen.difference(held.containers)
+        allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
         since = time.monotonic() if grown else self._grants.since
         self._grants = Grants(len(self._holders), allotted, since, len(lost))
@@ -130,8 +157,15 @@ class Bringing:
         parts = []
         if held.pending:
             parts.append(f"YARN has not granted {held.pending}")
-        if len(held.containers) > connected:
-            parts.append(f"{len(held.containers) - connected} granted and starting")
+        starting = len(held.containers) - len(self.parked) - connected
+        if starting > 0:
+            parts.append(f"{starting} granted and starting")
+        if self.parked:
+            where = {self._request.avoid.reason(c) for c in self.parked.values()}
+            parts.append(
+                f"{len(self.parked)} held aside, where an earlier attempt failed"
+                f" ({', '.join(sorted(filter(None, where)))})"
+            )
         if lost:
             parts.append(
                 f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot"
@@ -182,4 +216,5 @@ def greeted(peer: int, hello: Message) -> Container:
         host=hello["host"],
         address=hello["address"],
         gpus=tuple(hello["gpus"]),
+        clock=time.time() - hello["time"],
     )

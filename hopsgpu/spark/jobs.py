@@ -12,16 +12,17 @@ from pyspark.resource import ResourceProfile
 from pyspark.serializers import CPickleSerializer
 
 from hopsgpu.spark.application import Application
+from hopsgpu.worker.holder import Warm
 from hopsgpu.worker.peer import Driver
 
 
-def hold_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def hold_in_task(driver: Driver, warm: Warm | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """The holder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         from hopsgpu.worker.holder import run_holder
 
-        run_holder(driver)
+        run_holder(driver, warm)
         return iter(())
 
     return task
@@ -47,6 +48,7 @@ class GangJob:
 
     Attributes:
         tag: by which the job is cancelled.
+        tasks: how many it has.
         ended: set when the job is over.
         error: what ended it, where it failed.
     """
@@ -64,11 +66,11 @@ class GangJob:
         task: Callable[[Iterable[Any]], Iterator[Any]],
     ) -> None:
         self.tag = tag
+        self.tasks = tasks
         self.ended = threading.Event()
         self.error: Exception | None = None
         self._application = application
         self._description = description
-        self._tasks = tasks
         self._hosts = hosts
         self._profile = profile
         self._barrier = barrier
@@ -81,7 +83,7 @@ class GangJob:
     def reason(self, seconds: float) -> str:
         """What a person needs of the job's failure; waits so long for it to be known."""
         self.ended.wait(seconds)
-        return "it ended by itself" if self.error is None else _reason(str(self.error))
+        return "it ended by itself" if self.error is None else reason_of(str(self.error))
 
     def _run(self) -> None:
         try:
@@ -99,12 +101,12 @@ class GangJob:
     def _numbers(self) -> RDD[int]:
         context = self._application.context
         if not self._hosts:
-            return context.parallelize(range(self._tasks), self._tasks)
+            return context.parallelize(range(self.tasks), self.tasks)
         preferred = self._application.jvm.numbers([[host] for host in self._hosts])
         return RDD(preferred, context, CPickleSerializer())
 
 
-def _reason(error: str) -> str:
+def reason_of(error: str) -> str:
     """The part of Spark's error that says why: of a lost executor, of a task, or its first line."""
     if lost := re.search(
         r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S

@@ -12,12 +12,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from pyspark import SparkContext
+from pyspark import SparkContext, SparkStageInfo
 
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 # The flip must not refuse anyone else's barrier job for longer, whatever happens.
 FLIP_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
+_MOST_TASKS = 10_000
 
 
 class Jvm:
@@ -128,6 +129,32 @@ class Jvm:
             for job in tracker.getJobIdsForGroup(group)
             if (info := tracker.getJobInfo(job)) is not None
         )
+
+    def active_tasks(self, group: str) -> int:
+        """Tasks of a group's job that run now."""
+        return sum(stage.numActiveTasks for stage in self._stages(group))
+
+    def task_failures(self, group: str) -> tuple[str, ...]:
+        """Errors of the tasks of a group's job that have failed; Spark may try them again."""
+        found = []
+        for stage in self._stages(group):
+            if stage.numFailedTasks:
+                store = self._scala.statusStore()
+                tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
+                errors = (tasks.apply(index).errorMessage() for index in range(tasks.size()))
+                found += [str(error.get()) for error in errors if error.isDefined()]
+        return tuple(found)
+
+    def _stages(self, group: str) -> list[SparkStageInfo]:
+        """What Spark's tracker tells of the stages of a group's job."""
+        tracker = self._context.statusTracker()
+        infos = [
+            tracker.getStageInfo(stage)
+            for job in tracker.getJobIdsForGroup(group)
+            if (told := tracker.getJobInfo(job)) is not None
+            for stage in told.stageIds
+        ]
+        return [info for info in infos if info is not None]
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:

@@ -10,13 +10,13 @@ import contextlib
 import random
 import time
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from pyspark.resource import ResourceProfile
 
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.gang import Container, GangState, backoff_seconds
+from hopsgpu.gang import Avoid, Container, GangState, backoff_seconds
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.bring import EVENT_SECONDS, Bringing, greeted, hosts_of, is_hello
 from hopsgpu.spark.jobs import GangJob, hold_in_task, supervise_in_task
@@ -25,6 +25,7 @@ from hopsgpu.spark.queueing import Queueing, queueing
 from hopsgpu.spark.release import RELEASE_SECONDS, Release, let_go
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.worker.channel import new_secret
+from hopsgpu.worker.encryption import network_is_encrypted
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer, serve
 
@@ -41,11 +42,21 @@ class Lease:
         server: the control channel; agents are its peers.
         containers: one per agent.
         job: the barrier job of the agents; it fails when an executor is lost.
+        gone: keys of the agents whose connection has ended, as far as it was noticed.
     """
 
     server: ControlServer
     containers: tuple[Container, ...]
     job: GangJob
+    gone: set[int] = field(default_factory=set)
+
+    def is_whole(self) -> bool:
+        """Whether no executor was lost since; to be asked between launches only."""
+        keys = {container.key for container in self.containers}
+        while (event := self.server.next_event(0.0)) is not None:
+            if event.message is None and event.peer in keys:
+                self.gone.add(event.peer)
+        return not self.gone and not self.job.ended.is_set()
 
 
 class GpuLease:
@@ -70,7 +81,28 @@ class GpuLease:
         self._server = server
         self._driver = driver
         self._jobs: list[GangJob] = []
-        self._whole = False
+        self._lease: Lease | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds all executors, as far as is known; to be asked between launches only."""
+        return self._lease is not None and self._lease.is_whole()
+
+    def whole(self, request: Request) -> Lease:
+        """The gang: at once where it is whole still, else once what it lacks has come.
+
+        Raises:
+            GangTimeout, Cancelled, ConfigError: as `acquire`.
+        """
+        lease, avoid = self._lease, request.avoid
+        if lease is None or not lease.is_whole() or any(map(avoid.reason, lease.containers)):
+            return self.acquire(request)
+        self.request = request
+        containers = lease.containers
+        request.watcher.mark("granted")
+        request.watcher.arrived([time.time()] * len(containers))
+        request.watcher.state(GangState.READY, [container.host for container in containers])
+        return lease
 
     def acquire(self, request: Request) -> Lease:
         """Brings all executors, with an agent on each; those that are still there are kept.
@@ -85,7 +117,7 @@ class GpuLease:
         """
         self.request = request
         self.end_jobs()
-        self._whole = False
+        self._lease = None
         patience = Patience(request)
         given_back = 0
         with queueing(self._application, request, patience) as place:
@@ -93,7 +125,7 @@ class GpuLease:
                 with place.turn(self._registered()):
                     lease = self._try(place, patience)
                     if lease is not None:
-                        self._whole = True
+                        self._lease = lease
                         return lease
                     self._let_go()
                     request.watcher.arrived(())
@@ -101,9 +133,8 @@ class GpuLease:
                 self._back_off(given_back, patience)
 
     def _let_go(self) -> Release:
-        return let_go(
-            self._application, self._profile.id, self._jobs, self._server, whole=self._whole
-        )
+        whole = self._lease is not None
+        return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
 
     def _back_off(self, given_back: int, patience: Patience) -> None:
         """Lets others go first, once a part of the gang was held too long."""
@@ -121,15 +152,21 @@ class GpuLease:
         """One turn: asks, waits and hands over; None where YARN granted only a part."""
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
-            job = self._start("holder", place.hosts())
-            holders = Bringing(
-                self._application, self.request, self._profile, self._server, job, patience, place
-            ).run()
+            bringing = Bringing(
+                self._application,
+                self.request,
+                self._profile,
+                self._server,
+                lambda tasks: self._start("holder", tasks, place.hosts()[:tasks]),
+                patience,
+                place,
+            )
+            holders = bringing.run()
             if holders is None:
                 return None
             watcher.mark("granted")
             watcher.state(GangState.GRANTED, hosts_of(holders))
-            lease = self._hand_over(holders)
+            lease = self._hand_over(holders, bringing.jobs, len(bringing.parked))
             if lease is not None:
                 watcher.state(GangState.READY, [c.host for c in lease.containers])
                 return lease
@@ -148,54 +185,76 @@ class GpuLease:
                 self._server.end_all()
         self._jobs = [job for job in self._jobs if not job.ended.is_set()]
 
-    def _start(self, role: str, hosts: tuple[str, ...] = ()) -> GangJob:
+    def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
         barrier = role == "agent"
         tag = f"hopsgpu-{self.request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
         driver = replace(self._driver, job=tag)
         job = GangJob(
             self._application,
             tag=tag,
-            description=f"hopsgpu {self.request.run_id}: {role}s of {self.request.executors}"
-            " executors",
-            tasks=self.request.executors,
+            description=f"hopsgpu {self.request.run_id}: {role}s of {tasks} executors",
+            tasks=tasks,
             hosts=hosts,
             profile=self._profile,
             barrier=barrier,
-            task=(supervise_in_task if barrier else hold_in_task)(driver),
+            task=supervise_in_task(driver) if barrier else hold_in_task(driver, self.request.warm),
         )
         self._jobs.append(job)
         job.start()
         return job
 
-    def _hand_over(self, holders: dict[int, Container]) -> Lease | None:
-        """Ends the holders and starts the agents in their place; None if one was lost."""
-        holding = self._jobs[-1]
+    def _hand_over(
+        self, holders: Mapping[int, Container], holding: Sequence[GangJob], parked: int
+    ) -> Lease | None:
+        """Ends the holders and starts the agents in their place; None if one was lost.
+
+        Those that are parked go on holding what gets no agent.
+        """
         self._server.hang_up(holders)
         cancelled = self.request.cancelled
         jvm = self._application.jvm
-        if not wait_until(holding.ended.is_set, cancelled, _AGENTS_SECONDS):
-            jvm.cancel(holding.tag)
+
+        def are_free() -> bool:
+            if not parked:
+                return all(job.ended.is_set() for job in holding)
+            return sum(jvm.active_tasks(job.tag) for job in holding) <= parked
+
+        if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
+            for job in holding:
+                jvm.cancel(job.tag)
             return None
         with jvm.barriers_allowed():
-            job = self._start("agent")
+            job = self._start("agent", self.request.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
+        agents = self._agents(job, holders)
+        if agents is None:
+            jvm.cancel(job.tag)
+            wait_until(job.ended.is_set, cancelled, RELEASE_SECONDS)
+            return None
+        return Lease(self._server, tuple(agents.values()), job)
+
+    def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
+        """Waits for the agents of a job; None where it ended, or one does not come.
+
+        Args:
+            job: the barrier job.
+            late: keys of holders, of which the last words may still come.
+        """
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
         while len(agents) < self.request.executors:
-            if cancelled.is_set():
+            if self.request.cancelled.is_set():
                 raise Cancelled(f"{self.request.run_id} was cancelled before its ranks started")
             if job.ended.is_set() or time.monotonic() > deadline:
-                jvm.cancel(job.tag)
-                wait_until(job.ended.is_set, cancelled, RELEASE_SECONDS)
                 return None
             event = self._server.next_event(EVENT_SECONDS)
-            if event is None or event.peer in holders:
+            if event is None or event.peer in late:
                 continue
             if event.message is None:
                 agents.pop(event.peer, None)
             elif is_hello(event.message, job.tag):
                 agents[event.peer] = greeted(event.peer, event.message)
-        return Lease(self._server, tuple(agents.values()), job)
+        return agents
 
     def release(self) -> bool:
         """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
@@ -209,23 +268,17 @@ class GpuLease:
         return release.confirmed
 
 
-def is_whole(lease: Lease) -> bool:
-    """Whether no executor of a lease was lost since; to be asked between launches only."""
-    while (event := lease.server.next_event(0.0)) is not None:
-        if event.message is None and event.peer in {c.key for c in lease.containers}:
-            return False
-    return not lease.job.ended.is_set()
-
-
 @contextlib.contextmanager
-def leased(application: Application, request: Request) -> Iterator[Lease]:
-    """A gang for one launch: acquired at once, and released on every way out.
+def leased(application: Application, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+    """What gives the whole gang of one launch, again and again; released on every way out.
+
+    What it is given to avoid has no part in the gang.
 
     Raises:
-        GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GpuLease.acquire`.
+        ConfigError: the driver cannot listen for the executors.
     """
     with lease_gpus(application, request) as owner:
-        yield owner.acquire(request)
+        yield lambda avoid: owner.whole(replace(request, avoid=avoid))
 
 
 @contextlib.contextmanager
@@ -240,9 +293,18 @@ def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]
     address = application.driver_address
     bind = application.setting("spark.driver.bindAddress") or address
     user = None if jvm.is_kerberized() else jvm.user()
-    with serve(secret, bind, application.ports) as server:
+    heartbeat = application.heartbeat
+    encrypted = network_is_encrypted(application.setting)
+    with serve(secret, bind, application.ports, heartbeat=heartbeat, encrypted=encrypted) as server:
         profile = application.profiles.check_out(request.shape)
-        driver = Driver(address, server.port, secret, user)
+        driver = Driver(
+            address,
+            server.port,
+            secret,
+            user,
+            heartbeat=heartbeat,
+            certificate=server.certificate,
+        )
         owner = GpuLease(application, request, profile, server, driver)
         try:
             yield owner

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hopsgpu.errors import Cancelled, GangTimeout
-from hopsgpu.gang import GangState, Grants, Verdict, decide_acquire
+from hopsgpu.gang import Avoid, GangState, Grants, Verdict, decide_acquire
 from hopsgpu.spec import ExecutorShape
+from hopsgpu.worker.holder import Warm
 from hopsgpu.yarn.amounts import Amount
 from hopsgpu.yarn.demand import Demand
 
@@ -43,6 +44,8 @@ class Request:
         timeout: seconds the gang may wait, or None.
         cancelled: set when the gang is no longer wanted.
         watcher: told of what happens.
+        avoid: what gets no rank; executors there are held aside, or YARN would give them again.
+        warm: what executors import while they wait for the others, or None.
     """
 
     run_id: str
@@ -52,6 +55,8 @@ class Request:
     timeout: float | None
     cancelled: threading.Event
     watcher: Watcher
+    avoid: Avoid = Avoid()
+    warm: Warm | None = None
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:

@@ -7,11 +7,13 @@ import json
 import os
 import socket
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.worker import measures
 
 # Names the file that describes the rank; set by its agent.
 VARIABLE = "HOPSGPU_CONTEXT"
@@ -22,7 +24,6 @@ _LATER = frozenset(
         "data",
         "latest_checkpoint",
         "log_dir",
-        "report",
         "save_checkpoint",
         "should_prune",
         "trial",
@@ -66,6 +67,26 @@ class Context:
             raise _NotYet(f"context().{name} is not available yet")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
+    def report(self, /, step: int, **metrics: SupportsFloat) -> None:
+        """Has the driver know of metrics at a step, and keeps them in the run's directory.
+
+        It takes some microseconds, waits for nobody and may be called in any thread. Outside a
+        gang nothing is kept.
+
+        Args:
+            step: 0 and above; it may repeat and go back.
+            metrics: numbers by name: ints, floats, bools, NumPy's and torch's scalars. NaN and
+                the infinities too. Of a tensor on a GPU, the call waits for the GPU.
+
+        Raises:
+            ConfigError: a step or a metric that is none; nothing of the call is kept.
+            OSError: the node's disk is full.
+        """
+        line = measures.report_line(step, metrics, time.time())
+        file = os.environ.get(VARIABLE)
+        if file is not None:
+            measures.append(_reports_file(file), line)
+
     def dump(self, file: Path) -> None:
         """Writes the description that `context()` reads in the rank."""
         file.write_text(json.dumps({**asdict(self), "model_dir": str(self.model_dir)}))
@@ -80,9 +101,7 @@ def context() -> Context:
     """
     file = os.environ.get(VARIABLE)
     if file is not None:
-        given = json.loads(Path(file).read_text())
-        given |= {"gpus": tuple(given["gpus"]), "model_dir": Path(given["model_dir"])}
-        return Context(**given)
+        return _described(file)
     if "RANK" not in os.environ:
         os.environ.update(_world_of_one())
     return Context(
@@ -96,6 +115,20 @@ def context() -> Context:
         attempt=0,
         model_dir=_local_model_dir(),
     )
+
+
+@functools.cache
+def _described(file: str) -> Context:
+    # A training that asks for it at each step does not read it each time.
+    given = json.loads(Path(file).read_text())
+    given |= {"gpus": tuple(given["gpus"]), "model_dir": Path(given["model_dir"])}
+    return Context(**given)
+
+
+@functools.cache
+def _reports_file(described: str) -> str:
+    # A Path takes longer to make than a report to write.
+    return str(Path(described).with_name(measures.FILE))
 
 
 def _world_of_one() -> dict[str, str]:

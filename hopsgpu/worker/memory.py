@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hopsgpu.units import MIB
+from hopsgpu.worker.kernel import comm, parent_of
 
 _GIB = 2**30
 _MOST_NAMED = 5
@@ -61,7 +62,7 @@ def look(root: int, doubt: int) -> Use:
     # Between vfork and exec a child runs in its parent's memory, which is then seen twice.
     twice = {pid for pid, parent in parents.items() if read[pid] and read[pid] == read.get(parent)}
     proportional = {pid: 0 if pid in twice else _proportional(pid, read[pid]) for pid in parents}
-    return Use(resident, proportional, {pid: _name(pid) for pid in parents})
+    return Use(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
 
 
 def settled(before: Use, now: Use) -> Use:
@@ -148,17 +149,17 @@ def _amounts(used: int, limit: int) -> str:
 def tree(root: int) -> dict[int, int]:
     """The parent by pid, of a process, its descendants, and its session's orphans with theirs.
 
-    Orphans are looked for where the kernel puts them: below init, or below this process where it
-    is a subreaper.
+    Orphans are looked for where the kernel puts them: below init, or below this process or the
+    root's parent where that is a subreaper.
     """
-    adopters = (_INIT, os.getpid())
-    todo = [(pid, parent) for parent in adopters for pid in _children(parent)]
+    adopters = dict.fromkeys((_INIT, os.getpid(), parent_of(root)))
+    todo = [(pid, parent) for parent in adopters for pid in children(parent)]
     todo = [(root, 0), *(pair for pair in todo if _session(pair[0]) == root)]
     found: dict[int, int] = {}
     for pid, parent in todo:
         if pid not in found:
             found[pid] = parent
-            todo += [(child, pid) for child in _children(pid)]
+            todo += [(child, pid) for child in children(pid)]
     return found
 
 
@@ -174,7 +175,8 @@ def kill_tree(root: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _children(pid: int) -> list[int]:
+def children(pid: int) -> list[int]:
+    """The children of a process, of all its threads; none where it has ended."""
     # Each thread has the children that it forked.
     tasks = f"/proc/{pid}/task"
     try:
@@ -217,13 +219,6 @@ def _proportional(pid: int, rollup: bytes | None) -> int:
         return _resident(pid)
     found = _PSS.search(rollup)
     return int(found[1]) * 1024 if found else 0
-
-
-def _name(pid: int) -> str:
-    try:
-        return _read(f"/proc/{pid}/comm").decode(errors="backslashreplace").rstrip("\n")
-    except OSError:
-        return "ended"
 
 
 def _read(path: str) -> bytes:

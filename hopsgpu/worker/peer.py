@@ -6,13 +6,16 @@ import importlib.util
 import json
 import os
 import platform
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hopsgpu.discovery.script import GIVEN_OUT
-from hopsgpu.worker.channel import Channel, connect
+from hopsgpu.worker.channel import Channel
+from hopsgpu.worker.handshake import connect
+from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
 
 # What a container needs to keep logs and models on an hdfs:// lake.
 LAKE_MODULES = ("fsspec", "hdfs_native")
@@ -28,6 +31,8 @@ class Driver:
         secret: the run's; never shown.
         user: who submitted, for the lake on clusters without Kerberos; None with it.
         job: names the job whose tasks they are; a late one of an earlier job is known by it.
+        heartbeat: seconds without a sign of life after which either end takes the other as lost.
+        certificate: the driver's (DER), where the channel is encrypted.
     """
 
     address: str
@@ -35,11 +40,23 @@ class Driver:
     secret: bytes = field(repr=False)
     user: str | None
     job: str = ""
+    heartbeat: float = HEARTBEAT_SECONDS
+    certificate: bytes | None = field(default=None, repr=False)
 
 
 async def greet(driver: Driver) -> Channel:
-    """Connects to the driver and introduces this container."""
-    channel = await connect(driver.address, driver.port, driver.secret)
+    """Connects to the driver and introduces this container.
+
+    Raises:
+        ChannelError, UnreachableError: as `connect`.
+    """
+    channel = await connect(
+        driver.address,
+        driver.port,
+        driver.secret,
+        certificate=driver.certificate,
+        heartbeat=driver.heartbeat,
+    )
     await channel.send("hello", job=driver.job, **_introduction(channel.local_address))
     return channel
 
@@ -57,6 +74,7 @@ def _introduction(address: str) -> dict[str, Any]:
         "address": address,
         "gpus": _given_out(),
         "python": platform.python_version(),
+        "time": time.time(),
         "missing": missing,
     }
 

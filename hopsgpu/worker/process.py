@@ -7,19 +7,23 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hopsgpu.worker import rank as rank_module
 from hopsgpu.worker.context import VARIABLE, Context
-from hopsgpu.worker.memory import Watch, kill_tree
+from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.keeping import Keeper, Started
+from hopsgpu.worker.kernel import handles
+from hopsgpu.worker.memory import Watch
 
 STOP_SECONDS = 5.0
 MOST_VALUE = 100 * 2**20
+_DUMP_SECONDS = 1.0
+_LOOK_SECONDS = 0.01
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
 
@@ -37,7 +41,8 @@ class RankEnd:
             "over memory" where it left nothing because we killed it for that; else empty.
         value: the pickled value, b"" where there is none.
         log_tail: the last lines of its output.
-        time: seconds since the epoch, by this node's clock.
+        time: when it failed or, where it does not tell, when it had ended; seconds since the epoch
+            by this node's clock.
         stopped: whether we ended it.
     """
 
@@ -54,42 +59,59 @@ class RankEnd:
 class RankProcess:
     """One rank; its directory holds its home, temporary files, model and log.
 
+    Attributes:
+        rank: in [0, world_size).
+        directory, log, model_dir: its own.
+        stopped: whether we have ended it, or kept it from starting.
+
     Args:
+        keeper: starts it.
         directory: made by the caller.
         context: what the rank is told of its gang.
-        environment: its variables.
+        spec: of the fork server: what it shares with other ranks.
+        environment: its own variables.
         memory: bytes that the process and its descendants may use, None for no bound.
     """
 
     def __init__(
         self,
+        keeper: Keeper,
         directory: Path,
         context: Context,
+        spec: ServerSpec,
         environment: Mapping[str, str],
         memory: int | None = None,
     ) -> None:
         self.rank = context.rank
         self.directory = directory
-        self.log = directory / "log"
+        self.log = directory / rank_module.LOG
         self.model_dir = context.model_dir
+        self._keeper = keeper
         self._context = context
+        self._spec = spec
         self._environment = environment
         self._memory = memory
         self._peak = 0
         self._excess: str | None = None
-        self._stopped = False
+        self._excess_at: float | None = None
+        self.stopped = False
+        self._spawning: asyncio.Future[Started] | None = None
         self._gone = asyncio.Event()
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, call: bytes) -> int:
-        """Starts the process and returns its pid.
+    async def start(self, call: bytes) -> Started:
+        """Starts the process.
 
-        Must run in the main thread: the rank's death signal follows the thread that forked.
+        Raises:
+            OSError: it cannot be started, or was stopped before.
         """
-        work, home, temporary = (self.directory / name for name in ("work", "home", "tmp"))
+        if self.stopped:
+            raise InterruptedError("stopped before it had started")
+        work = self.directory / rank_module.WORK
+        home, temporary = self.directory / "home", self.directory / "tmp"
         for path in (work, home, temporary, self.model_dir):
             path.mkdir(parents=True, mode=0o700)
         (self.directory / rank_module.CALL).write_bytes(call)
+        self.log.touch(mode=0o600)
         described = self.directory / "context.json"
         self._context.dump(described)
         environment = {
@@ -98,47 +120,45 @@ class RankProcess:
             "TMPDIR": str(temporary),
             VARIABLE: str(described),
         }
-        command = [sys.executable, "-m", rank_module.__name__]
-        # Append mode: what C and Python write comes in the order in which it was written.
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, str(self.directory), str(os.getpid())],
-                cwd=work,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        return self._process.pid
+        self._spawning = asyncio.ensure_future(
+            self._keeper.spawn(self._spec, self.directory, environment)
+        )
+        await asyncio.wait([self._spawning])
+        if self._spawning.cancelled():
+            raise InterruptedError("stopped before it had started")
+        return self._spawning.result()
+
+    @property
+    def _pid(self) -> int | None:
+        """The process's number, None where it has not been started."""
+        spawning = self._spawning
+        if spawning is None or not spawning.done() or spawning.cancelled():
+            return None
+        return None if spawning.exception() else spawning.result().pid
 
     async def wait(self) -> RankEnd:
-        """Waits for the end of the process, and ends what it left in its process group.
+        """Waits for the end of the process, and of what it left in its process group.
 
         Meanwhile the process is killed if it uses more memory than it may.
         """
-        process = self._process
-        assert process is not None, "start() comes first"
+        pid = self._pid
+        assert pid is not None, "start() comes first"
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._watch_memory(process.pid))
-            await _exited(process.pid)
+            watch = tasks.create_task(self._watch_memory(pid))
+            ended = await self._keeper.ended(pid)
             watch.cancel()
-        # Not reaped yet, so the group's number is still ours: no stranger can be hit.
-        _signal_group(process.pid, signal.SIGKILL)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
         self._gone.set()
-        code = process.returncode
-        outcome, value = self._left()
+        code = os.waitstatus_to_exitcode(ended.status)
+        outcome, value, told_at = self._left()
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=signal.Signals(-code).name if code < 0 else None,
-            peak_memory=max(usage.ru_maxrss * 1024, self._peak),
+            peak_memory=max(ended.peak_memory, self._peak),
             outcome=outcome,
             value=value,
             log_tail=tail(self.log),
-            time=time.time(),
-            stopped=self._stopped,
+            time=told_at or time.time(),
+            stopped=self.stopped,
         )
 
     async def _watch_memory(self, pid: int) -> None:
@@ -150,13 +170,15 @@ class RankProcess:
             await asyncio.sleep(watch.pause)
             self._excess = await asyncio.to_thread(watch.look)
             self._peak = watch.peak
-        kill_tree(pid)
+        self._excess_at = time.time()
+        self._keeper.signal(pid, signal.SIGKILL, "tree")
 
-    def _left(self) -> tuple[dict[str, str], bytes]:
-        """The outcome and the pickled value that the process left."""
+    def _left(self) -> tuple[dict[str, str], bytes, float | None]:
+        """The outcome and the pickled value that the process left, and when it told of it."""
         outcome = self.directory / rank_module.OUTCOME
         value = self.directory / rank_module.VALUE
-        left: dict[str, str] = json.loads(outcome.read_text()) if outcome.exists() else {}
+        left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}
+        told_at = left.pop("time", self._excess_at)
         if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
             error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
             left = {"status": "too large", "error": error}
@@ -165,39 +187,50 @@ class RankProcess:
         if self._excess is not None:
             # A function that had come to its end by then has told more than we know.
             left = {"status": "over memory", "error": self._excess, **left}
-        return left, pickled
+        return left, pickled, told_at
 
-    async def stop(self) -> None:
-        """SIGTERM, and SIGKILL after 5 s, to the rank's process group."""
-        process = self._process
-        if process is None or self._gone.is_set():
+    async def stop(self, *, dump_stacks: bool = False) -> None:
+        """SIGTERM to the rank's process group, SIGKILL to all that descends from it after 5 s.
+
+        Returns when it is gone.
+
+        Args:
+            dump_stacks: have the stacks of all threads written to its log first.
+        """
+        if self._gone.is_set():
             return
         if self._excess is None:
-            self._stopped = True
-        _signal_group(process.pid, signal.SIGTERM)
+            self.stopped = True
+        if self._spawning is not None and not self._spawning.done():
+            self._spawning.cancel()
+        pid = self._pid
+        if pid is None:
+            return
+        if dump_stacks:
+            await self._dump_stacks(pid)
+        self._keeper.signal(pid, signal.SIGTERM, "group")
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._gone.wait()
         except TimeoutError:
-            _signal_group(process.pid, signal.SIGKILL)
+            self._keeper.signal(pid, signal.SIGKILL, "tree")
+            await self._gone.wait()
 
+    async def _dump_stacks(self, pid: int) -> None:
+        before = self.log.stat().st_size
+        self._keeper.signal(pid, signal.SIGUSR1, "process")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DUMP_SECONDS):
+                # The next signal would end the process before the handler does; it tells nobody.
+                while not self._gone.is_set() and (
+                    not self._dumped(before) or handles(pid, signal.SIGUSR1)
+                ):
+                    await asyncio.sleep(_LOOK_SECONDS)
 
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
-async def _exited(pid: int) -> None:
-    """Waits until the process has exited, without reaping it."""
-    loop = asyncio.get_running_loop()
-    done = asyncio.Event()
-    descriptor = os.pidfd_open(pid)
-    loop.add_reader(descriptor, done.set)
-    try:
-        await done.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    def _dumped(self, offset: int) -> bool:
+        with self.log.open("rb") as file:
+            file.seek(offset)
+            return b"(most recent call first)" in file.read()
 
 
 def tail(log: Path) -> tuple[str, ...]:

@@ -1,36 +1,42 @@
-"""A rank: the fresh process that runs the user's function.
+"""A rank: the process that runs the user's function.
 
-Started by the agent as `python -m hopsgpu.worker.rank DIRECTORY AGENT_PID`, with the rank's
-environment, in the rank's own session. It leaves `outcome.json`, and `value.pickle` where the
-function returned, in DIRECTORY.
+Forked by a fork server, or started by the keeper as `python -m hopsgpu.worker.rank DIRECTORY
+KEEPER_PID`, with the rank's environment, in the rank's own session. It leaves `outcome.json`, and
+`value.pickle` where the function returned, in DIRECTORY.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import io
 import json
-import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.worker.kernel import die_with
+
 CALL = "call.pickle"
 VALUE = "value.pickle"
 OUTCOME = "outcome.json"
+LOG = "log"
+WORK = "work"
 
-_PR_SET_PDEATHSIG = 1
 _IOLBF = 1
 _HALF = 16 * 1024
 
 
-def main(directory: Path, agent: int) -> int:
-    """Runs the call in DIRECTORY and returns the exit code."""
-    _die_with(agent)
-    _line_buffer()
+def run(directory: Path) -> int:
+    """Runs the call in a directory and returns the exit code.
+
+    Raises:
+        SystemExit: as the function raised it, unless it stands for success.
+    """
     try:
         function, args, kwargs = pickle.loads((directory / CALL).read_bytes())
         value = function(*args, **kwargs)
@@ -56,23 +62,18 @@ def main(directory: Path, agent: int) -> int:
     return 0
 
 
-def _die_with(agent: int) -> None:
-    """Has the kernel kill this process when its agent dies, however it dies (prctl(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != agent:
-        # The agent died before the call above could take effect.
-        os.kill(os.getpid(), signal.SIGKILL)
+def prepare_output() -> None:
+    """Writes out each line as it ends, C's stdout included: a kill loses no whole line.
 
-
-def _line_buffer() -> None:
-    """Writes out each line as it ends, C's stdout included: a kill loses no whole line."""
+    A crash (SIGSEGV, say) and SIGUSR1 have the stacks of all threads written to stderr.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, errors="backslashreplace")
     libc = ctypes.CDLL(None)
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
 
 
 def _users_traceback(error: BaseException) -> str:
@@ -101,9 +102,12 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
     if value is not None:
         (directory / VALUE).write_bytes(value)
     draft = directory / f"{OUTCOME}.draft"
-    draft.write_text(json.dumps({name: _cut(text) for name, text in outcome.items()}))
+    left = {name: _cut(text) for name, text in outcome.items()}
+    draft.write_text(json.dumps({**left, "time": time.time()}))
     draft.rename(directory / OUTCOME)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    die_with(int(sys.argv[2]))
+    prepare_output()
+    sys.exit(run(Path(sys.argv[1])))

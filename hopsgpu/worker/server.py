@@ -5,31 +5,29 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import functools
 import itertools
-import queue
 import socket
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.worker.channel import Channel, ChannelError, Message, accept
+from hopsgpu.worker.admission import Admission
+from hopsgpu.worker.channel import Channel, ChannelError
+from hopsgpu.worker.encryption import Identity, new_identity
+from hopsgpu.worker.events import Event, EventQueue
+from hopsgpu.worker.handshake import HANDSHAKE_SECONDS, accept
+from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.worker.streams import open_streams
+
+__all__ = ["ControlServer", "Event", "serve"]
 
 _SEND_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that a peer did.
-
-    Attributes:
-        peer: its number, in the order of arrival.
-        message: what it said, or None when its connection ended.
-    """
-
-    peer: int
-    message: Message | None
+# The kernel takes less where it is set so (net.core.somaxconn).
+_BACKLOG = 4096
+# As asyncio's own servers, where there is no descriptor or memory for a connection.
+_AGAIN_SECONDS = 1.0
 
 
 class ControlServer:
@@ -38,30 +36,45 @@ class ControlServer:
     Use `serve`, which owns the port and the thread.
     """
 
-    def __init__(self, secret: bytes, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        listener: socket.socket,
+        *,
+        heartbeat: float = HEARTBEAT_SECONDS,
+        identity: Identity | None = None,
+    ) -> None:
         self._secret = secret
         self._listener = listener
+        self._heartbeat = heartbeat
+        self._identity = identity
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count()
         self._channels: dict[int, Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._admission = Admission(self._loop)
         self._stopped = asyncio.Event()
-        self.events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events = EventQueue(self._loop)
 
     @property
     def port(self) -> int:
         """The port it listens on."""
         return int(self._listener.getsockname()[1])
 
+    @property
+    def certificate(self) -> bytes | None:
+        """What agents must see of TLS (DER); None where the channel is not encrypted."""
+        return None if self._identity is None else self._identity.certificate
+
     def next_event(self, seconds: float) -> Event | None:
-        """The next event, or None when none came within `seconds`."""
-        try:
-            return self.events.get(timeout=max(seconds, 0.0))
-        except queue.Empty:
-            return None
+        """The next event, or None when none came within `seconds`.
+
+        Events that nobody takes fill 16 MiB at most; then the peers' connections are not read.
+        """
+        return self._events.take(seconds)
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Sends to a peer; False where its connection is gone, which `events` tells too."""
+        """Sends to a peer; False where its connection is gone, which `next_event` tells too."""
         sent = asyncio.run_coroutine_threadsafe(self._send(peer, kind, payload, fields), self._loop)
         try:
             return sent.result(_SEND_SECONDS)
@@ -74,7 +87,8 @@ class ControlServer:
         if channel is None:
             return False
         try:
-            await channel.send(kind, payload, **fields)
+            with self._events.sending_to(peer):
+                await channel.send(kind, payload, **fields)
         except OSError:
             return False
         except ChannelError as error:
@@ -103,54 +117,105 @@ class ControlServer:
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._peer, sock=self._listener)
+        accepting = self._loop.create_task(self._accept())
+        stopping = self._loop.create_task(self._stopped.wait())
         try:
-            await self._stopped.wait()
+            await asyncio.wait((accepting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()  # raises: it ends by an error only
         finally:
-            server.close()
             for channel in self._channels.values():
                 channel.abort()
-            for task in self._tasks:
+            ending = (accepting, stopping, *self._tasks)
+            for task in ending:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _peer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _accept(self) -> None:
+        self._listener.setblocking(False)
+        while True:
+            await self._admission.room()
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except ConnectionError:
+                continue
+            except OSError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
+            task = self._loop.create_task(self._peer(connection))
+            self._tasks.add(task)
+            self._admission.enter(task)
+            task.add_done_callback(functools.partial(self._left, connection))
+
+    def _left(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._admission.leave(task)
+        # Also of a task that was cancelled before it began.
+        connection.close()
+
+    async def _peer(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
         try:
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._listen_to(reader, writer)
-        finally:
-            self._tasks.discard(task)
-            writer.transport.abort()
-
-    async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            channel = await accept(reader, writer, self._secret)
-        except ChannelError:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                channel = await self._greeted(connection)
+        except (ChannelError, OSError, asyncio.IncompleteReadError):
             return  # a stranger: hung up on, no harm done
+        self._admission.leave(task)
+        await self._listen_to(channel)
+
+    async def _greeted(self, connection: socket.socket) -> Channel:
+        """The channel of a peer that has proved itself; others are hung up on."""
+        inbox, writer = await open_streams(
+            lambda protocol: self._loop.connect_accepted_socket(protocol, connection),
+            None if self._identity is None else self._identity.context,
+            server_side=True,
+        )
+        try:
+            return await accept(inbox, writer, self._secret, self._heartbeat)
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+    async def _listen_to(self, channel: Channel) -> None:
         peer = next(self._numbers)
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
-                self.events.put(Event(peer, message))
-        except ChannelError as error:
-            self.events.put(Event(peer, Message("broken", {"reason": str(error)})))
+                await self._events.put(Event(peer, message))
+        except ChannelError:
+            pass  # the event says it
         finally:
             del self._channels[peer]
-            self.events.put(Event(peer, None))
+            channel.abort()
+            self._events.put_end(Event(peer, None, channel.reason))
 
 
 @contextlib.contextmanager
-def serve(secret: bytes, address: str, ports: range | None = None) -> Iterator[ControlServer]:
+def serve(
+    secret: bytes,
+    address: str,
+    ports: range | None = None,
+    *,
+    heartbeat: float = HEARTBEAT_SECONDS,
+    encrypted: bool = False,
+) -> Iterator[ControlServer]:
     """A running server on `address`, at a port of `ports` (any free one by default).
 
+    Args:
+        secret: of the run; nothing is taken from who does not know it.
+        address: the one it listens on.
+        ports: to choose from, in order.
+        heartbeat: seconds without a sign of life after which a peer is lost.
+        encrypted: by TLS, with a certificate made for this server.
+
     Raises:
-        ConfigError: no such address here, or no port of the range is free.
+        ConfigError: no such address here, no port of the range is free, or the package that
+            makes certificates is not installed.
     """
+    identity = new_identity() if encrypted else None
     with _listener(address, ports) as listener:
-        server = ControlServer(secret, listener)
+        server = ControlServer(secret, listener, heartbeat=heartbeat, identity=identity)
         thread = threading.Thread(target=server.run, name="hopsgpu-control", daemon=True)
         thread.start()
         try:
@@ -164,7 +229,7 @@ def _listener(address: str, ports: range | None) -> socket.socket:
     problem: OSError | None = None
     for port in ports or (0,):
         try:
-            return socket.create_server((address, port), backlog=1024)
+            return socket.create_server((address, port), backlog=_BACKLOG)
         except OSError as error:
             problem = error
     raise ConfigError(

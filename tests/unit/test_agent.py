@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import os
 import pickle
@@ -22,8 +23,10 @@ import pytest
 from hopsgpu.modules import pack_modules
 from hopsgpu.pickling import pickle_call
 from hopsgpu.units import MIB
-from hopsgpu.worker.agent import held_port, rank_environment
 from hopsgpu.worker.channel import Message, new_secret
+from hopsgpu.worker.environment import own_part, package_path, rank_environment, server_spec
+from hopsgpu.worker.kernel import parent_of
+from hopsgpu.worker.marking import marked
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer, serve
 
@@ -50,12 +53,17 @@ class Gang:
                     return event.message
         raise AssertionError(f"no {kind!r} among {[m.kind for m in self.seen]}")
 
+    def output(self) -> bytes:
+        """What was sent of the ranks' output until now."""
+        return b"".join(m.payload for m in self.seen if m.kind == "output")
+
     def run(
         self,
         function: Callable[..., Any],
         *args: Any,
         ranks: int = 1,
         memory: int | None = None,
+        frameworks: tuple[str, ...] = (),
         **variables: str,
     ) -> None:
         call = pickle_call(function, args, {})
@@ -84,6 +92,8 @@ class Gang:
             run_url=f"file://{self.lake}/runs/r",
             attempt=0,
             memory=memory,
+            shared=variables,
+            frameworks=frameworks,
             call_bytes=len(call),
             roots=modules.roots,
             ranks=described,
@@ -136,6 +146,7 @@ def report() -> dict[str, Any]:
 
 def test_hello_says_what_the_container_is(gang: Gang) -> None:
     said = dict(gang.hello.fields)
+    assert abs(said.pop("time") - time.time()) < 60
     assert said.pop("python").startswith("3.")
     assert said == {
         "job": "",
@@ -151,7 +162,6 @@ def test_a_rank_runs_in_a_fresh_process_with_its_environment(gang: Gang) -> None
     gang.run(report, CUDA_VISIBLE_DEVICES="GPU-1")
     started = gang.wait_for("started")
     ended = gang.wait_for("ended")
-    kept = gang.wait_for("kept")
     assert ended["outcome"] == {"status": "returned"}
     assert (ended["exit_code"], ended["signal"], ended["stopped"]) == (0, None, False)
     value = pickle.loads(ended.payload)
@@ -162,10 +172,8 @@ def test_a_rank_runs_in_a_fresh_process_with_its_environment(gang: Gang) -> None
     assert value["environment"]["HOME"].startswith(str(Path(value["cwd"]).parent))
     assert value["model_dir"] and value["group"]
     assert started["pid"] != gang.process.pid
-    assert kept["problem"] is None
-    assert (gang.lake / "runs/r/logs/rank-0.log").read_text() == "out\nerr\n"
-    shown = b"".join(m.payload for m in gang.seen if m.kind == "output")
-    assert shown == b"out\nerr\n"
+    assert gang.output() == b"out\nerr\n"
+    assert not [m["text"] for m in gang.seen if m.kind == "warning"]
 
 
 def fails_in_user_code() -> None:
@@ -263,8 +271,7 @@ def test_the_last_line_of_a_killed_rank_is_not_lost(gang: Gang) -> None:
     ended = gang.wait_for("ended")
     assert (ended["exit_code"], ended["signal"]) == (None, "SIGKILL")
     assert ended["log_tail"] == ["last words"]
-    gang.wait_for("kept")
-    assert (gang.lake / "runs/r/logs/rank-0.log").read_text() == "last words\n"
+    assert gang.output() == b"last words\n"
 
 
 def waits_with_a_child(pids: str) -> None:
@@ -298,7 +305,7 @@ def waiting(gang: Gang, tmp_path: Path) -> list[int]:
 
 
 def test_stop_ends_the_rank_and_its_children(gang: Gang, waiting: list[int]) -> None:
-    gang.server.send(0, "stop")
+    gang.server.send(0, "stop", dump_stacks=False)
     ended = gang.wait_for("ended")
     assert (ended["signal"], ended["stopped"]) == ("SIGTERM", True)
     assert until(lambda: all(map(gone, waiting)))
@@ -313,7 +320,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(gang: Gang) -> None:
     gang.run(stubborn)
     gang.wait_for("output")
     began = time.monotonic()
-    gang.server.send(0, "stop")
+    gang.server.send(0, "stop", dump_stacks=False)
     assert gang.wait_for("ended")["signal"] == "SIGKILL"
     assert 4 < time.monotonic() - began < 10
 
@@ -326,10 +333,82 @@ def test_an_agent_without_its_driver_ends_its_ranks_and_itself(
     assert until(lambda: all(map(gone, waiting)))
 
 
-def test_a_rank_dies_with_its_agent(gang: Gang, waiting: list[int]) -> None:
+def test_a_rank_and_its_children_die_with_its_agent(gang: Gang, waiting: list[int]) -> None:
     gang.process.kill()
-    assert until(lambda: gone(waiting[0]))
-    os.kill(waiting[1], signal.SIGKILL)  # grandchildren are a later issue's keeper's
+    assert until(lambda: all(map(gone, waiting)))
+
+
+def test_a_keeper_that_is_killed_takes_its_ranks_along_and_another_comes(
+    gang: Gang, waiting: list[int], tmp_path: Path
+) -> None:
+    (token,) = (tmp_path / "container").glob("hopsgpu/keeper-*/token")
+    (keeper,) = {parent_of(parent_of(waiting[0]))}
+    os.kill(keeper, signal.SIGKILL)
+    ended = gang.wait_for("ended")
+    assert (ended["signal"], ended["stopped"]) == ("SIGKILL", False)
+    assert all(map(gone, waiting)) and not marked(token.read_text())
+    gang.run(os.getpid)
+    assert pickle.loads(gang.wait_for("ended").payload) > 0
+
+
+def waits_in_a_named_function() -> None:
+    print("waiting")
+    threading.Event().wait()
+
+
+def test_stacks_are_in_the_log_of_a_rank_that_is_stopped_for_hanging(gang: Gang) -> None:
+    gang.run(waits_in_a_named_function)
+    gang.wait_for("output")
+    gang.server.send(0, "stop", dump_stacks=True)
+    ended = gang.wait_for("ended")
+    assert ended["signal"] == "SIGTERM"
+    assert "in waits_in_a_named_function" in "\n".join(ended["log_tail"])
+
+
+def test_a_rank_is_forked_from_what_its_container_has_imported(gang: Gang) -> None:
+    def look() -> tuple[bool, int]:
+        return "wave" in sys.modules, os.getppid()
+
+    values = []
+    for _ in range(2):
+        gang.run(look, frameworks=("wave",))
+        values.append(pickle.loads(gang.wait_for("ended").payload))
+    assert not [m["text"] for m in gang.seen if m.kind == "warning"]
+    assert values[0][0] and values[0] == values[1]
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module whose import never ends, on the executors' path; before `gang`."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "hanging.py").write_text(
+        "import pathlib, signal\n"
+        "pathlib.Path(__file__).with_name('began').touch()\n"
+        "signal.pause()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    return "hanging"
+
+
+def test_a_rank_that_is_stopped_before_it_has_started(
+    hanging: str, gang: Gang, tmp_path: Path
+) -> None:
+    gang.run(os.getpid, frameworks=(hanging,))
+    assert until((tmp_path / "path" / "began").exists)
+    gang.server.send(0, "stop", dump_stacks=False)
+    ended = gang.wait_for("ended")
+    assert (ended["outcome"]["status"], ended["stopped"]) == ("not started", True)
+    gang.server.end_all()
+    assert gang.process.wait(SECONDS) == 0
+
+
+def test_an_agent_without_its_driver_does_not_wait_for_an_import(
+    hanging: str, gang: Gang, tmp_path: Path
+) -> None:
+    gang.run(os.getpid, frameworks=(hanging,))
+    assert until((tmp_path / "path" / "began").exists)
+    gang.server.end_all()
+    assert gang.process.wait(SECONDS) == 0
 
 
 def uses(mib: int, seconds: float) -> int:
@@ -425,52 +504,103 @@ def test_a_model_is_published_from_the_container(gang: Gang) -> None:
         (hopsgpu.context().model_dir / "w").write_text("weights")
 
     gang.run(train)
-    gang.wait_for("kept")
+    gang.wait_for("ended")
     models = f"file://{gang.lake}/models"
     gang.server.send(0, "publish", rank=0, name="net", models_url=models, run_id="r")
     published = gang.wait_for("published")
     assert published["version"] == 1
     assert (gang.lake / "models/net/1/w").read_text() == "weights"
-    gang.server.send(0, "end")
+    gang.server.end_all()
     assert gang.process.wait(SECONDS) == 0
 
 
-def test_a_lake_that_refuses_is_told(gang: Gang) -> None:
-    (gang.lake / "runs/r/logs").rmdir()
-    gang.run(functools.partial(print, "x"))
-    assert "cannot write" in gang.wait_for("kept")["problem"]
+def test_large_values_go_by_the_lake_with_a_digest(gang: Gang) -> None:
+    gang.run(functools.partial(bytes, 2**21))
+    ended = gang.wait_for("ended")
+    assert ended.payload == b""
+    file = gang.lake / "runs/r" / ended["value"]["name"]
+    assert hashlib.sha256(file.read_bytes()).hexdigest() == ended["value"]["digest"]
+    assert pickle.loads(file.read_bytes()) == bytes(2**21)
 
 
-def test_a_reserved_port_is_held_until_the_rank_binds_it(gang: Gang) -> None:
-    gang.server.send(0, "reserve", run_id="r")
-    port = gang.wait_for("reserved")["port"]
+def test_a_lake_that_refuses_a_value_is_told(gang: Gang) -> None:
+    (gang.lake / "runs/r/values").write_text("in the way")
+    gang.run(functools.partial(bytes, 2**21))
+    outcome = gang.wait_for("ended")["outcome"]
+    assert outcome["status"] == "value lost" and "runs/r/values" in outcome["error"]
 
-    def bind() -> list[bool]:
+
+def reserve(gang: Gang, **asked: Any) -> Message:
+    fields = {"ports": 2, "store": 0, "shared": {}, "frameworks": (), "interface": None}
+    gang.server.send(0, "reserve", run_id="r", others=["127.0.0.1"], **fields | asked)
+    return gang.wait_for("reserved")
+
+
+def test_reserved_ports_are_held_until_the_rank_binds_them(gang: Gang) -> None:
+    reserved = reserve(gang)
+    assert (reserved["address"], reserved["interface"]) == ("127.0.0.1", "lo")
+    assert reserved["store"] is None and len(set(reserved["ports"])) == 2
+
+    def bind(ports: list[int]) -> list[bool]:
         outcomes = []
-        for reuse in (0, 1):
-            with socket.socket() as mine:
-                mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-                try:
-                    mine.bind(("", port))
-                    outcomes.append(True)
-                except OSError:
-                    outcomes.append(False)
+        for port in ports:
+            for reuse in (0, 1):
+                with socket.socket() as mine:
+                    mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                    try:
+                        mine.bind(("", port))
+                        outcomes.append(True)
+                    except OSError:
+                        outcomes.append(False)
         return outcomes
 
-    gang.run(bind)
-    assert pickle.loads(gang.wait_for("ended").payload) == [False, True]
+    gang.run(bind, reserved["ports"])
+    assert pickle.loads(gang.wait_for("ended").payload) == [False, True] * 2
 
 
-def test_the_reserved_port_is_kept_for_who_may_reuse_it() -> None:
-    with held_port() as port:
-        with socket.socket() as plain, pytest.raises(OSError):
-            plain.bind(("", port))
-        with socket.socket() as rank:
-            rank.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            rank.bind(("", port))
-            rank.listen()
-    with socket.socket() as free:
-        free.bind(("", port))
+def test_a_node_without_the_wanted_interface_says_what_there_is(gang: Gang) -> None:
+    problem = reserve(gang, interface="ib7")["problem"]
+    assert "spark.hopsgpu.interface='ib7' is not on this node; there are" in problem
+
+
+def test_the_agent_serves_a_store_that_ends_with_the_attempt(gang: Gang) -> None:
+    def join(port: int) -> str:
+        import importlib
+
+        distributed = importlib.import_module("torch.distributed")
+        store = distributed.TCPStore("127.0.0.1", port, 1, is_master=False)
+        store.set("who", os.environ["RANK"])
+        return str(store.get("who"), "ascii")
+
+    port = reserve(gang, store=1, frameworks=("torch",))["store"]
+    gang.run(join, port, frameworks=("torch",))
+    assert pickle.loads(gang.wait_for("ended").payload) == "0"
+    again = reserve(gang, store=1, frameworks=("torch",))["store"]
+    assert again != port
+    assert until(lambda: is_refused(port)) and not is_refused(again)
+
+
+def is_refused(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_what_a_rank_reports_comes_folded_and_whole(gang: Gang) -> None:
+    def train() -> None:
+        import hopsgpu
+
+        for step in range(3):
+            hopsgpu.context().report(step, loss=1.0 - step)
+
+    gang.run(train)
+    gang.wait_for("ended")
+    record = b"".join(m.payload for m in gang.seen if m.kind == "record")
+    assert [json.loads(line)["step"] for line in record.splitlines()] == [0, 1, 2]
+    folded = [json.loads(m.payload) for m in gang.seen if m.kind == "reports"]
+    assert (folded[-1]["step"], folded[-1]["metrics"]) == (2, {"loss": -1.0})
 
 
 def test_a_ranks_environment_is_pure() -> None:
@@ -483,11 +613,25 @@ def test_a_ranks_environment_is_pure() -> None:
     }
 
 
-def test_nobody_answers() -> None:
-    from hopsgpu.worker.holder import run_holder
-
-    with held_port() as port, pytest.raises(OSError):
-        run_holder(Driver("127.0.0.1", port, new_secret(), None))
+def test_tasks_of_one_executor_share_fork_servers() -> None:
+    executor = {"PATH": "/bin", "LD_LIBRARY_PATH": "/cuda", "OMP_NUM_THREADS": "1"}
+    executor |= {"RANK": "99", "PYTHONPATH": "/spark"}
+    holder = executor | {"SPARK_BUFFER_SIZE": "1", "PYTHON_WORKER_FACTORY_PORT": "1", "HOME": "/a"}
+    agent = executor | {"PYSPARK_TASK": "2", "HOME": "/b", "HOPSGPU_KEEPER": "token"}
+    shared = {"OMP_NUM_THREADS": "4"}
+    spec = server_spec(holder, shared, "python", ["torch"])
+    assert spec == server_spec(agent, shared, "python", ["torch"])
+    assert spec.environment == {
+        "PATH": "/bin",
+        "LD_LIBRARY_PATH": "/cuda",
+        "OMP_NUM_THREADS": "4",
+        "PYTHONPATH": os.pathsep.join((package_path(), "/spark")),
+    }
+    assert spec != server_spec(agent, {"OMP_NUM_THREADS": "2"}, "python", ["torch"])
+    rank = rank_environment(agent, {**shared, "RANK": "0"}, [package_path()])
+    own = own_part(rank, spec)
+    assert own == {"PYSPARK_TASK": "2", "HOME": "/b", "RANK": "0"}
+    assert {**spec.environment, **own} == rank
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 
-from hopsgpu.frameworks import torch
 from hopsgpu.gang import (
     PART_SECONDS,
     Container,
@@ -119,22 +118,20 @@ def test_several_ranks_in_a_container_share_out_its_gpus() -> None:
     assert world.of_container(0) == world.places
 
 
+def test_parameter_servers_are_dealt_to_the_first_containers() -> None:
+    containers = [container(0, "b", "g0", "g1"), container(1, "a", "g2", "g3")]
+    world = assign_ranks(containers, 2, parameter_servers=3)
+    assert world.size == 4
+    assert world.places == assign_ranks(containers, 2).places
+    servers = [(p.rank, p.node_rank, p.local_rank, p.container.host) for p in world.servers]
+    assert servers == [(4, 0, 2, "a"), (5, 1, 2, "b"), (6, 0, 3, "a")]
+    assert {(p.role, p.gpus) for p in world.servers} == {("ps", ())}
+    assert {p.role for p in world.places} == {"worker"}
+    assert [p.rank for p in world.processes] == list(range(7))
+    assert [p.rank for p in world.of_container(1)] == [0, 1, 4, 6]
+
+
 def test_duplicates_name_both_sides() -> None:
     one, other = container(0, "a", "g0", "g1"), container(1, "a", "g1")
     assert duplicate_gpu([one, other]) == ("g1", one, other)
     assert duplicate_gpu([one]) is None
-
-
-def test_torch_environment() -> None:
-    world = assign_ranks([container(0, "a", "g0"), container(1, "b", "g1")], 1)
-    assert torch.environment(world, world.places[1], ("10.0.0.0", 29500)) == {
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-        "NODE_RANK": "1",
-        "MASTER_ADDR": "10.0.0.0",
-        "MASTER_PORT": "29500",
-        "CUDA_VISIBLE_DEVICES": "g1",
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.spark.jobs import _reason
+from hopsgpu.spark.jobs import reason_of
 
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a \
@@ -43,4 +43,4 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
     ],
 )
 def test_the_reason_is_what_a_person_needs(error: str, reason: str) -> None:
-    assert _reason(error) == reason
+    assert reason_of(error) == reason

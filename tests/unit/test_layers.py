@@ -20,8 +20,9 @@ LAYERS = (
     ("stores", "discovery", "frameworks"),
     ("worker", "data"),
     ("spark", "yarn", "cluster"),
-    ("results", "progress", "run", "interrupts"),
-    ("arguments", "planning", "training", "execution", "holding", "launcher"),
+    ("failures", "retries", "values", "background"),
+    ("results", "progress", "output", "run", "records", "interrupts"),
+    ("arguments", "planning", "meeting", "ending", "training", "execution", "holding", "launcher"),
     ("study",),
     ("cli",),
 )

@@ -260,7 +260,9 @@ def test_the_largest_are_named() -> None:
     )
 
 
-async def end(channel: Channel, rank: int, outcome: dict[str, str], *, stopped: bool) -> None:
+async def end(
+    channel: Channel, rank: int, outcome: dict[str, str], *, stopped: bool, time: float
+) -> None:
     await channel.send("started", run_id="run-1", rank=rank, pid=7)
     await channel.send(
         "ended",
@@ -271,26 +273,27 @@ async def end(channel: Channel, rank: int, outcome: dict[str, str], *, stopped: 
         peak_memory=1,
         outcome=outcome,
         log_tail=[],
-        time=0.0,
+        time=time,
         stopped=stopped,
+        value=None,
+        oom_kills=0,
     )
-    await channel.send("kept", run_id="run-1", rank=rank, problem=None)
 
 
 OVER = {"status": "over memory", "error": "1.3 GiB of 1.0 GiB (memory_per_worker); …"}
 RESET = {"status": "raised", "error": "RuntimeError: Connection reset by peer"}
 
 
-def failure_of(*ends: tuple[dict[str, str], bool]) -> RankFailed:
-    """What a launch makes of its ranks' ends (outcome, stopped), told in this order."""
+def failure_of(*ends: tuple[dict[str, str], bool, float]) -> RankFailed:
+    """What a launch makes of its ranks' ends (outcome, stopped, time), told in this order."""
     gpus = tuple(f"g{rank}" for rank in range(len(ends)))
     pending = list(enumerate(ends))
 
     async def answers(channel: Channel) -> None:
         # One agent plays all containers, and is told to run for each.
         while pending:
-            rank, (outcome, stopped) = pending.pop(0)
-            await end(channel, rank, outcome, stopped=stopped)
+            rank, (outcome, stopped, time) = pending.pop(0)
+            await end(channel, rank, outcome, stopped=stopped, time=time)
 
     with serve(SECRET, "127.0.0.1") as server:
         training, _, _, _ = launch(server, answers, gpus=gpus)
@@ -300,10 +303,10 @@ def failure_of(*ends: tuple[dict[str, str], bool]) -> RankFailed:
 
 
 def test_the_rank_that_is_over_is_the_failure_though_its_neighbour_is_told_of_first() -> None:
-    failure = failure_of((RESET, False), (OVER, False), (RESET, False))
+    failure = failure_of((RESET, False, 7.0), (OVER, False, 6.9), (RESET, False, 7.1))
     assert failure.rank == 1
     assert "used more memory than it may: 1.3 GiB of 1.0 GiB (memory_per_worker); …" in str(failure)
 
 
 def test_one_that_is_over_while_it_is_stopped_is_not_the_failure() -> None:
-    assert failure_of((RESET, False), (OVER, True)).rank == 0
+    assert failure_of((RESET, False, 7.0), (OVER, True, 6.0)).rank == 0

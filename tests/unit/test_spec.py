@@ -106,13 +106,13 @@ def test_redaction() -> None:
 
 def test_a_gang_on_cpus() -> None:
     spec = GangSpec("run", gpus=GpuRequest(0))
-    assert shape_of(spec, cores_per_gpu=3) == ExecutorShape(1, 0, 512, 4096 + 512)
+    assert shape_of(spec, cores_per_gpu=3) == ExecutorShape(1, 0, 512, 4096 + AGENT_MIB)
     assert shape_of(GangSpec("run", gpus=GpuRequest(0), cores_per_worker=2), 3).cores == 2
 
 
 def test_ranks_that_share_a_container() -> None:
     spec = GangSpec("run", workers=4, gpus=GpuRequest(2), memory_per_worker=2**30)
-    assert shape_of(spec, 3, ranks=2) == ExecutorShape(12, 4, 512, 2048 + 512)
+    assert shape_of(spec, 3, ranks=2) == ExecutorShape(12, 4, 512, 2048 + AGENT_MIB)
 
 
 @pytest.mark.parametrize("placement", ["near", "", 1, True, "PACK"])

@@ -11,14 +11,18 @@ from typing import Any, cast
 import pytest
 
 from hopsgpu import training as training_module
-from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError
+from hopsgpu.errors import Cancelled, DiscoveryError
 from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.modules import PackedModules
+from hopsgpu.output import Outputs
 from hopsgpu.progress import Off
+from hopsgpu.retries import Fault
 from hopsgpu.spark.jobs import GangJob
 from hopsgpu.spark.lease import Lease
 from hopsgpu.training import Call, Training
-from hopsgpu.worker.channel import Channel, connect, new_secret
+from hopsgpu.values import Value
+from hopsgpu.worker.channel import Channel, new_secret
+from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.server import ControlServer, serve
 
 SECRET = new_secret()
@@ -53,7 +57,14 @@ class Agent(threading.Thread):
         while (message := await channel.receive()) is not None:
             self.heard.append(message.kind)
             if message.kind == "reserve":
-                await channel.send("reserved", run_id="run-1", port=4242)
+                await channel.send(
+                    "reserved",
+                    run_id="run-1",
+                    ports=list(range(4242, 4242 + message["ports"])),
+                    store=None,
+                    address="127.0.0.1",
+                    interface="lo",
+                )
             elif message.kind == "run":
                 await self._answers(channel)
         await channel.close()
@@ -66,7 +77,10 @@ def server() -> Iterator[ControlServer]:
 
 
 def launch(
-    server: ControlServer, answers: Callable[[Channel], Any], gpus: tuple[str, ...] = ("g0",)
+    server: ControlServer,
+    answers: Callable[[Channel], Any],
+    gpus: tuple[str, ...] = ("g0",),
+    timeout: float | None = None,
 ) -> tuple[Training, Agent, Job, threading.Event]:
     agent = Agent(server.port, answers)
     agent.start()
@@ -78,9 +92,11 @@ def launch(
     )
     job, cancelled = Job(), threading.Event()
     lease = Lease(server, containers, cast(GangJob, job))
-    call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", "file:///runs/run-1", 0)
+    modules = PackedModules(b"", 0, ())
+    call = Call(b"f", modules, {}, "run-1", "file:///runs/run-1", 0, timeout=timeout)
     world = assign_ranks(containers, 1)
-    return Training(lease, world, call, Off(), cancelled), agent, job, cancelled
+    training = Training(lease, world, call, Outputs(world, Off()), lambda _: None, cancelled)
+    return training, agent, job, cancelled
 
 
 async def say_nothing(channel: Channel) -> None: ...
@@ -88,43 +104,42 @@ async def say_nothing(channel: Channel) -> None: ...
 
 async def return_a_value(channel: Channel, run_id: str = "run-1", value: bytes = b"value") -> None:
     await channel.send("started", run_id=run_id, rank=0, pid=7)
-    await channel.send(
-        "ended",
-        value,
-        run_id=run_id,
-        rank=0,
-        exit_code=0,
-        signal=None,
-        peak_memory=1,
-        outcome={"status": "returned"},
-        log_tail=[],
-        time=0.0,
-        stopped=False,
-    )
+    await end(channel, value, run_id=run_id, exit_code=0, outcome={"status": "returned"})
 
 
-async def return_a_value_and_keep_the_log(channel: Channel) -> None:
-    await return_a_value(channel)
-    await channel.send("kept", run_id="run-1", rank=0, problem=None)
+async def end(channel: Channel, value: bytes = b"", **known: Any) -> None:
+    told = {
+        "run_id": "run-1",
+        "rank": 0,
+        "value": None,
+        "exit_code": 1,
+        "signal": None,
+        "peak_memory": 1,
+        "outcome": {},
+        "log_tail": [],
+        "time": 0.0,
+        "stopped": False,
+        "oom_kills": 0,
+    }
+    await channel.send("ended", value, **told | known)
 
 
 async def return_late_words_and_a_value(channel: Channel) -> None:
     await return_a_value(channel, "run-0", b"another's")
-    await channel.send("kept", run_id="run-0", rank=0, problem="late")
-    await return_a_value_and_keep_the_log(channel)
+    await return_a_value(channel)
 
 
 def test_late_words_of_an_earlier_launch_do_not_count(server: ControlServer) -> None:
     training, _, _, _ = launch(server, return_late_words_and_a_value)
     trained = training.run()
-    assert trained.values == {0: b"value"}
+    assert trained.values == {0: Value(b"value")}
     assert trained.warnings == []
 
 
 def test_a_value_comes_back(server: ControlServer) -> None:
-    training, _, _, _ = launch(server, return_a_value_and_keep_the_log)
+    training, _, _, _ = launch(server, return_a_value)
     trained = training.run()
-    assert trained.values == {0: b"value"}
+    assert trained.values == {0: Value(b"value")}
     assert trained.reports[0].pid == 7
     assert trained.warnings == []
 
@@ -141,17 +156,48 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
     assert "was lost (container container_0): Container from a bad node" in str(trained.failure)
 
 
-def test_a_lake_that_hangs_does_not_keep_the_gpus(
+def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_module, "_KEEP_SECONDS", 0.3)
-    training, agent, _, _ = launch(server, return_a_value)
+    monkeypatch.setattr(training_module, "_STOP_SECONDS", 0.3)
+    training, agent, _, _ = launch(server, say_nothing, timeout=0.2)
     trained = training.run()
-    assert trained.values == {0: b"value"}
-    # It serves no further launch.
     agent.join(SECONDS)
     assert not agent.is_alive()
-    assert trained.warnings == ["the log of rank 0 is not on the lake: no answer from its agent"]
+    assert training._lease.gone == {0}
+    assert "rank 0 was not seen to end: its agent did not answer" in trained.warnings[0]
+    assert "was still running after run_timeout=0.2 s" in str(trained.failure)
+
+
+async def return_late(channel: Channel) -> None:
+    await channel.send("started", run_id="run-1", rank=0, pid=7)
+    while (message := await channel.receive()) is not None:
+        if message.kind == "stop":
+            assert message["dump_stacks"] is True
+            tail = ["Thread 0x1 (most recent call first):", '  File "train.py", line 7 in wait']
+            await end(channel, exit_code=None, signal="SIGTERM", stopped=True, log_tail=tail)
+
+
+def test_ranks_that_run_too_long_are_stopped_with_their_stacks(server: ControlServer) -> None:
+    training, _, _, _ = launch(server, return_late, timeout=0.2)
+    failure = training.run().failure
+    assert failure is not None and failure.signal == "SIGTERM"
+    assert "run_timeout=0.2 s" in str(failure) and "train.py" in str(failure)
+    assert training.trained.reports[0].stopped
+
+
+async def raise_an_error(channel: Channel) -> None:
+    await channel.send("started", run_id="run-1", rank=0, pid=7)
+    error = {"status": "raised", "error": "ValueError: no", "traceback": "frames"}
+    await end(channel, outcome=error)
+
+
+def test_a_failure_is_told_with_whose_fault_it_was(server: ControlServer) -> None:
+    training, _, _, _ = launch(server, raise_an_error)
+    trained = training.run()
+    assert "raised ValueError: no" in str(trained.failure)
+    assert trained.fault is Fault.RANK
+    assert trained.values == {}
 
 
 def test_cancel_stops_the_ranks(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,8 +213,9 @@ def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
     training, agent, _, _ = launch(server, say_nothing)
     server.end_all()
     agent.join(SECONDS)
-    with pytest.raises(HopsGpuError, match="lost before its ranks were started"):
-        training.run()
+    trained = training.run()
+    assert "before its ranks were started" in str(trained.failure)
+    assert trained.fault is Fault.INFRASTRUCTURE
 
 
 def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None:

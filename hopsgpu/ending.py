@@ -1,0 +1,138 @@
+"""How the ranks of an attempt ended, and what that comes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hopsgpu import failures
+from hopsgpu.errors import RankFailed
+from hopsgpu.failures import Ended
+from hopsgpu.gang import Avoid, RankPlace, World
+from hopsgpu.retries import Fault, fault_of
+from hopsgpu.worker.channel import Message
+
+# A lost container is a cause; what follows from it can be told before it is noticed.
+_LOST_SECONDS = 1.0
+
+
+def ended(place: RankPlace, message: Message) -> Ended:
+    """A rank's end, from what its agent told."""
+    return Ended(
+        place=place,
+        at=message["time"] + place.container.clock,
+        exit_code=message["exit_code"],
+        signal=message["signal"],
+        outcome=message["outcome"],
+        log_tail=message["log_tail"],
+        stopped=bool(message["stopped"]),
+        oom_kills=message["oom_kills"],
+    )
+
+
+def odd_end(end: Ended) -> list[str]:
+    """What a person should know of a rank that has returned and did not end as others do."""
+    warnings = []
+    rank = end.place.rank
+    if end.status == "exited normally":
+        warnings.append(f"rank {rank} called sys.exit(0); its value is None")
+    if end.signal or end.exit_code:
+        how = end.signal or f"exit code {end.exit_code}"
+        over = end.outcome.get("error")
+        why = f": it used more memory than it may: {over}" if over else ""
+        warnings.append(f"rank {rank} returned, and then its process ended with {how}{why}")
+    return warnings
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Why an attempt failed.
+
+    Attributes:
+        failure: the first by time.
+        fault: whose it was.
+        avoid: the GPU or node that was to blame for it.
+    """
+
+    failure: RankFailed
+    fault: Fault
+    avoid: Avoid = Avoid()
+
+
+@dataclass(frozen=True)
+class _Loss:
+    place: RankPlace
+    at: float
+    reason: str
+
+
+class Ends:
+    """Collects the ends of an attempt's ranks.
+
+    Args:
+        world: its ranks.
+        log_url: where a rank's log is to be.
+
+    Attributes:
+        pending: the ranks that have not ended.
+        overdue: those that had not when time was over.
+    """
+
+    def __init__(self, world: World, log_url: Callable[[int], str]) -> None:
+        self._world = world
+        self._log_url = log_url
+        self._ends: dict[int, Ended] = {}
+        self._losses: list[_Loss] = []
+        self.pending = {place.rank for place in world.processes}
+        self.overdue: tuple[int, ...] = ()
+
+    def end(self, end: Ended) -> bool:
+        """Notes an end; whether others may be about to fail of the same."""
+        self._ends[end.place.rank] = end
+        self.pending.discard(end.place.rank)
+        return end.status == "raised" and bool(self.pending)
+
+    def lose(self, place: RankPlace, reason: str) -> None:
+        """Notes that a rank went with its executor."""
+        self.pending.discard(place.rank)
+        self._losses.append(_Loss(place, time.time() - _LOST_SECONDS, reason))
+
+    def run_out_of_time(self) -> None:
+        """Notes that the ranks that are left have taken too long."""
+        self.overdue = tuple(sorted(self.pending))
+
+    def conclude(self, timeout: float | None, reason: Callable[[], str]) -> Conclusion | None:
+        """Why the attempt failed, or None where it did not.
+
+        Args:
+            timeout: seconds that the ranks had.
+            reason: asks Spark why it lost an executor; "" where it does not know.
+        """
+        first = failures.first_failure(list(self._ends.values()))
+        loss = self._losses[0] if self._losses else None
+        if self.overdue:
+            return self._too_late(timeout or 0.0)
+        if loss is not None and (first is None or loss.at <= first.at):
+            why = reason() or loss.reason or "its connection ended"
+            url = self._log_url(loss.place.rank)
+            return Conclusion(failures.executor_lost(loss.place, why, url), Fault.INFRASTRUCTURE)
+        if first is None:
+            return None
+        workers = [end for rank, end in self._ends.items() if rank < self._world.size]
+        return Conclusion(
+            failures.rank_failed(first, self._log_url(first.place.rank)),
+            fault_of(workers, lost=False),
+            failures.to_avoid(first),
+        )
+
+    def _too_late(self, timeout: float) -> Conclusion:
+        rank = self.overdue[0]
+        failure = failures.ran_too_long(
+            self._world.processes[rank],
+            timeout,
+            self.overdue,
+            self._ends.get(rank),
+            self._log_url(rank),
+        )
+        return Conclusion(failure, Fault.RANK)

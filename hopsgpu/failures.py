@@ -1,0 +1,292 @@
+"""A rank's failure in words: where it was, how it ended, why, and what to do.
+
+Nothing here asks anyone; what the agents told goes in, a RankFailed comes out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from hopsgpu.errors import RankFailed
+from hopsgpu.gang import Avoid, Container, RankPlace
+
+# Ends without a word are causes; what follows from them is raised, and can be told earlier.
+_WITHOUT_A_WORD_SECONDS = 0.02
+
+
+class Blame(Enum):
+    """What is at fault besides the code: it gets no rank in a next attempt."""
+
+    NOTHING = "nothing"
+    GPU = "GPU"
+    HOST = "host"
+
+
+# What an error's text says of its cause, the most telling first; what to do; what is to blame.
+_ADVICE = (
+    (
+        r"driver on your system is too old|CUDA driver version is insufficient"
+        r"|cudaErrorInsufficientDriver|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH|no kernel image is avail",
+        "the NVIDIA driver or GPU of {host} does not serve the CUDA that the ranks' Python"
+        " environment was built for: take an environment for its CUDA, or have the driver of that"
+        " node renewed",
+        Blame.HOST,
+    ),
+    (
+        r"CUDA out of memory|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation"
+        r"|OutOfMemoryError: CUDA|OOM when allocating tensor",
+        "the memory of GPU {gpus} is full: take smaller batches or a smaller model, and see by"
+        " nvidia-smi on {host} whether another process is on that GPU",
+        Blame.NOTHING,
+    ),
+    (
+        r"uncorrectable ECC|cudaErrorECCUncorrectable|GPU is lost|fallen off the bus"
+        r"|cudaErrorHardwareStackError|CUDA_ERROR_ECC_UNCORRECTABLE|unknown error.*nvml",
+        "GPU {gpus} of {host} is broken or lost: have an administrator look at it",
+        Blame.GPU,
+    ),
+    (
+        r"No CUDA GPUs are available|no CUDA-capable device|CUDA_ERROR_NO_DEVICE"
+        r"|cudaErrorDevicesUnavailable|busy or unavailable",
+        "the rank cannot open GPU {gpus} of {host}",
+        Blame.GPU,
+    ),
+    (
+        r"^MemoryError|Cannot allocate memory|std::bad_alloc|DefaultCPUAllocator: can't allocate",
+        "the node gave it no more memory: raise memory_per_worker, or use less",
+        Blame.NOTHING,
+    ),
+    (
+        r"^(ModuleNotFoundError|ImportError)",
+        "the executors' Python (spark.pyspark.python) lacks it, or it lies beside none of the"
+        " script's modules",
+        Blame.NOTHING,
+    ),
+)
+_CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank's end, as its agent told it.
+
+    Attributes:
+        place: of the rank.
+        at: when, in seconds since the epoch by the driver's clock.
+        exit_code: None where a signal ended it.
+        signal: its name, or None.
+        outcome: what the rank left: "status", and "error" and "traceback" where it failed.
+        log_tail: the last lines of its output.
+        stopped: whether we ended it.
+        oom_kills: processes that the kernel killed in its container for want of memory.
+    """
+
+    place: RankPlace
+    at: float
+    exit_code: int | None
+    signal: str | None
+    outcome: Mapping[str, str]
+    log_tail: Sequence[str]
+    stopped: bool
+    oom_kills: int = 0
+
+    @property
+    def status(self) -> str | None:
+        """How the rank says it ended; None where it said nothing."""
+        return self.outcome.get("status")
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether there is a value."""
+        return self.status in ("returned", "exited normally")
+
+
+def first_failure(ends: Sequence[Ended]) -> Ended | None:
+    """The end that was the first failure by time, None where none failed.
+
+    What we stopped is no failure. Who was killed or crashed may have brought down another that
+    told of its exception within the same moment, so such an end counts as 20 ms earlier.
+    """
+    failed = [end for end in ends if not end.has_returned and not end.stopped]
+    return min(failed, key=_when, default=None)
+
+
+def _when(end: Ended) -> float:
+    return end.at - (0.0 if end.status == "raised" else _WITHOUT_A_WORD_SECONDS)
+
+
+def rank_failed(end: Ended, log_url: str) -> RankFailed:
+    """The error of a rank's end: where, how, the user's traceback and the last of its log."""
+    how, (advice, _) = _how(end), _known(end)
+    parts = [f"{where(end.place)} {how}" + (f": {advice}" if advice else "")]
+    traceback = end.outcome.get("traceback")
+    if traceback:
+        parts.append(traceback.rstrip())
+    elif end.log_tail:
+        parts.append(_tail(end.log_tail))
+    parts.append(f"whole log: {log_url}")
+    return _error(
+        end.place,
+        "\n".join(parts),
+        exit_code=end.exit_code,
+        signal=end.signal,
+        traceback=traceback,
+        log_tail=tuple(end.log_tail),
+        log_url=log_url,
+    )
+
+
+def ran_too_long(
+    place: RankPlace, seconds: float, running: Sequence[int], end: Ended | None, log_url: str
+) -> RankFailed:
+    """The error of ranks that had not returned within `run_timeout`.
+
+    Args:
+        place: of the first of them.
+        seconds: run_timeout.
+        running: the ranks that were still running.
+        end: of that rank once it was stopped, where it was told.
+        log_url: of its log.
+    """
+    which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
+    parts = [
+        f"{where(place)} was still running after run_timeout={seconds:g} s, as were {len(running)}"
+        f" in all (ranks {which}); where each thread of them was is at the end of their logs"
+    ]
+    tail = tuple(end.log_tail) if end is not None else ()
+    if tail:
+        parts.append(_tail(tail))
+    parts.append(f"whole log: {log_url}")
+    return _error(
+        place,
+        "\n".join(parts),
+        exit_code=end.exit_code if end is not None else None,
+        signal=end.signal if end is not None else None,
+        log_tail=tail,
+        log_url=log_url,
+    )
+
+
+def executor_lost(place: RankPlace, reason: str, log_url: str) -> RankFailed:
+    """The error of a rank whose executor was lost.
+
+    Args:
+        place: of the rank.
+        reason: YARN's, Spark's or the control channel's.
+        log_url: what had arrived of the rank's log.
+    """
+    container = place.container
+    advice = "; memory_per_worker is what to raise" if "memory" in reason else ""
+    return _error(
+        place,
+        f"the executor of rank {place.rank} on {container.host} was lost (container"
+        f" {container.container_id}): {reason.rstrip('.')}{advice}. Its log: yarn logs"
+        f" -containerId {container.container_id}; the rank's, as far as it came: {log_url}",
+        log_url=log_url,
+    )
+
+
+def where(place: RankPlace) -> str:
+    """A rank's place in words."""
+    container = place.container
+    name = "parameter server" if place.role == "ps" else "rank"
+    return (
+        f"{name} {place.rank} on {container.host} (container {container.container_id},"
+        f" GPU {', '.join(place.gpus) or 'none'})"
+    )
+
+
+def _error(
+    place: RankPlace,
+    message: str,
+    *,
+    exit_code: int | None = None,
+    signal: str | None = None,
+    traceback: str | None = None,
+    log_tail: tuple[str, ...] = (),
+    log_url: str | None = None,
+) -> RankFailed:
+    container: Container = place.container
+    return RankFailed(
+        message,
+        rank=place.rank,
+        host=container.host,
+        container=container.container_id,
+        gpus=place.gpus,
+        exit_code=exit_code,
+        signal=signal,
+        traceback=traceback,
+        log_tail=log_tail,
+        log_url=log_url,
+    )
+
+
+def _tail(lines: Sequence[str]) -> str:
+    return "the last lines of its log:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _how(end: Ended) -> str:
+    outcome = end.outcome
+    match end.status:
+        case "raised":
+            return f"raised {outcome['error']}"
+        case "exited":
+            return f"called sys.exit: exit code {end.exit_code}"
+        case "unpicklable":
+            return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
+        case "too large":
+            return f"returned a value of {outcome['error']}; leave large results in model_dir"
+        case "value lost":
+            return f"returned a value that did not reach the lake: {outcome['error']}"
+        case "over memory":
+            return f"used more memory than it may: {outcome['error']}"
+        case "not started":
+            return f"could not be started: {outcome['error']}"
+    return _how_without_a_word(end)
+
+
+def _how_without_a_word(end: Ended) -> str:
+    if end.signal is None:
+        return (
+            f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
+            " library, called os._exit"
+        )
+    if end.signal in _CRASHES:
+        return (
+            f"was ended by {end.signal}: native code crashed or gave up; the Python stack of its"
+            " threads is in its log"
+        )
+    if end.signal == "SIGKILL" and end.oom_kills:
+        return (
+            "was ended by SIGKILL: the kernel killed it because its container, or the node, had no"
+            " memory left; raise memory_per_worker, or use less"
+        )
+    if end.signal == "SIGKILL":
+        return (
+            "was ended by SIGKILL, which hopsgpu did not send: somebody's kill -9, or the kernel"
+            f" for want of memory (dmesg on {end.place.container.host} tells)"
+        )
+    return f"was ended by {end.signal}, which hopsgpu did not send"
+
+
+def _known(end: Ended) -> tuple[str | None, Blame]:
+    """What to do about an error that is known, and what is to blame for it."""
+    if end.status not in ("raised", None):
+        return None, Blame.NOTHING
+    error = end.outcome.get("error") or "\n".join(end.log_tail)
+    for pattern, advice, blame in _ADVICE:
+        if re.search(pattern, error):
+            gpus = ", ".join(end.place.gpus) or "none"
+            return advice.format(host=end.place.container.host, gpus=gpus), blame
+    return None, Blame.NOTHING
+
+
+def to_avoid(end: Ended) -> Avoid:
+    """The GPU or node whose fault a rank's end was, as far as its error tells."""
+    _, blame = _known(end)
+    if blame is Blame.GPU:
+        return Avoid(gpus=frozenset(end.place.gpus))
+    return Avoid(hosts=frozenset({end.place.container.host} if blame is Blame.HOST else ()))

@@ -1,0 +1,74 @@
+"""Where the processes of a gang meet: addresses with ports that agents hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hopsgpu.gang import World
+
+Address = tuple[str, int]
+# Beside the servers of its processes: MASTER_PORT and the coordinator's.
+_OF_RANK_0 = 2
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Addresses and ports of one attempt.
+
+    Attributes:
+        master: of torch's rendezvous: rank 0 listens there, or an agent.
+        coordinator: at which rank 0 may listen for other frameworks (JAX, Horovod).
+        servers: of each process's own server, by its number (TensorFlow).
+        hosted: True where an agent serves torch's TCPStore at `master`.
+    """
+
+    master: Address
+    coordinator: Address
+    servers: tuple[Address, ...]
+    hosted: bool = False
+
+
+def ports_wanted(world: World, key: int) -> int:
+    """How many ports a container's agent is to hold: one per process, two more with rank 0."""
+    first = world.places[0].container.key == key
+    return len(world.of_container(key)) + (_OF_RANK_0 if first else 0)
+
+
+def endpoints_of(
+    world: World, ports: Mapping[int, Sequence[int]], store_port: int | None = None
+) -> Endpoints:
+    """The endpoints of a gang.
+
+    Args:
+        world: the gang.
+        ports: of each container, by its key; as many as `ports_wanted`.
+        store_port: at which rank 0's agent serves a TCPStore, or None where it serves none.
+
+    Raises:
+        ValueError: a container holds fewer ports than are wanted.
+    """
+    servers: dict[int, Address] = {}
+    spare: dict[int, Sequence[int]] = {}
+    for container in {p.container.key: p.container for p in world.processes}.values():
+        processes = world.of_container(container.key)
+        held = ports[container.key]
+        if len(held) < ports_wanted(world, container.key):
+            raise ValueError(f"{len(held)} ports of container {container.key} are too few")
+        for place, port in zip(processes, held, strict=False):
+            servers[place.rank] = (container.address, port)
+        spare[container.key] = held[len(processes) :]
+    first = world.places[0].container
+    master, coordinator, *_ = spare[first.key]
+    return Endpoints(
+        master=(first.address, master if store_port is None else store_port),
+        coordinator=(first.address, coordinator),
+        servers=tuple(servers[place.rank] for place in world.processes),
+        hosted=store_port is not None,
+    )
+
+
+def host_port(address: Address) -> str:
+    """`host:port`, with brackets around IPv6 as RFC 3986 wants them."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

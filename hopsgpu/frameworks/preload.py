@@ -1,0 +1,215 @@
+"""What a fork server imports ahead of a function: the known slow packages that it will import.
+
+Found without importing or running anything: in the bytecode of the function and of what it
+refers to, and in the sources of the user's modules that these import.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+import io
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec, resolve_name
+from inspect import getattr_static
+from pathlib import PurePosixPath
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from hopsgpu.modules import PackedModules
+
+# Slow to import, and known to compute nothing and to touch no GPU when they are.
+PRELOADABLE = (
+    "torch",
+    "torchvision",
+    "tensorflow",
+    "keras",
+    "jax",
+    "numpy",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "pyarrow",
+)
+_FRAMEWORKS = ("torch", "tensorflow", "jax")
+# A function that refers to more than this is not followed to the end.
+_MOST_OBJECTS = 10_000
+
+
+def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str, ...]:
+    """The packages of `PRELOADABLE` that a function will import, in that order.
+
+    An import counts wherever it stands in the function, in what it refers to (globals, closures,
+    defaults, what it decorates) and in the user's modules that are imported on the way, but for
+    those under `if TYPE_CHECKING`. A name that only running the code would tell is not found:
+    then the import takes its time in the rank.
+
+    Args:
+        function: the user's.
+        modules: the user's own.
+    """
+    sources = _sources(modules)
+    own = {name.partition(".")[0] for name in sources}
+    pending = list(_imports_of(function, own | {"__main__", _home(function)}))
+    met: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in met:
+            continue
+        met.add(name)
+        pending += [name.rpartition(".")[0]] if "." in name else []
+        if name in sources:
+            pending += _imports_of_source(name, *sources[name])
+    firsts = {name.partition(".")[0] for name in met}
+    # A module of the user's own that has a known name may do anything when it is imported.
+    return tuple(package for package in PRELOADABLE if package in firsts - own)
+
+
+def likely_preloads() -> tuple[str, ...]:
+    """What a function that is not known yet will probably import.
+
+    The frameworks that this process has imported, else the first one that is installed here.
+    """
+    imported = tuple(name for name in _FRAMEWORKS if name in sys.modules)
+    return imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
+
+
+def _sources(modules: PackedModules) -> dict[str, tuple[str, bool]]:
+    """Source, and whether it is a package's, of each module by its dotted name."""
+    found: dict[str, tuple[str, bool]] = {}
+    with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:
+        for entry in archive.namelist():
+            path = PurePosixPath(entry)
+            if path.suffix != ".py":
+                continue
+            _root, *parts = path.with_suffix("").parts
+            package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if package else parts)
+            source = archive.read(entry).decode(errors="replace")
+            found.setdefault(name, (source, package))
+    return found
+
+
+def _imports_of_source(name: str, source: str, package: bool) -> list[str]:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []  # the rank that imports it will say so
+    parent = name if package else name.rpartition(".")[0]
+    found = []
+    for node in _executed(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            found += _from(node.module or "", node.level, names, parent)
+    return found
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree's nodes without those that only a type checker reads."""
+    yield node
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        children = iter(node.orelse)
+    for child in children:
+        yield from _executed(child)
+
+
+def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
+    """What `from module import names` may import."""
+    if level:
+        if not package:
+            return []
+        try:
+            module = resolve_name("." * level + module, package)
+        except ImportError:  # beyond the top: the rank that imports it will say so
+            return []
+    return [module, *(f"{module}.{name}" for name in names)]
+
+
+def _imports_of(function: object, own: set[str]) -> Iterator[str]:
+    """Modules that a function, or what it refers to, belongs to or imports."""
+    pending, met = [function], dict[int, object]()
+    while pending and len(met) < _MOST_OBJECTS:
+        value = pending.pop()
+        if id(value) in met:
+            continue
+        # Kept, or its number could be another's next.
+        met[id(value)] = value
+        if isinstance(value, ModuleType):
+            yield value.__name__
+        elif isinstance(value, FunctionType):
+            yield str(value.__module__)
+            if _first(value) in own:
+                package = str(value.__globals__.get("__package__") or "")
+                yield from _imports_of_code(value.__code__, package)
+                pending += _referred_to(value)
+        elif isinstance(value, type):
+            yield from (kind.__module__ for kind in value.__mro__)
+            pending += vars(value).values() if _first(value) in own else ()
+        else:
+            pending += _parts(value)
+
+
+def _parts(value: object) -> Iterator[object]:
+    """What stands behind a callable that is no plain function, and its type."""
+    yield type(value)
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield value.fget
+    elif isinstance(wrapped := getattr_static(value, "__wrapped__", None), FunctionType):
+        yield wrapped
+
+
+def _home(function: object) -> str:
+    """The top-level package of a function, whatever it is wrapped in."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return str(module).partition(".")[0]
+
+
+def _first(value: FunctionType | type) -> str:
+    return str(value.__module__).partition(".")[0]
+
+
+def _referred_to(function: FunctionType) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # the cell is not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from vars(function).values()
+    known: Mapping[str, object] = function.__globals__
+    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    yield from (known[name] for name in sorted(names & known.keys()))
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _imports_of_code(code: CodeType, package: str) -> Iterator[str]:
+    for part in _codes(code):
+        # IMPORT_NAME takes the level and the names of `from` from the stack.
+        loaded: list[Any] = [0, None]
+        for instruction in dis.get_instructions(part):
+            if instruction.opname == "IMPORT_NAME":
+                level, names = loaded[-2:]
+                yield from _from(str(instruction.argval), level, list(names or ()), package)
+            elif instruction.opname.startswith("LOAD_"):
+                loaded.append(instruction.argval)

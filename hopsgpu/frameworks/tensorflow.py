@@ -1,0 +1,41 @@
+"""TensorFlow's environment: `TF_CONFIG`.
+
+Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`, and the guides "Multi-worker
+training with Keras" and "Parameter server training".
+"""
+
+from __future__ import annotations
+
+import json
+
+from hopsgpu.frameworks.endpoints import Endpoints, host_port
+from hopsgpu.gang import PARAMETER_SERVER, RankPlace, World
+
+VARIABLES = ("TF_CONFIG",)
+
+
+def environment(world: World, place: RankPlace, endpoints: Endpoints) -> dict[str, str]:
+    """The variable of one process, worker or parameter server.
+
+    Args:
+        world: the gang.
+        place: the process's place in it.
+        endpoints: each process's own server is at its number.
+
+    Returns:
+        `TF_CONFIG`. Without parameter servers all ranks are workers, as
+        MultiWorkerMirroredStrategy wants them; with them rank 0 is the chief, which coordinates,
+        and rank 1 is worker 0.
+    """
+    servers = [host_port(address) for address in endpoints.servers]
+    workers, ps = servers[: world.size], servers[world.size :]
+    cluster = {"worker": workers}
+    task = "worker", place.rank
+    if ps:
+        cluster = {"chief": workers[:1], "worker": workers[1:], "ps": ps}
+        task = ("chief", 0) if place.rank == 0 else ("worker", place.rank - 1)
+    if place.role == PARAMETER_SERVER:
+        task = "ps", place.rank - world.size
+    kind, index = task
+    config = {"cluster": cluster, "task": {"type": kind, "index": index}}
+    return {"TF_CONFIG": json.dumps(config)}

@@ -1,0 +1,208 @@
+"""One attempt's ranks in one container: started, listened to, ended, and what they left."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import io
+import os
+import shutil
+import sys
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.worker import measures
+from hopsgpu.worker.channel import Channel, Message
+from hopsgpu.worker.context import Context
+from hopsgpu.worker.environment import (
+    ServerSpec,
+    own_part,
+    package_path,
+    rank_environment,
+    server_spec,
+)
+from hopsgpu.worker.gpus import GpuSample, sampling
+from hopsgpu.worker.keeping import Keeper
+from hopsgpu.worker.logs import follow, follow_reports
+from hopsgpu.worker.oom import oom_kills
+from hopsgpu.worker.process import RankEnd, RankProcess
+
+# More travels by the lake: the driver's memory is shared by the values of all ranks.
+MOST_INLINE = 2**20
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the driver is told of a value."""
+
+    inline: bytes = b""
+    file: Mapping[str, str] | None = None
+
+
+class Attempt:
+    """The ranks of one `run` message.
+
+    Args:
+        channel: to the driver.
+        tasks: in which they are watched.
+        message: what is to be run.
+    """
+
+    def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
+        self._tell = functools.partial(channel.tell, run_id=message["run_id"])
+        self._tasks = tasks
+        self._message = message
+        self._run_url = Lake(message["run_url"])
+        name = f"{message['run_id']}-{message['attempt']}"
+        self._directory = Path("hopsgpu", name).resolve()
+        self._ranks: dict[int, RankProcess] = {}
+        self._watching: list[asyncio.Task[None]] = []
+        self._killed_before = 0
+
+    async def start(self, keeper: Keeper) -> None:
+        """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end."""
+        message = self._message
+        split_at = int(message["call_bytes"])
+        call, modules = message.payload[:split_at], message.payload[split_at:]
+        self._directory.mkdir(parents=True, mode=0o700)
+        # In a thread, as all that may take long: a loop that does not run gives no sign of life.
+        roots = await asyncio.to_thread(
+            _unpack, modules, self._directory / "modules", int(message["roots"])
+        )
+        spec = spec_of(message)
+        self._killed_before = oom_kills()
+        for described in message["ranks"]:
+            home = self._directory / f"rank-{described['context']['rank']}"
+            home.mkdir(mode=0o700)
+            given = {**described["context"], "model_dir": home / "model"}
+            environment = rank_environment(
+                os.environ, described["environment"], [*roots, package_path()]
+            )
+            own, memory = own_part(environment, spec), message.fields.get("memory")
+            rank = RankProcess(keeper, home, Context(**given), spec, own, memory)
+            self._ranks[rank.rank] = rank
+            gpus = described["context"]["gpus"]
+            self._watching.append(self._tasks.create_task(self._run(rank, call, gpus)))
+
+    async def refuse(self, error: OSError) -> None:
+        """Tells that none of the ranks can be started."""
+        for described in self._message["ranks"]:
+            await self._not_started(described["context"]["rank"], error, stopped=False)
+
+    async def stop(self, *, dump_stacks: bool = False) -> None:
+        """Ends the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
+
+        Args:
+            dump_stacks: have each write first where its threads are.
+        """
+        await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
+
+    async def end(self) -> None:
+        """Ends what still runs, and removes what the ranks left here."""
+        await self.stop()
+        if self._watching:
+            await asyncio.wait(self._watching)
+        if self._directory.exists():
+            await asyncio.to_thread(shutil.rmtree, self._directory)
+
+    def model_dir(self, rank: int) -> Path:
+        """Where a rank left its model."""
+        return self._ranks[rank].model_dir
+
+    async def _run(self, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
+        try:
+            started = await rank.start(call)
+        except OSError as error:
+            await self._not_started(rank.rank, error, stopped=rank.stopped)
+            return
+        await self._tell("started", rank=rank.rank, pid=started.pid)
+        if started.warning is not None:
+            await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
+        await self._watch(rank, gpus)
+
+    async def _not_started(self, rank: int, error: OSError, *, stopped: bool) -> None:
+        outcome = {"status": "not started", "error": str(error)}
+        await self._tell("started", rank=rank, pid=0)
+        end = RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
+        await self._report(rank, end)
+
+    async def _watch(self, rank: RankProcess, gpus: list[str]) -> None:
+        ended = asyncio.Event()
+        file = rank.directory / measures.FILE
+        file.touch(mode=0o600)
+
+        def sampled(sample: GpuSample) -> None:
+            measures.append(file, measures.sample_line(sample))
+
+        async with asyncio.TaskGroup() as following:
+            for kind, path, follower in (
+                ("output", rank.log, follow),
+                ("record", file, follow),
+                ("reports", file, follow_reports),
+            ):
+                told = functools.partial(self._chunk, kind, rank.rank)
+                following.create_task(follower(path, ended, told))
+            async with sampling(gpus, sampled):
+                end = await rank.wait()
+            ended.set()
+        await self._report(rank.rank, end)
+
+    async def _chunk(self, kind: str, rank: int, chunk: bytes) -> None:
+        await self._tell(kind, chunk, rank=rank)
+
+    async def _report(self, rank: int, end: RankEnd) -> None:
+        outcome = dict(end.outcome)
+        try:
+            value = await self._value(rank, end.value)
+        except StoreError as error:
+            value, outcome = _Told(), {"status": "value lost", "error": str(error)}
+        await self._tell(
+            "ended",
+            value.inline,
+            rank=rank,
+            value=value.file,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            peak_memory=end.peak_memory,
+            outcome=outcome,
+            log_tail=end.log_tail,
+            time=end.time,
+            stopped=end.stopped,
+            oom_kills=oom_kills() - self._killed_before,
+        )
+
+    async def _value(self, rank: int, value: bytes) -> _Told:
+        """The value for the driver; a large one goes by the run's directory.
+
+        Raises:
+            StoreError: the lake refused it.
+        """
+        if len(value) <= MOST_INLINE:
+            return _Told(value)
+        name = f"values/rank-{rank}.pickle"
+        directory = self._run_url / "values"
+
+        def write() -> None:
+            directory.make()
+            (self._run_url / name).write(value)
+
+        await asyncio.to_thread(write)
+        return _Told(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
+
+
+def spec_of(message: Message) -> ServerSpec:
+    """The fork server of the ranks of a message."""
+    return server_spec(os.environ, message["shared"], sys.executable, message["frameworks"])
+
+
+def _unpack(modules: bytes, directory: Path, roots: int) -> list[str]:
+    """Unpacks the user's modules; the directories to import them from."""
+    with zipfile.ZipFile(io.BytesIO(modules)) as archive:
+        archive.extractall(directory)
+    return [str(directory / str(number)) for number in range(roots)]

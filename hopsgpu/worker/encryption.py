@@ -1,0 +1,110 @@
+"""TLS for the control channel: a certificate of each run, which its agents pin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from hopsgpu.errors import ConfigError
+
+# Spark's security page. RPC is the one that does not inherit from spark.ssl.enabled
+# (SSLOptions.parse); spark.io.encryption is about files.
+_ENCRYPTING = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.rpc.enabled",
+)
+# The key ends with the run; executors whose clocks are wrong shall not refuse it.
+_VALID = timedelta(days=3650)
+
+
+def network_is_encrypted(setting: Callable[[str], str | None]) -> bool:
+    """Whether Spark encrypts what its driver and executors say to each other.
+
+    Then the run's secret and certificate reach the executors unseen, and the control channel
+    is encrypted too.
+
+    Args:
+        setting: a Spark property by its name, None where it is not set.
+    """
+    return any((setting(name) or "").strip().lower() == "true" for name in _ENCRYPTING)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The driver's end of TLS.
+
+    Attributes:
+        certificate: DER; what agents pin.
+        context: has the key.
+    """
+
+    certificate: bytes
+    context: ssl.SSLContext = field(repr=False)
+
+
+def new_identity() -> Identity:
+    """A fresh key and its self-signed certificate, neither of them ever on a disk.
+
+    Raises:
+        ConfigError: the package that makes them is not installed.
+    """
+    try:
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.x509.oid import NameOID
+    except ImportError as error:
+        raise ConfigError(
+            "Spark's network encryption is on, and hopsgpu's own connections are to be encrypted"
+            " too, which needs the package 'cryptography' in the driver's Python: pip install"
+            " 'hopsgpu[encryption]'"
+        ) from error
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hopsgpu driver")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .issuer_name(name)
+        .subject_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _VALID)
+        .not_valid_after(now + _VALID)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding
+    pem = certificate.public_bytes(encoding.PEM) + key.private_bytes(
+        encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Nobody resumes: an agent connects once.
+    context.num_tickets = 0
+    with _in_memory(pem) as path:
+        context.load_cert_chain(path)
+    return Identity(certificate.public_bytes(encoding.DER), context)
+
+
+def pinning_context(certificate: bytes) -> ssl.SSLContext:
+    """The agent's end of TLS: takes this one certificate (DER) and no other, by any name."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    # PROTOCOL_TLS_CLIENT demands a certificate, and nothing else is trusted.
+    context.load_verify_locations(cadata=certificate)
+    return context
+
+
+@contextlib.contextmanager
+def _in_memory(content: bytes) -> Iterator[str]:
+    """A path of this process to `content`: Python's ssl takes a key from a file only."""
+    descriptor = os.memfd_create("hopsgpu", os.MFD_CLOEXEC)
+    with open(descriptor, "wb") as file:  # noqa: PTH123 - not a path
+        file.write(content)
+        file.flush()
+        yield f"/proc/self/fd/{descriptor}"

@@ -1,0 +1,105 @@
+"""Ranks' variables: what they inherit, and what they share with others of their container."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hopsgpu
+from hopsgpu.frameworks import VARIABLES
+
+# Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
+_NOT_INHERITED = re.compile(
+    r"OMP_NUM_THREADS|PYTHONPATH|PYTHONHASHSEED|PYTHON_WORKER_FACTORY_.*|SPARK_AUTH_.*"
+    r"|TORCHELASTIC_.*|GROUP_.*|ROLE_.*|HOPSGPU_KEEPER"
+)
+
+# Of a Spark task or a rank; frameworks do not look at them while they are imported.
+_NOT_SHARED = re.compile(
+    r"HOPSGPU_.*|HOME|TMPDIR|(PY)?SPARK_.*|PYTHON_(WORKER|UNIX|FAULT|DAEMON).*"
+)
+
+IMPORT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What a fork server is started from; ranks of equal specs share one.
+
+    Attributes:
+        executable: the Python interpreter.
+        environment: the variables that its ranks share.
+        modules: top-level modules to import, those that are there.
+        import_seconds: after which its ranks start without it.
+    """
+
+    executable: str
+    environment: Mapping[str, str]
+    modules: tuple[str, ...] = ()
+    import_seconds: float = IMPORT_SECONDS
+
+    @property
+    def identity(self) -> tuple[Any, ...]:
+        """Hashable; the same for specs whose servers would be the same."""
+        return self.executable, tuple(sorted(self.environment.items())), frozenset(self.modules)
+
+    def as_fields(self) -> dict[str, Any]:
+        """For a message; `from_fields` reads it."""
+        return {
+            "executable": self.executable,
+            "environment": dict(self.environment),
+            "modules": list(self.modules),
+            "import_seconds": self.import_seconds,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> ServerSpec:
+        return cls(**{**fields, "modules": tuple(fields["modules"])})
+
+
+def rank_environment(
+    executor: Mapping[str, str], given: Mapping[str, str], python_path: Sequence[str]
+) -> dict[str, str]:
+    """A rank's variables: the executor's, without leftovers, under those that are given."""
+    kept = {
+        name: value
+        for name, value in executor.items()
+        if name not in VARIABLES and not _NOT_INHERITED.fullmatch(name)
+    }
+    inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
+    path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
+    return {**kept, "PYTHONPATH": os.pathsep.join(path), **given}
+
+
+def server_spec(
+    executor: Mapping[str, str],
+    shared: Mapping[str, str],
+    executable: str,
+    modules: Sequence[str],
+) -> ServerSpec:
+    """The fork server of a container's ranks; the same in each of its Spark tasks.
+
+    Args:
+        executor: the variables of a Spark task.
+        shared: those that all ranks are given.
+        executable: the ranks' Python.
+        modules: what they will import.
+    """
+    lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
+    environment = rank_environment(lasting, shared, [package_path()])
+    return ServerSpec(executable, environment, tuple(modules))
+
+
+def own_part(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
+    """Those of a rank's variables that it does not share."""
+    shared = spec.environment
+    return {name: value for name, value in environment.items() if shared.get(name) != value}
+
+
+def package_path() -> str:
+    """What to put on a Python path so that the hopsgpu is found that this process runs."""
+    return str(Path(hopsgpu.__file__).absolute().parents[1])

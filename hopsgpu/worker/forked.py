@@ -1,0 +1,143 @@
+"""What makes a forked process like a fresh interpreter, before and after the user's code."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import random
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from hopsgpu.worker import kernel, rank
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a fork server had when it started, before it imported anything for its ranks.
+
+    Attributes:
+        path: `sys.path` without the working directory and the entries of PYTHONPATH.
+        umask: file mode mask.
+        locale: LC_CTYPE, which Python sets where it finds the C locale (PEP 538); or None.
+    """
+
+    path: tuple[str, ...]
+    umask: int
+    locale: str | None
+
+    @classmethod
+    def now(cls) -> Birth:
+        """Of this process; it has the mask for a moment changed."""
+        umask = os.umask(0o077)
+        os.umask(umask)
+        given = _entries(os.environ)
+        path = tuple(p for p in sys.path[1:] if p not in given)
+        return cls(path, umask, os.environ.get("LC_CTYPE"))
+
+
+def isolate(server: int, log: Path, keep: Sequence[int] = ()) -> None:
+    """Cuts a forked child off from its fork server.
+
+    It leads a session, dies with the server, has no descriptor of the server's, reads nothing and
+    writes to a file.
+
+    Args:
+        server: pid.
+        log: appended to, in the order in which C and Python write.
+        keep: descriptors that stay open.
+
+    Raises:
+        OSError: the log cannot be opened.
+    """
+    os.setsid()
+    kernel.die_with(server)
+    kernel.default_signals()
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    low = 3
+    for descriptor in sorted(keep):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -> None:
+    """Makes the interpreter of this forked child what `python -m hopsgpu.worker.rank` would be.
+
+    Args:
+        directory: the rank's.
+        environment: all its variables.
+        birth: the fork server's.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    if birth.locale is not None and not os.environ.get("LC_ALL"):
+        os.environ.setdefault("LC_CTYPE", birth.locale)
+    work = directory / rank.WORK
+    os.chdir(work)
+    os.umask(birth.umask)
+    given = _entries(environment)
+    sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
+    sys.argv[:] = [rank.__file__, str(directory), str(os.getppid())]
+    importlib.invalidate_caches()
+    # As `python -m` has it; multiprocessing's spawn imports it by its name.
+    main = types.ModuleType("__main__")
+    main.__spec__, main.__file__ = rank.__spec__, rank.__file__
+    sys.modules["__main__"] = main
+    # What children of one parent would have in common.
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "multiprocessing.process" in sys.modules:
+        process = sys.modules["multiprocessing.process"].current_process()
+        process.authkey = os.urandom(32)
+    # Of the fork server's TMPDIR, where somebody has asked for it.
+    tempfile.tempdir = None
+    rank.prepare_output()
+
+
+def end(body: Callable[[], int]) -> NoReturn:
+    """Runs the body and ends this process as the interpreter ends, in its order.
+
+    Waits for threads, runs exit functions, flushes; without taking modules apart, which would run
+    destructors of the fork server's objects.
+    """
+    code = 1
+    try:
+        try:
+            code = body()
+        except SystemExit as error:
+            code = _exit_code(error)
+        except BaseException:  # noqa: BLE001 - as the interpreter shows it
+            sys.excepthook(*sys.exc_info())
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kernel.flush_c()
+    finally:
+        os._exit(code)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _entries(environment: Mapping[str, str]) -> list[str]:
+    """What PYTHONPATH adds to `sys.path`."""
+    parts = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return list(dict.fromkeys(str(Path(part).absolute()) for part in parts if part))

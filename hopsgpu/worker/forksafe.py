@@ -1,0 +1,107 @@
+"""Whether a process that has imported frameworks may fork ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+# jemalloc (pyarrow's) starts its thread anew in a child.
+_HARMLESS = frozenset({"jemalloc_bg_thd"})
+_CUDA_ERROR_NOT_INITIALIZED = 3
+_BAD_FORK = 1
+
+
+def unsafe(modules: Mapping[str, Any]) -> str | None:
+    """In words why this process may not fork ranks, or None where it may.
+
+    It forks once to find out. Threads of libraries that know of fork (OpenBLAS) are ended by that
+    and come again when they are needed; what is left then would be missing in a rank.
+
+    Args:
+        modules: those that are loaded, `sys.modules`.
+    """
+    bad_fork = _in_a_fork(modules)
+    return (
+        stray_threads(_threads())
+        or cuda_use(modules, _devices(), _driver_is_initialised())
+        or bad_fork
+    )
+
+
+def stray_threads(names: Iterable[str]) -> str | None:
+    """In words which threads, besides the main one, a fork would lose.
+
+    Args:
+        names: of all but the main thread.
+    """
+    stray = sorted(set(names) - _HARMLESS)
+    return f"importing started threads ({', '.join(stray)})" if stray else None
+
+
+def cuda_use(modules: Mapping[str, Any], devices: Iterable[str], driver: bool) -> str | None:
+    """In words how CUDA was touched; a child of this process could not use it then.
+
+    Args:
+        modules: those that are loaded.
+        devices: GPU devices that this process has open.
+        driver: whether the CUDA driver has been initialised.
+    """
+    cuda = modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return "torch has initialised CUDA"
+    if driver:
+        return "importing initialised the CUDA driver"
+    opened = sorted(set(devices))
+    return f"importing opened {', '.join(opened)}" if opened else None
+
+
+def _in_a_fork(modules: Mapping[str, Any]) -> str | None:
+    """Asks torch in a child whether it was forked too late."""
+    cuda = modules.get("torch.cuda")
+    child = os.fork()
+    if child == 0:
+        try:
+            bad = cuda is not None and cuda._is_in_bad_fork()
+        finally:
+            os._exit(_BAD_FORK if bad else 0)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return None
+    if os.waitstatus_to_exitcode(status) == _BAD_FORK:
+        return "torch has looked for GPUs"
+    return f"a trial fork ended with status {status}"
+
+
+def _threads() -> list[str]:
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        if int(task.name) != os.getpid():
+            # One that has just ended.
+            with contextlib.suppress(OSError):
+                names.append((task / "comm").read_text().rstrip("\n"))
+    return names
+
+
+def _devices() -> list[str]:
+    opened = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        # The one through which this directory is read is gone by now.
+        with contextlib.suppress(OSError):
+            target = str(descriptor.readlink())
+            if target.startswith("/dev/nvidia"):
+                opened.append(target)
+    return opened
+
+
+def _driver_is_initialised() -> bool:
+    """Whether somebody has called cuInit: only then does the driver count devices."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False  # not loaded
+    counted: int = driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))
+    return counted != _CUDA_ERROR_NOT_INITIALIZED

@@ -1,0 +1,223 @@
+"""A fork server: imports frameworks once, never computes, and forks ranks at its keeper's word.
+
+Started by the keeper as `python -m hopsgpu.worker.forkserver DESCRIPTOR KEEPER_PID MODULES…` with
+the variables that its ranks share; DESCRIPTOR is a stream socket to the keeper. It says `ready`,
+with the reason where it may not fork. Then it is told
+
+    spawn    forks a rank                  → id, pid | id, error
+    store    forks a torch TCPStore        → id, pid, port | id, error
+    signal   sends a signal to a rank
+
+and tells when one has `ended`. It is single-threaded and has no event loop, so that a child
+inherits nothing that has to be undone.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.worker import forked, forksafe, kernel, rank
+from hopsgpu.worker.lines import Lines, error_fields
+from hopsgpu.worker.reaping import Reaper
+
+_SET_UP_SECONDS = 10.0
+_MOST_ERROR = 64 * 1024
+
+
+class ForkServer:
+    """Forks at its keeper's word; must run in the main thread of a single-threaded process."""
+
+    def __init__(self, lines: Lines, birth: forked.Birth) -> None:
+        self._lines = lines
+        self._birth = birth
+        self._reaper = Reaper()
+
+    def serve(self) -> None:
+        """Answers until the keeper hangs up."""
+        with kernel.arrivals([signal.SIGCHLD]) as arrived:
+            poll = select.poll()
+            poll.register(self._lines.connection, select.POLLIN)
+            poll.register(arrived, select.POLLIN)
+            while True:
+                ready = {descriptor for descriptor, _ in poll.poll()}
+                if arrived in ready:
+                    os.read(arrived, 4096)
+                    for ended in self._reaper.collect():
+                        self._lines.send(ended=asdict(ended))
+                    self._reaper.sweep()
+                if self._lines.connection.fileno() in ready:
+                    messages = self._lines.receive()
+                    if messages is None:
+                        return
+                    for message in messages:
+                        self._do(message)
+
+    def _do(self, message: Mapping[str, Any]) -> None:
+        match message["do"]:
+            case "signal":
+                self._reaper.signal(message["pid"], message["signal"], message["scope"])
+            case "spawn":
+                directory = Path(message["directory"])
+                environment = message["environment"]
+
+                def as_rank() -> None:
+                    forked.become_rank(directory, environment, self._birth)
+
+                log = directory / rank.LOG
+                self._fork(message["id"], log, as_rank, lambda: rank.run(directory))
+            case "store":
+                self._store(message)
+
+    def _store(self, message: Mapping[str, Any]) -> None:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        with socket.create_server(
+            ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
+        ) as listener:
+            port = int(listener.getsockname()[1])
+            # The store's; a second owner would close it.
+            descriptor = os.dup(listener.fileno())
+            stores: list[Any] = []
+
+            def open_store() -> None:
+                distributed = importlib.import_module("torch.distributed")
+                stores.append(
+                    distributed.TCPStore(
+                        "127.0.0.1",
+                        port,
+                        message["world_size"],
+                        is_master=True,
+                        wait_for_workers=False,
+                        master_listen_fd=descriptor,
+                    )
+                )
+
+            try:
+                self._fork(
+                    message["id"],
+                    Path(message["log"]),
+                    open_store,
+                    _until_killed,
+                    keep=[descriptor],
+                    port=port,
+                )
+            finally:
+                os.close(descriptor)
+
+    def _fork(
+        self,
+        number: int,
+        log: Path,
+        set_up: Callable[[], None],
+        body: Callable[[], int],
+        keep: Sequence[int] = (),
+        **told: Any,
+    ) -> None:
+        """Forks, waits until the child is set up, and tells the keeper of it."""
+        reading, writing = os.pipe()
+        server = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            self._lines.send(id=number, **error_fields(error))
+            return
+        if child == 0:
+            forked.end(lambda: self._child(server, log, set_up, body, [*keep, writing]))
+        os.close(writing)
+        self._reaper.add(child)
+        try:
+            problem = _read_all(reading)
+        finally:
+            os.close(reading)
+        if problem is None:
+            self._reaper.signal(child, signal.SIGKILL, "tree")
+            late = f"its set-up took more than {_SET_UP_SECONDS:.0f} s"
+            self._lines.send(id=number, error=late, errno=None)
+        elif problem:
+            self._lines.send(id=number, **json.loads(problem))
+        else:
+            self._lines.send(id=number, pid=child, **told)
+
+    def _child(
+        self,
+        server: int,
+        log: Path,
+        set_up: Callable[[], None],
+        body: Callable[[], int],
+        keep: list[int],
+    ) -> int:
+        # Its number is used again for the child's files.
+        self._lines.connection.detach()
+        gc.enable()
+        signal.set_wakeup_fd(-1)
+        report = keep[-1]
+        try:
+            forked.isolate(server, log, keep)
+            set_up()
+        except BaseException as error:
+            os.write(report, json.dumps(error_fields(error)).encode())
+            raise
+        os.close(report)
+        return body()
+
+
+def _until_killed() -> int:
+    signal.pause()
+    return 0
+
+
+def _read_all(descriptor: int) -> bytes | None:
+    """What is written until the other end is closed, or None where that takes too long."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    parts: list[bytes] = []
+    while poll.poll(_SET_UP_SECONDS * 1000):
+        part = os.read(descriptor, _MOST_ERROR)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    return None
+
+
+def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
+    """Imports the modules and serves."""
+    kernel.die_with(keeper)
+    kernel.default_signals()
+    kernel.become_subreaper()
+    birth = forked.Birth.now()
+    with socket.socket(fileno=descriptor) as connection:
+        lines = Lines(connection)
+        # The last one is what calls and values are pickled by.
+        for name in (*modules, "cloudpickle"):
+            # One that is not there is for the user's function to miss.
+            if importlib.util.find_spec(name) is not None:
+                importlib.import_module(name)
+        gc.collect()
+        # Else each rank's first collection would copy what is shared.
+        gc.disable()
+        gc.freeze()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kernel.flush_c()
+        reason = forksafe.unsafe(sys.modules)
+        lines.send(ready=reason)
+        if reason is None:
+            ForkServer(lines, birth).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

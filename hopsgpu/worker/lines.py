@@ -1,0 +1,74 @@
+"""Messages between the processes of one container: JSON objects, one a line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+_CHUNK = 2**20
+_SEND_SECONDS = 10.0
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Lines:
+    """A connected stream socket, from which is read only when there is something.
+
+    Args:
+        connection: closed by its owner. A peer that takes nothing for 10 s counts as gone.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.settimeout(_SEND_SECONDS)
+        self.connection = connection
+        self._rest = b""
+
+    def send(self, **fields: Any) -> bool:
+        """Sends one message; False where the peer is gone, which `receive` tells too."""
+        try:
+            self.connection.sendall(json.dumps(fields).encode() + b"\n")
+        except OSError:
+            # Half a line may have gone: nothing may follow it.
+            with contextlib.suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
+            return False
+        return True
+
+    def receive(self) -> list[dict[str, Any]] | None:
+        """The messages that one read completes, or None at the end of the connection.
+
+        Raises:
+            ValueError: something else than JSON came.
+        """
+        try:
+            read = self.connection.recv(_CHUNK)
+        except OSError:
+            return None
+        if not read:
+            return None
+        *whole, self._rest = (self._rest + read).split(b"\n")
+        return [json.loads(line) for line in whole]
+
+
+def error_fields(error: BaseException) -> dict[str, Any]:
+    """An exception for a message: `error` in words and `errno`, None of what is no OSError."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return {"error": f"{type(error).__name__}: {error}", "errno": None}
+    file = "" if error.filename is None else f": {str(error.filename)!r}"
+    return {"error": f"{error.strerror}{file}", "errno": error.errno}
+
+
+def as_error(fields: Mapping[str, Any]) -> OSError:
+    """The exception of a message that `error_fields` made."""
+    number, text = fields["errno"], fields["error"]
+    return OSError(text) if number is None else OSError(number, text)
+
+
+def peer_user(connection: socket.socket) -> int:
+    """The user id of the process at the other end of a unix socket (unix(7), SO_PEERCRED)."""
+    size = _CREDENTIALS.size
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(_CREDENTIALS.unpack(credentials)[1])

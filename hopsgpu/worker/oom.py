@@ -1,0 +1,42 @@
+"""Processes that the kernel killed for want of memory, as a container's control group counts them.
+
+Source: the kernel's documentation, cgroup-v2 ("memory.events": oom_kill) and cgroup-v1/memory
+("memory.oom_control": oom_kill).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_OWN = Path("/proc/self/cgroup")
+_ROOT = Path("/sys/fs/cgroup")
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
+    """How many processes of this process's control group were killed so; 0 where nobody counts.
+
+    Args:
+        own: the process's groups (proc(5), cgroup).
+        root: where the groups are mounted.
+    """
+    for line in _read(own).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            file = root / path.lstrip("/") / "memory.events"
+        elif "memory" in controllers.split(","):
+            file = root / "memory" / path.lstrip("/") / "memory.oom_control"
+        else:
+            continue
+        if found := _COUNT.search(_read(file)):
+            return int(found[1])
+    return 0
+
+
+def _read(file: Path) -> str:
+    """Its content; nothing where it is not there or not for us."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

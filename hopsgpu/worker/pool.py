@@ -1,0 +1,194 @@
+"""A keeper's fork servers at work: started when they are wanted, ended when they are in the way."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.worker import servers
+from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.reaping import Ended, Reaper
+from hopsgpu.worker.servers import Request, Server
+
+_END_SECONDS = 5.0
+
+
+class Pool:
+    """The fork servers of a container.
+
+    Args:
+        directory: the keeper's.
+        mark: variables that are set for every server and rank.
+        selector: of the keeper's loop, which calls what is registered with it.
+        reaper: of the keeper's children.
+        without_server: does what is wanted without a server, or says why that cannot be: the
+            second argument tells why, None where nothing is wrong.
+        tell_end: is told of the end of a server's rank.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        mark: Mapping[str, str],
+        selector: selectors.BaseSelector,
+        reaper: Reaper,
+        *,
+        without_server: Callable[[Request, str | None], None],
+        tell_end: Callable[[Ended], None],
+    ) -> None:
+        self._directory = directory
+        self._mark = mark
+        self._selector = selector
+        self._reaper = reaper
+        self._without_server = without_server
+        self._tell_end = tell_end
+        self._numbers = itertools.count()
+        self._servers: list[Server] = []
+        self._dying: list[Server] = []
+        self._unsafe: dict[tuple[Any, ...], str] = {}
+
+    def patience(self) -> float | None:
+        """Seconds until the first deadline of a server, None where there is none."""
+        deadlines = [s.deadline for s in self._servers if s.deadline is not None]
+        return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
+
+    def serve(self, request: Request) -> None:
+        """Has a fork server do it, now or when it is ready, or does it without one."""
+        now = time.monotonic()
+        spec = request.spec
+        if (reason := self._unsafe.get(spec.identity)) is not None:
+            self._without_server(request, reason)
+            return
+        server = servers.serving(spec, self._servers)
+        if server is None:
+            try:
+                server = self._start_server(spec, now)
+            except OSError as error:
+                self._without_server(request, str(error))
+                return
+        server.used = now
+        if server.ready:
+            self._forward(server, request)
+        else:
+            server.waiting.append(request)
+
+    def _start_server(self, spec: ServerSpec, now: float) -> Server:
+        """A new fork server, in the place of another where there are many.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        surplus = servers.to_end(self._servers)
+        if surplus is not None:
+            self._forget(surplus)
+        elif len(self._servers) >= servers.MOST_SERVERS:
+            raise BlockingIOError(f"{len(self._servers)} other fork servers are at work")
+        server = servers.start(spec, self._mark, self._directory, next(self._numbers), now)
+        self._servers.append(server)
+        self._reaper.kept.add(server.pid)
+        hear = functools.partial(self._hear, server)
+        self._selector.register(server.lines.connection, selectors.EVENT_READ, hear)
+        return server
+
+    def forget_owner(self, owner: object) -> None:
+        """Takes back what somebody wanted who is gone."""
+        for server in self._servers:
+            server.waiting = [r for r in server.waiting if r.owner is not owner]
+
+    def reaped(self, end: Ended) -> tuple[int, ...]:
+        """Takes note of a child's end; the ranks that a server left, which are the keeper's now."""
+        for server in [s for s in self._servers if s.pid == end.pid]:
+            # What it has said last.
+            while server in self._servers and server.lines.connection in self._selector.get_map():
+                self._hear(server)
+            if server not in self._servers:
+                continue
+            code = os.waitstatus_to_exitcode(end.status)
+            said = server.log_tail()
+            self._drop(server, f"the fork server ended with {code}{said and f': {said}'}")
+        left: list[int] = []
+        for server in [s for s in self._dying if s.pid == end.pid]:
+            self._dying.remove(server)
+            left += server.ranks
+        return tuple(left)
+
+    def end_late(self) -> None:
+        """Ends servers that have passed their deadlines."""
+        now = time.monotonic()
+        for server in tuple(self._servers):
+            if server.deadline is None or server.deadline > now:
+                continue
+            modules = ", ".join(server.spec.modules) or "nothing"
+            seconds = server.spec.import_seconds
+            late = f"importing {modules} took more than {seconds:g} s"
+            self._drop(server, "it hung up" if server.ready else late)
+
+    def _forward(self, server: Server, request: Request) -> None:
+        fields = request.fields
+        if request.do == "warm" or (request.do == "store" and "torch" not in server.spec.modules):
+            self._without_server(request, None)
+            return
+        number = next(self._numbers)
+        if request.do == "spawn":
+            wanted = {
+                "directory": fields["directory"],
+                "environment": {**request.environment, **self._mark},
+            }
+        else:
+            wanted = {"world_size": fields["world_size"], "log": str(server.log)}
+        if server.lines.send(do=request.do, id=number, **wanted):
+            server.asked[number] = request
+        else:
+            self._without_server(request, "the fork server has just ended")
+
+    def _hear(self, server: Server) -> None:
+        messages = server.lines.receive()
+        if messages is None:
+            # It is about to end; why is known when it is reaped.
+            self._selector.unregister(server.lines.connection)
+            server.deadline = time.monotonic() + _END_SECONDS
+            return
+        for message in messages:
+            if "ended" in message:
+                server.ranks.discard(message["ended"]["pid"])
+                self._tell_end(Ended(**message["ended"]))
+            elif "ready" in message:
+                if message["ready"] is not None:
+                    self._drop(server, message["ready"])
+                    return
+                server.ready, server.deadline = True, None
+                waiting, server.waiting = server.waiting, []
+                for request in waiting:
+                    self._forward(server, request)
+            else:
+                request = server.asked.pop(message.pop("id"))
+                if "pid" in message:
+                    server.ranks.add(message["pid"])
+                request.reply(server, warning=None, **message)
+
+    def _forget(self, server: Server) -> None:
+        """Ends a server, which is then reaped."""
+        self._servers.remove(server)
+        self._dying.append(server)
+        if server.lines.connection in self._selector.get_map():
+            self._selector.unregister(server.lines.connection)
+        server.lines.connection.close()
+        if server.pid in self._reaper.kept:
+            os.kill(server.pid, signal.SIGKILL)
+
+    def _drop(self, server: Server, reason: str) -> None:
+        """Ends a server that is of no use; what waits for it is done without it."""
+        self._forget(server)
+        if not server.ready:
+            self._unsafe[server.spec.identity] = reason
+        for request in server.asked.values():
+            request.reply(error=f"the fork server ended meanwhile: {reason}", errno=None)
+        for request in server.waiting:
+            self._without_server(request, reason)

@@ -1,0 +1,98 @@
+"""The streams below a channel: what comes is counted, and TLS is light enough for a thousand."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from asyncio.sslproto import SSLProtocol
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+_TLS_CLOSE_SECONDS = 5
+
+Attach = Callable[
+    [Callable[[], asyncio.BaseProtocol]],
+    Awaitable[tuple[asyncio.Transport, asyncio.BaseProtocol]],
+]
+
+
+class Inbox(asyncio.StreamReader):
+    """A stream reader that knows when it was last fed, and whether it can be.
+
+    Attributes:
+        heard: the loop's time at the last byte, or when it went on after a pause.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        self._time = loop.time
+        self._source: asyncio.ReadTransport | None = None
+        self.heard = loop.time()
+
+    @property
+    def listening(self) -> bool:
+        """Whether what comes is read: not so while it is full and its owner takes nothing."""
+        return self._source is None or self._source.is_reading()
+
+    def set_transport(self, transport: asyncio.BaseTransport) -> None:
+        super().set_transport(transport)
+        assert isinstance(transport, asyncio.ReadTransport)
+        self._source = transport
+
+    def feed_data(self, data: Any) -> None:
+        self.heard = self._time()
+        super().feed_data(data)
+
+    async def readexactly(self, n: int) -> bytes:
+        if not self.listening:
+            # What the other end said meanwhile is in the kernel's buffer.
+            self.heard = self._time()
+        return await super().readexactly(n)
+
+
+class _LightTls(SSLProtocol):
+    """asyncio's TLS with a buffer of one TLS record; its own has 256 KiB for each connection."""
+
+    max_size = 16 * 1024
+
+
+async def open_streams(
+    attach: Attach, tls: ssl.SSLContext | None, *, server_side: bool
+) -> tuple[Inbox, asyncio.StreamWriter]:
+    """Streams over a new connection. Its caller bounds the time.
+
+    Args:
+        attach: makes the transport for a protocol: `loop.create_connection` with its address,
+            or `loop.connect_accepted_socket` with its socket.
+        tls: speaks TLS where it is given.
+        server_side: which end of TLS this is.
+
+    Raises:
+        ssl.SSLError: the other end does not speak TLS, or its certificate is not trusted.
+        OSError: there is no connection, or it was lost.
+    """
+    loop = asyncio.get_running_loop()
+    inbox = Inbox(loop)
+    opened: asyncio.Future[asyncio.StreamWriter] = loop.create_future()
+    plain = asyncio.StreamReaderProtocol(inbox, lambda _, writer: opened.set_result(writer), loop)
+    if tls is None:
+        await attach(lambda: plain)
+        return inbox, opened.result()
+    secured: asyncio.Future[None] = loop.create_future()
+    secure = _LightTls(
+        loop,
+        plain,
+        tls,
+        secured,
+        server_side=server_side,
+        ssl_shutdown_timeout=_TLS_CLOSE_SECONDS,
+    )
+    transport, _ = await attach(lambda: secure)
+    try:
+        await secured
+    except asyncio.CancelledError:
+        transport.abort()
+        raise
+    if not opened.done():
+        raise ConnectionResetError("the connection was lost before TLS was agreed")
+    return inbox, opened.result()

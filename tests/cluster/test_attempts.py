@@ -1,0 +1,152 @@
+"""Attempts on a real cluster: lost executors, blamed GPUs, frozen agents, records."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.results import RunStatus
+from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.server import ControlServer
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.cluster.test_launch import quiet
+from tests.conftest import gone, gpus_become, until
+
+
+def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
+    context = hopsgpu.context()
+    if context.attempt < first_attempts and context.rank == 1:
+        os.kill(os.getpid() if whom == "rank" else _executor(), signal.SIGKILL)
+        threading.Event().wait(60)
+    return context.attempt, os.getppid()
+
+
+def _executor() -> int:
+    """The executor's JVM: the keeper watches it; it is the container's only java."""
+    own = os.environ["CONTAINER_ID"].encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_java = (process / "comm").read_text() == "java\n"
+            if is_java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
+                return int(process.name)
+        except OSError:
+            continue
+    raise LookupError("no JVM of this container")
+
+
+def test_a_lost_executor_is_replaced_and_the_other_kept(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    def kill_once(whom: str) -> tuple[int, str]:
+        attempt, _ = kill_at(1, whom)
+        return attempt, os.environ["CONTAINER_ID"]
+
+    states: list[str] = []
+
+    def note(status: RunStatus) -> None:
+        if states[-1:] != [status.state]:
+            states.append(status.state)
+
+    result = hopsgpu.launch(kill_once, args=("executor",), workers=2, retries=1, progress=note)
+    assert [attempt for attempt, _ in result.values] == [1, 1]
+    assert states.count("training") == 2 and "waiting" in states[states.index("training") :]
+    (warning,) = result.warnings
+    assert "attempt 0 failed (infrastructure): the executor of rank 1 on node" in warning
+    assert result.gpu_seconds.training < result.gpu_seconds.held
+
+
+def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    def breaks() -> tuple[str, ...]:
+        context = hopsgpu.context()
+        if context.attempt == 0 and context.rank == 1:
+            print("bad", *context.gpus)
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        return context.gpus
+
+    result = hopsgpu.launch(breaks, workers=2, retries=1, progress="off")
+    (warning,) = result.warnings
+    bad = warning.partition("GPU ")[2].partition(")")[0]
+    assert bad.startswith("GPU-")
+    assert bad not in {gpu for gpus in result.values for gpu in gpus}
+    assert gpus_become(manager, 0)
+
+
+def test_a_frozen_agent_is_lost_within_the_heartbeat(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "4s")
+
+    def wait_for_the_end(directory: str) -> None:
+        Path(directory, "pid").write_text(str(os.getpid()))
+        threading.Event().wait(120)
+
+    run = hopsgpu.submit(wait_for_the_end, args=(str(tmp_path),), progress="off")
+    assert until(lambda: (tmp_path / "pid").exists() and _agents() != [], 90)
+    (agent,) = _agents()
+    os.kill(agent, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        with pytest.raises(hopsgpu.RankFailed, match="no sign of life for 4 s"):
+            run.result()
+    finally:
+        if not gone(agent):
+            os.kill(agent, signal.SIGCONT)
+    print(f"given up {time.monotonic() - began:.1f} s after the agent froze")
+    assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
+
+
+def _agents() -> list[int]:
+    """Python workers that run an agent's task: Spark's daemon's children in a container."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            parent = int((process / "stat").read_text().rpartition(") ")[2].split()[1])
+            above = Path(f"/proc/{parent}/cmdline").read_bytes()
+        except (OSError, IndexError, ValueError):
+            continue
+        if b"pyspark.daemon" in command and b"pyspark.daemon" in above:
+            found.append(int(process.name))
+    return found
+
+
+def test_a_driver_that_cannot_be_reached_ends_the_launch_at_once(
+    spark: SparkSession, gpus_back: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Port 1 has no listener.
+    monkeypatch.setattr(ControlServer, "port", property(lambda _: 1))
+    with pytest.raises(hopsgpu.ConfigError, match=r"cannot be reached at .*:1 .*spark.hopsgpu"):
+        quiet(os.getpid)
+
+
+def test_the_record_of_a_launch_has_its_metrics_logs_and_attempts(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    def train() -> None:
+        print("hello")
+        hopsgpu.context().report(7, loss=0.5)
+
+    planned = hopsgpu.plan(train)
+    result = quiet(train)
+    directory = Lake(f"{planned.paths['root']}/runs/{result.run_id}")
+    record = json.loads((directory / "run.json").read())
+    assert record["metrics"] == [{"step": 7, "loss": 0.5}]
+    assert (record["attempt"], record["state"]) == (0, "released")
+    assert (directory / "logs" / "rank-0.log").read() == b"hello\n"
+    (line,) = (directory / "logs" / "metrics-0.jsonl").read().splitlines()
+    assert json.loads(line)["metrics"] == {"loss": 0.5}

@@ -1,0 +1,275 @@
+"""The ranks of a gang on a real cluster: environments, output, failures, retries, measures."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.results import RunStatus
+from hopsgpu.stores.lake import Lake
+from tests.cluster.test_attempts import kill_at
+from tests.conftest import gone, until
+
+WORKERS = 2
+
+
+@pytest.fixture(scope="module")
+def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
+    """Two ranks that are held for the tests of this module that need no gang of their own."""
+    with hopsgpu.hold(workers=WORKERS, progress="off") as held:
+        yield held
+
+
+def run_directory(result: hopsgpu.GangResult, log_url: str) -> Lake:
+    return Lake(log_url.partition("/logs/")[0])
+
+
+# Fresh processes, quickly.
+
+
+def leave_traces() -> tuple[int, list[str]]:
+    import random
+
+    import numpy
+
+    found = [name for name in os.environ if name.startswith("TRACE")]
+    found += ["cwd"] if Path("trace").exists() else []
+    found += ["module"] if hasattr(numpy, "trace_of_ours") else []
+    os.environ["TRACE"] = "1"
+    Path("trace").write_text("1")
+    numpy.trace_of_ours = 1  # type: ignore[attr-defined]
+    return os.getpid(), [*found, str(numpy.random.random()), str(random.random())]
+
+
+def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
+    gang: hopsgpu.Gang,
+) -> None:
+    gang.launch(leave_traces, progress="off")
+    began = time.monotonic()
+    results = [gang.launch(leave_traces, progress="off") for _ in range(10)]
+    print(f"a launch takes {(time.monotonic() - began) / 10:.3f} s")
+    assert [result.warnings for result in results] == [()] * 10
+    values = [value for result in results for value in result.values]
+    assert len({pid for pid, _ in values}) == 2 * 10
+    assert {len(found) for _, found in values} == {2}
+    assert len({number for _, found in values for number in found}) == 2 * 2 * 10
+
+
+def test_a_gloo_all_reduce_on_a_held_gang(gang: hopsgpu.Gang) -> None:
+    def all_reduce() -> float:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        number = torch.tensor([dist.get_rank() + 1.0])
+        dist.all_reduce(number)
+        dist.destroy_process_group()
+        return float(number)
+
+    for _ in range(3):
+        assert gang.launch(all_reduce, progress="off").values == (3.0, 3.0)
+
+
+# Output.
+
+
+def print_at_length(megabytes: int) -> float:
+    import ctypes
+    import logging
+    import sys
+    import warnings
+
+    ctypes.CDLL(None).puts(b"from C")
+    sys.stdout.buffer.write(b"not UTF-8: \xff\n")
+    sys.stdout.flush()
+    warnings.warn("a warning", stacklevel=1)
+    logging.warning("a log line")
+    line = "x" * 1023 + "\n"
+    began = time.monotonic()
+    for _ in range(megabytes):
+        sys.stdout.write(line * 1024)
+    took = time.monotonic() - began
+    print("y" * 200_000)
+    return took
+
+
+def test_output_comes_whole_and_in_order_and_is_kept_on_the_lake(
+    gang: hopsgpu.Gang, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = gang.launch(print_at_length, args=(1,), progress="lines", name="talks")
+    shown = capsys.readouterr().out.splitlines()
+    for rank in range(WORKERS):
+        own = [line for line in shown if line.startswith(f"[rank {rank} node")]
+        texts = [line.partition("] ")[2] for line in own]
+        assert texts[:2] == ["from C", "not UTF-8: \\xff"]
+        assert any("a warning" in text for text in texts[2:5])
+        assert "WARNING:root:a log line" in texts[2:5]
+        assert texts.count("x" * 1023) == 1024
+        assert "".join(t.strip("…") for t in texts).endswith("y" * 200_000)
+    assert result.warnings == ()
+
+
+def test_a_rank_that_prints_200_mb_waits_for_nobody(gang: hopsgpu.Gang) -> None:
+    slow = threading.Event()
+
+    result = gang.launch(print_at_length, args=(200,), progress="off", name="much")
+    assert not slow.is_set()
+    assert max(result.values) < 20
+    print(f"200 MB printed within {max(result.values):.1f} s by each of {WORKERS} ranks")
+
+
+# Values.
+
+
+def test_values_of_100_mb_come_back_and_larger_ones_are_refused(gang: hopsgpu.Gang) -> None:
+    size = 100 * 2**20 - 4096
+    values = gang.launch(lambda: b"v" * size, progress="off").values
+    assert [len(value) for value in values] == [size] * WORKERS
+    with pytest.raises(hopsgpu.RankFailed, match="bytes pickled; at most .* in model_dir"):
+        gang.launch(lambda: b"v" * (101 * 2**20), progress="off")
+
+
+def test_a_value_that_cannot_be_pickled_names_its_rank(gang: hopsgpu.Gang) -> None:
+    def lock() -> object:
+        return threading.Lock() if hopsgpu.context().rank == 1 else 1
+
+    with pytest.raises(hopsgpu.RankFailed, match="rank 1 .* cannot be pickled") as failed:
+        gang.launch(lock, progress="off")
+    assert failed.value.rank == 1
+
+
+# Failures.
+
+
+def crash(how: str) -> None:
+    context = hopsgpu.context()
+    if context.rank == 1:
+        print("about to", how, flush=True)
+        exec(how)
+    threading.Event().wait(60)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV: native code crashed"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, which hopsgpu did"),
+        ("raise MemoryError('no more')", "raised MemoryError.*raise memory_per_worker"),
+        ("raise RuntimeError('CUDA out of memory. Tried')", "memory of GPU .* is full"),
+        (
+            "raise RuntimeError('The NVIDIA driver on your system is too old (found 11040)')",
+            "the NVIDIA driver or GPU of node. does not serve the CUDA",
+        ),
+        ("import os; os._exit(9)", "exit code 9 and without a value or an exception"),
+        ("import sys; sys.exit('enough')", "called sys.exit: exit code 1"),
+    ],
+)
+def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
+    gang: hopsgpu.Gang, how: str, words: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(hopsgpu.RankFailed, match=f"(?s){words}") as failed:
+        gang.launch(crash, args=(how,), progress="off")
+    assert time.monotonic() - began < 15
+    error = failed.value
+    assert error.rank == 1
+    other, first = error.result.ranks
+    assert (other.stopped, first.stopped) == (True, False)
+    log = Lake(error.log_url or "").read().decode()
+    assert log.startswith(f"about to {how}\n")
+    if "SIGSEGV" in words:
+        assert "Fatal Python error: Segmentation fault" in log and "in crash" in log
+
+
+def hang_in_an_all_reduce() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        threading.Event().wait(120)
+    dist.all_reduce(torch.ones(1))
+
+
+def test_ranks_that_hang_end_with_run_timeout_and_their_stacks_are_in_the_log(
+    gang: hopsgpu.Gang,
+) -> None:
+    with pytest.raises(hopsgpu.RankFailed, match=r"run_timeout=3 s.*\(ranks 0, 1\)") as failed:
+        gang.launch(hang_in_an_all_reduce, run_timeout="3s", progress="off")
+    directory = (failed.value.log_url or "").rpartition("/")[0]
+    for rank, where in enumerate(("threading.py", "all_reduce")):
+        log = Lake(f"{directory}/rank-{rank}.log").read().decode()
+        assert where in log and "in hang_in_an_all_reduce" in log
+
+
+def test_all_processes_of_a_rank_that_is_stopped_go(gang: hopsgpu.Gang, tmp_path: Path) -> None:
+    def spawn(directory: str) -> None:
+        import subprocess
+        import sys
+
+        for number in range(3):
+            child = subprocess.Popen(
+                [sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True
+            )
+            Path(directory, f"{hopsgpu.context().rank}-{number}").write_text(str(child.pid))
+        threading.Event().wait(300)
+
+    with pytest.raises(hopsgpu.RankFailed, match="run_timeout"):
+        gang.launch(spawn, args=(str(tmp_path),), run_timeout="3s", progress="off")
+    pids = [int(file.read_text()) for file in tmp_path.iterdir()]
+    assert len(pids) == 3 * WORKERS
+    assert until(lambda: all(map(gone, pids)), 5)
+
+
+# Retries.
+
+
+def test_a_rank_that_is_killed_is_tried_again_on_the_same_executors(gang: hopsgpu.Gang) -> None:
+    result = gang.launch(kill_at, args=(2, "rank"), retries=2, progress="off")
+    assert [attempt for attempt, _ in result.values] == [2, 2]
+    assert len(result.warnings) == 2
+    assert "attempt 0 failed (rank): rank 1 on node" in result.warnings[0]
+    with pytest.raises(hopsgpu.RankFailed, match="SIGKILL"):
+        gang.launch(kill_at, args=(3, "rank"), retries=2, progress="off")
+
+
+def test_an_error_of_the_code_is_not_tried_again(
+    gang: hopsgpu.Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bug() -> None:
+        print("attempt", hopsgpu.context().attempt)
+        raise KeyError("columm")
+
+    with pytest.raises(hopsgpu.RankFailed, match="KeyError") as failed:
+        gang.launch(bug, retries=3, progress="off")
+    assert failed.value.result.warnings == ()
+    monkeypatch.setenv("HOPSGPU_RETRY", "all")
+    with pytest.raises(hopsgpu.RankFailed, match="KeyError") as failed:
+        gang.launch(bug, retries=1, progress="off")
+    assert "attempt 0 failed (code)" in failed.value.result.warnings[0]
+    assert b"attempt 1\n" in Lake(failed.value.log_url or "").read()
+
+
+# Measures.
+
+
+def test_reports_reach_the_status_the_result_and_the_record(gang: hopsgpu.Gang) -> None:
+    seen: list[RunStatus] = []
+
+    def train() -> None:
+        context = hopsgpu.context()
+        for step in range(5):
+            context.report(step, loss=1.0 / (step + 1), rank=context.rank)
+            threading.Event().wait(0.3)
+
+    result = gang.launch(train, progress=seen.append, name="reports")
+    assert [metrics["loss"] for metrics in result.metrics] == [0.2, 0.2]
+    assert [metrics["rank"] for metrics in result.metrics] == [0, 1]
+    assert any(status.metrics and 0.2 < status.metrics[0].get("loss", 0) <= 1 for status in seen)

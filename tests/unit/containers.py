@@ -1,0 +1,136 @@
+"""A container to start ranks in: a stand-in for the executor's JVM, and its directory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from hopsgpu.worker import rank
+from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.keeping import Keeper, Started, connected
+from hopsgpu.worker.marking import marked
+from hopsgpu.worker.reaping import Ended
+from tests.conftest import gone, until
+
+SECONDS = 20.0
+ROOT = Path(__file__).resolve().parents[2]
+
+# Its name is what a keeper looks for above the task that starts it.
+JVM = """
+import ctypes, signal, subprocess, sys
+PR_SET_NAME = 15
+ctypes.CDLL(None).prctl(PR_SET_NAME, b"java", 0, 0, 0)
+print("named", flush=True)
+if sys.argv[1:]:
+    subprocess.run(sys.argv[1:])
+signal.pause()
+"""
+
+
+@dataclass
+class Rank:
+    """A rank that was started, and its directory."""
+
+    keeper: Keeper
+    started: Started
+    directory: Path
+
+    @property
+    def pid(self) -> int:
+        return self.started.pid
+
+    @property
+    def log(self) -> str:
+        return (self.directory / rank.LOG).read_text()
+
+    async def end(self) -> Ended:
+        return await asyncio.wait_for(self.keeper.ended(self.pid), SECONDS)
+
+    async def value(self) -> Any:
+        ended = await self.end()
+        assert ended.status == 0, self.log
+        return pickle.loads((self.directory / rank.VALUE).read_bytes())
+
+
+@dataclass
+class Container:
+    """A directory with a keeper that ends with a stand-in for the JVM.
+
+    Attributes:
+        directory: as YARN makes it.
+        jvm: pid of the stand-in.
+        tokens: of the keepers that there were.
+        ranks: started so far.
+    """
+
+    directory: Path
+    jvm: int
+    tokens: set[str] = field(default_factory=set)
+    ranks: int = 0
+
+    def spec(self, *modules: str, seconds: float = 60.0, **variables: str) -> ServerSpec:
+        path = os.pathsep.join((str(ROOT), str(self.directory / "path")))
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": path, **variables}
+        return ServerSpec(sys.executable, environment, modules, seconds)
+
+    def module(self, name: str, source: str) -> None:
+        """A module that fork servers and ranks can import."""
+        (self.directory / "path").mkdir(exist_ok=True)
+        (self.directory / "path" / f"{name}.py").write_text(source)
+
+    @contextlib.asynccontextmanager
+    async def keeper(self) -> AsyncIterator[Keeper]:
+        async with connected(self.directory / "hopsgpu", self.jvm) as keeper:
+            self.tokens.add(keeper.token)
+            yield keeper
+
+    async def start(
+        self,
+        keeper: Keeper,
+        spec: ServerSpec,
+        function: Callable[..., Any],
+        *args: Any,
+        own: Mapping[str, str] | None = None,
+    ) -> Rank:
+        self.ranks += 1
+        directory = self.directory / f"rank-{self.ranks}"
+        (directory / rank.WORK).mkdir(parents=True)
+        (directory / rank.CALL).write_bytes(cloudpickle.dumps((function, args, {})))
+        return Rank(keeper, await keeper.spawn(spec, directory, own or {}), directory)
+
+    async def value(self, spec: ServerSpec, function: Callable[..., Any], *args: Any) -> Any:
+        """The value of a function that a rank has run over a connection of its own."""
+        async with self.keeper() as keeper:
+            return await (await self.start(keeper, spec, function, *args)).value()
+
+    def marked(self) -> list[int]:
+        """All processes of fork servers and ranks."""
+        return [pid for token in self.tokens for pid in marked(token)]
+
+
+@contextlib.contextmanager
+def container(directory: Path) -> Iterator[Container]:
+    """A container; when its JVM ends nothing of it may be left."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with subprocess.Popen([sys.executable, "-c", JVM], stdout=subprocess.PIPE) as jvm:
+        assert jvm.stdout is not None and jvm.stdout.readline()
+        there = Container(directory, jvm.pid)
+        try:
+            yield there
+        finally:
+            jvm.kill()
+    assert until(lambda: not there.marked(), SECONDS), there.marked()
+    assert until(lambda: not list(directory.glob("hopsgpu/keeper-*")), SECONDS)
+
+
+__all__ = ["Container", "Rank", "container", "gone", "until"]

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import pytest
+
+from hopsgpu.failures import Ended, executor_lost, first_failure, ran_too_long, rank_failed
+from hopsgpu.gang import Container, RankPlace
+from hopsgpu.retries import Fault, fault_of, may_retry
+
+URL = "file:///runs/r/logs/rank-1.log"
+
+
+def place(rank: int = 1, role: str = "worker") -> RankPlace:
+    container = Container(rank, f"container_{rank}", f"node{rank}", "10.0.0.1", (f"GPU-{rank}",))
+    return RankPlace(rank, 0, rank, container, container.gpus if role == "worker" else (), role)
+
+
+def ended(rank: int = 1, at: float = 10.0, **known: object) -> Ended:
+    given = {
+        "exit_code": 1,
+        "signal": None,
+        "outcome": {},
+        "log_tail": (),
+        "stopped": False,
+        **known,
+    }
+    return Ended(place=place(rank), at=at, **given)  # type: ignore[arg-type]
+
+
+def raised(error: str, **known: object) -> Ended:
+    return ended(outcome={"status": "raised", "error": error, "traceback": "frames"}, **known)
+
+
+def test_the_first_by_time_is_the_failure_and_not_what_we_stopped() -> None:
+    ends = [
+        raised("RuntimeError: connection closed by peer", rank=0, at=5.0),
+        raised("ValueError: the cause", rank=2, at=4.0),
+        ended(rank=3, at=1.0, stopped=True, signal="SIGTERM", exit_code=None),
+        ended(rank=4, at=0.5, outcome={"status": "returned"}, exit_code=0),
+    ]
+    first = first_failure(ends)
+    assert first is not None and first.place.rank == 2
+    assert first_failure(ends[2:]) is None
+
+
+def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() -> None:
+    killed = ended(rank=0, at=4.01, signal="SIGKILL", exit_code=None)
+    complaint = raised("RuntimeError: connection closed by peer", rank=1, at=4.0)
+    earlier = raised("ValueError: the cause", rank=2, at=3.9)
+    assert first_failure([complaint, killed]) is killed
+    assert first_failure([complaint, killed, earlier]) is earlier
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        (raised("ValueError: bad"), "raised ValueError: bad\nframes"),
+        (ended(outcome={"status": "exited"}, exit_code=3), "called sys.exit: exit code 3"),
+        (ended(exit_code=5), "ended with exit code 5 and without a value or an exception: it, or"),
+        (ended(signal="SIGSEGV", exit_code=None), "ended by SIGSEGV: native code crashed"),
+        (ended(signal="SIGKILL", exit_code=None), "by SIGKILL, which hopsgpu did not send"),
+        (
+            ended(signal="SIGKILL", exit_code=None, oom_kills=1),
+            "the kernel killed it because its container, or the node, had no memory left",
+        ),
+        (ended(signal="SIGTERM", exit_code=None), "by SIGTERM, which hopsgpu did not send"),
+        (
+            ended(outcome={"status": "over memory", "error": "9 MiB of 8 MiB"}),
+            "used more memory than it may: 9 MiB of 8 MiB",
+        ),
+        (
+            ended(outcome={"status": "not started", "error": "no such file"}),
+            "could not be started: no such file",
+        ),
+        (
+            ended(outcome={"status": "unpicklable", "error": "a lock that cannot be pickled"}),
+            "returned a lock that cannot be pickled; return plain data, or leave it in model_dir",
+        ),
+        (
+            ended(outcome={"status": "too large", "error": "9 bytes pickled"}),
+            "returned a value of 9 bytes pickled; leave large results in model_dir",
+        ),
+        (
+            raised("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"),
+            "the memory of GPU GPU-1 is full: take smaller batches",
+        ),
+        (
+            raised("RuntimeError: The NVIDIA driver on your system is too old (found 11040)"),
+            "the NVIDIA driver or GPU of node1 does not serve the CUDA",
+        ),
+        (
+            raised("RuntimeError: CUDA error: uncorrectable ECC error encountered"),
+            "GPU GPU-1 of node1 is broken or lost",
+        ),
+        (raised("RuntimeError: No CUDA GPUs are available"), "cannot open GPU GPU-1 of node1"),
+        (raised("MemoryError: Unable to allocate"), "raise memory_per_worker, or use less"),
+        (raised("ModuleNotFoundError: No module named 'x'"), "Python (spark.pyspark.python)"),
+    ],
+)
+def test_every_end_has_words_of_its_own(end: Ended, told: str) -> None:
+    failure = rank_failed(end, URL)
+    assert told in str(failure)
+    assert str(failure).startswith("rank 1 on node1 (container container_1, GPU GPU-1) ")
+    assert str(failure).endswith(f"whole log: {URL}")
+    assert (failure.rank, failure.host, failure.gpus) == (1, "node1", ("GPU-1",))
+    assert (failure.exit_code, failure.signal) == (end.exit_code, end.signal)
+
+
+def test_an_end_without_an_exception_shows_the_last_of_the_log() -> None:
+    failure = rank_failed(ended(exit_code=2, log_tail=("one", "two")), URL)
+    assert "the last lines of its log:\n  one\n  two\n" in str(failure)
+    assert failure.log_tail == ("one", "two")
+
+
+def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() -> None:
+    end = ended(stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
+    failure = ran_too_long(place(1), 90.0, list(range(1, 31)), end, URL)
+    assert "was still running after run_timeout=90 s, as were 30 in all (ranks 1, 2," in str(
+        failure
+    )
+    assert ", 20, ...)" in str(failure)
+    assert "File x in wait" in str(failure)
+    assert failure.signal == "SIGKILL"
+
+
+def test_a_lost_executor_gives_yarns_own_reason_and_where_to_look() -> None:
+    failure = executor_lost(place(1), "Container killed on request: physical memory.", URL)
+    assert "the executor of rank 1 on node1 was lost (container container_1)" in str(failure)
+    assert "memory; memory_per_worker is what to raise. Its log: yarn logs -cont" in str(failure)
+    assert "memory_per_worker" not in str(executor_lost(place(1), "Container preempted", URL))
+
+
+def test_a_parameter_server_is_called_one() -> None:
+    end = Ended(place(2, "ps"), 0.0, 1, None, {}, (), stopped=False)
+    assert str(rank_failed(end, URL)).startswith("parameter server 2 on node2")
+
+
+def test_whose_fault_an_attempt_was() -> None:
+    bug = [raised("KeyError: 'x'", rank=rank) for rank in range(3)]
+    assert fault_of(bug, lost=False) is Fault.CODE
+    assert fault_of(bug, lost=True) is Fault.INFRASTRUCTURE
+    assert fault_of(bug[:1], lost=False) is Fault.RANK
+    assert fault_of([*bug[:2], raised("OSError: gone", rank=2)], lost=False) is Fault.RANK
+    assert fault_of([*bug[:2], ended(stopped=True)], lost=False) is Fault.RANK
+    assert fault_of([ended(signal="SIGKILL", exit_code=None)], lost=False) is Fault.RANK
+    not_started = ended(outcome={"status": "not started", "error": "no memory"})
+    assert fault_of([not_started], lost=False) is Fault.INFRASTRUCTURE
+    assert fault_of([ended(outcome={"status": "unpicklable"})], lost=False) is Fault.CODE
+
+
+def test_what_is_tried_again() -> None:
+    assert may_retry(Fault.RANK, attempt=0, retries=1, code_too=False)
+    assert not may_retry(Fault.RANK, attempt=1, retries=1, code_too=False)
+    assert may_retry(Fault.INFRASTRUCTURE, attempt=2, retries=3, code_too=False)
+    assert not may_retry(Fault.CODE, attempt=0, retries=3, code_too=False)
+    assert may_retry(Fault.CODE, attempt=0, retries=3, code_too=True)
+    assert not may_retry(Fault.RANK, attempt=0, retries=0, code_too=True)

@@ -1,0 +1,292 @@
+"""Ranks that are forked are like fresh interpreters, only sooner; where that is unsafe they are."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hopsgpu.worker import forksafe
+from hopsgpu.worker.rank import LOG
+from tests.unit import rank_functions as functions
+from tests.unit.containers import SECONDS, Container, container, gone, until
+
+# Its thread would be missing in a forked rank.
+THREADED = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Container]:
+    with container(tmp_path / "container") as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
+    """A container with a fork server that has torch."""
+    with container(tmp_path_factory.mktemp("warm") / "container") as there:
+        yield there
+
+
+def test_a_forked_rank_is_like_a_fresh_interpreter(here: Container) -> None:
+    here.module("threaded", THREADED)
+
+    async def seen(*modules: str) -> tuple[dict[str, str], str | None]:
+        own = {"RANK": "0", "PYTHONPATH": f"/run/modules:{here.spec().environment['PYTHONPATH']}"}
+        async with here.keeper() as keeper:
+            rank = await here.start(keeper, here.spec(*modules), functions.interpreter, own=own)
+            value = await rank.value()
+            # Each has a directory of its own.
+            shown = {n: repr(v).replace(str(rank.directory), "DIRECTORY") for n, v in value.items()}
+            return shown, rank.started.warning
+
+    async def scenario() -> None:
+        forked, warning = await seen()
+        assert warning is None
+        fresh, warning = await seen("threaded")
+        assert warning is not None
+        for name in fresh:
+            assert forked[name] == fresh[name], name
+        assert "'RANK': '0'" in forked["environment"]
+        assert forked["path"].startswith("['DIRECTORY/work', '/run/modules', ")
+        assert forked["stdin"] == "'/dev/null'"
+        assert forked["outputs"] == f"['DIRECTORY/{LOG}', 'DIRECTORY/{LOG}']"
+        assert forked["session"] == "True"
+
+    asyncio.run(scenario())
+
+
+def test_nothing_leaks_from_one_run_into_the_next(here: Container) -> None:
+    here.module("user_module", "seen = 0")
+
+    async def scenario() -> None:
+        first = await here.value(here.spec(), functions.traces)
+        second = await here.value(here.spec(), functions.traces)
+        assert first.pop("server") == second.pop("server")
+        assert first.pop("drawn") != second.pop("drawn")
+        assert first.pop("key") != second.pop("key")
+        assert first == second
+        assert second["variable"] is None and second["path"] == [] and second["module"] == 0
+        assert second["cwd"] == "work"
+
+    asyncio.run(scenario())
+
+
+def test_ends_as_the_interpreter_does(here: Container) -> None:
+    async def log_of(function: Callable[..., Any]) -> tuple[int, str]:
+        async with here.keeper() as keeper:
+            rank = await here.start(keeper, here.spec(), function)
+            return os.waitstatus_to_exitcode((await rank.end()).status), rank.log
+
+    async def scenario() -> None:
+        assert await log_of(functions.ends_in_order) == (0, "body\nthread\nexit function\n")
+        assert await log_of(functions.exits_with_a_message) == (1, "what is wrong\n")
+        code, log = await log_of(functions.crashes)
+        assert code == -signal.SIGSEGV
+        assert log.startswith("before\nFatal Python error: Segmentation fault")
+        assert "in crashes" in log
+
+    asyncio.run(scenario())
+
+
+def test_sigusr1_has_a_hanging_rank_write_where_it_is_and_go_on(
+    here: Container, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            file = tmp_path / "go"
+            rank = await here.start(keeper, here.spec(), functions.hangs_until, str(file))
+            assert await asyncio.to_thread(until, lambda: "here" in rank.log, SECONDS)
+            keeper.signal(rank.pid, signal.SIGUSR1, "process")
+            assert await asyncio.to_thread(until, lambda: "in hangs_until" in rank.log, SECONDS)
+            file.touch()
+            assert await rank.value() == "went on"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (THREADED, "importing started threads ("),
+        ("import os; os._exit(3)", "the fork server ended with 3"),
+        ("import os; os.kill(os.getpid(), 11)", "the fork server ended with -11"),
+        ("raise ImportError('no libfoo')", "the fork server ended with 1: ImportError: no libfoo"),
+        ("while True: pass", "importing odd took more than 0.5 s"),
+        (
+            "import sys, types\n"
+            "cuda = sys.modules['torch.cuda'] = types.ModuleType('torch.cuda')\n"
+            "cuda.is_initialized = lambda: True\ncuda._is_in_bad_fork = lambda: False",
+            "torch has initialised CUDA",
+        ),
+        (
+            "import sys, types, os\nserver = os.getpid()\n"
+            "cuda = sys.modules['torch.cuda'] = types.ModuleType('torch.cuda')\n"
+            "cuda.is_initialized = lambda: False\n"
+            "cuda._is_in_bad_fork = lambda: os.getpid() != server",
+            "torch has looked for GPUs",
+        ),
+    ],
+)
+def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
+    here: Container, source: str, said: str
+) -> None:
+    here.module("odd", source)
+    spec = here.spec("odd", seconds=0.5 if "while" in source else SECONDS)
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            reason = await keeper.warm(spec)
+            assert reason is not None and reason.startswith(said)
+            rank = await here.start(keeper, spec, os.getppid)
+            assert rank.started.warning == reason
+            assert await rank.value() == keeper.pid
+            assert await keeper.store(spec, 2) is None
+        assert await asyncio.to_thread(until, lambda: not here.marked(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_a_module_that_is_not_there_is_the_functions_to_miss(here: Container) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            assert await keeper.warm(here.spec("not_installed")) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_cannot_be_set_up_is_an_error(here: Container) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            with pytest.raises(FileNotFoundError, match="rank-9"):
+                await keeper.spawn(here.spec(), here.directory / "rank-9", {})
+            # The server still serves.
+            assert await here.value(here.spec(), str.upper, "next") == "NEXT"
+
+    asyncio.run(scenario())
+
+
+def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="1")
+        async with warm.keeper() as keeper:
+            assert await keeper.warm(spec) is None
+            for _ in range(2):
+                began = time.monotonic()
+                store = await keeper.store(spec, 2)
+                assert store is not None
+                shared = {
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(store.port),
+                    "TORCHELASTIC_USE_AGENT_STORE": "True",
+                    "WORLD_SIZE": "2",
+                    "GLOO_SOCKET_IFNAME": "lo",
+                }
+                ranks = [
+                    await warm.start(
+                        keeper, spec, functions.all_reduced, own={**shared, "RANK": str(rank)}
+                    )
+                    for rank in range(2)
+                ]
+                # Neither listens at the store's port.
+                assert [await rank.value() for rank in ranks] == [(3.0, False)] * 2
+                print(f"all-reduce of 2 forked ranks: {time.monotonic() - began:.2f} s")
+                keeper.signal(store.pid, signal.SIGKILL, "tree")
+                await keeper.ended(store.pid)
+                with pytest.raises(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", store.port))
+
+    asyncio.run(scenario())
+
+
+def test_a_store_ends_with_the_connection(warm: Container) -> None:
+    async def scenario() -> int:
+        async with warm.keeper() as keeper:
+            store = await keeper.store(warm.spec("torch", OMP_NUM_THREADS="1"), 2)
+            assert store is not None and not gone(store.pid)
+            assert await keeper.store(warm.spec(), 2) is None  # no torch there
+            return store.pid
+
+    pid = asyncio.run(scenario())
+    assert until(lambda: gone(pid), SECONDS)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_forked_rank_loads_data_with_workers(warm: Container, context: str) -> None:
+    spec = warm.spec("torch", OMP_NUM_THREADS="1")
+    value = asyncio.run(warm.value(spec, functions.loads, context))
+    assert value == ([index**2 for index in range(8)], 2)
+
+
+def test_workers_that_are_busy_end_with_their_rank(warm: Container, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="1")
+        async with warm.keeper() as keeper:
+            rank = await warm.start(keeper, spec, functions.loads_for_ever, str(tmp_path / "busy"))
+            busy = lambda: sorted(tmp_path.glob("busy.*"))  # noqa: E731
+            assert await asyncio.to_thread(until, lambda: len(busy()) == 2, SECONDS)
+            os.kill(rank.pid, signal.SIGKILL)
+            assert (await rank.end()).status == signal.SIGKILL
+            pids = [int(file.suffix[1:]) for file in busy()]
+            assert await asyncio.to_thread(until, lambda: all(map(gone, pids)), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_ranks_of_one_server_draw_different_numbers(warm: Container) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="1")
+        first, second = [await warm.value(spec, functions.numbers) for _ in range(2)]
+        assert first[:2] == second[:2] and first[0] == 1  # threads, server
+        assert first[2] != second[2] and first[3] != second[3]
+
+    asyncio.run(scenario())
+
+
+def test_threads_are_as_many_as_the_environment_says(warm: Container) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="2")
+        assert (await warm.value(spec, functions.numbers))[0] == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_forked_rank_has_the_framework_and_a_fresh_one_imports_it(warm: Container) -> None:
+    async def scenario() -> None:
+        warm.module("threaded", THREADED)
+        spec, unsafe = warm.spec("torch", OMP_NUM_THREADS="1"), warm.spec("threaded")
+        async with warm.keeper() as keeper:
+            assert await keeper.warm(unsafe) is not None
+            for kind, wanted in (("forked", spec), ("fresh", unsafe)):
+                rank = await warm.start(keeper, wanted, functions.first_line, time.time())
+                there, seconds = await rank.value()
+                assert there == (kind == "forked") == (rank.started.warning is None)
+                print(f"{kind}: {seconds:.3f} s to the function's first line with torch")
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_a_fork_loses_are_named() -> None:
+    assert forksafe.stray_threads(["jemalloc_bg_thd"]) is None
+    said = forksafe.stray_threads(["pool", "jemalloc_bg_thd", "grpc"])
+    assert said == "importing started threads (grpc, pool)"
+
+
+def test_cuda_that_was_touched_is_told() -> None:
+    untouched = {"torch.cuda": SimpleNamespace(is_initialized=lambda: False)}
+    assert forksafe.cuda_use({}, [], driver=False) is None
+    assert forksafe.cuda_use(untouched, [], driver=False) is None
+    assert forksafe.cuda_use(untouched, [], driver=True) == "importing initialised the CUDA driver"
+    opened = forksafe.cuda_use({}, ["/dev/nvidia0", "/dev/nvidia0"], driver=False)
+    assert opened == "importing opened /dev/nvidia0"

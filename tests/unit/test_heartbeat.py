@@ -1,0 +1,205 @@
+"""Signs of life: who is lost is told in time, and nobody else is."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from hopsgpu.worker.channel import Channel, new_secret
+from hopsgpu.worker.handshake import connect
+from hopsgpu.worker.heartbeat import Look, Signs, look
+from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.worker.streams import Inbox
+from tests.unit.peers import SECONDS, process
+
+SECRET = new_secret()
+
+
+@pytest.mark.parametrize(
+    ("signs", "now", "seen"),
+    [
+        # Nothing is due: look again when the next sign is.
+        (Signs(sent=100, heard=100), 105, Look(False, False, False, 110)),
+        # The other end is the next to be due.
+        (Signs(sent=100, heard=75), 102, Look(False, False, False, 105)),
+        (Signs(sent=90, heard=99), 101, Look(False, True, False, 111)),
+        # Silence, seen once, then twice, then not any more.
+        (Signs(sent=100, heard=70), 100, Look(False, False, True, 101)),
+        (Signs(sent=100, heard=70, missed=True), 101, Look(True, False, True, 102)),
+        (Signs(sent=100, heard=101, missed=True), 101, Look(False, False, False, 110)),
+        # Whoever does not listen judges nobody.
+        (Signs(sent=100, heard=0, listening=False), 101, Look(False, False, False, 110)),
+        (Signs(sent=0, heard=0, listening=False, missed=True), 101, Look(False, True, False, 111)),
+    ],
+)
+def test_what_a_look_sees(signs: Signs, now: float, seen: Look) -> None:
+    assert look(signs, heartbeat=30, now=now) == seen
+
+
+def test_a_look_is_never_in_the_past() -> None:
+    for heard in (0.0, 70.0, 71.0, 100.0):
+        for sent in (0.0, 95.0, 100.0):
+            for listening in (True, False):
+                seen = look(Signs(sent, heard, listening), heartbeat=30, now=100)
+                assert 100 < seen.again < math.inf
+
+
+class Source(asyncio.Transport):
+    """Can be paused, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = True
+
+    def is_reading(self) -> bool:
+        return self.reading
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+
+def test_what_was_not_read_is_no_silence() -> None:
+    """Only time in which bytes could have come is held against the other end."""
+    loop = asyncio.new_event_loop()
+    inbox = Inbox(loop)
+    inbox.set_transport(Source())
+    inbox._time = lambda: 100.0
+    inbox.feed_data(b"some")
+    assert (inbox.heard, inbox.listening) == (100, True)
+    inbox._time = lambda: 150.0
+    assert loop.run_until_complete(inbox.readexactly(4)) == b"some"
+    assert (inbox.heard, inbox.listening) == (100, True)
+    inbox.feed_data(bytes(200_000))
+    assert (inbox.heard, inbox.listening) == (150, False)
+    inbox._time = lambda: 200.0
+    loop.run_until_complete(inbox.readexactly(1))
+    assert (inbox.heard, inbox.listening) == (200, False)
+    inbox._time = lambda: 250.0
+    loop.run_until_complete(inbox.readexactly(199_000))
+    assert (inbox.heard, inbox.listening) == (250, True)
+    loop.close()
+
+
+def test_one_that_is_stuck_in_sending_notices_that_nobody_is_there() -> None:
+    """A driver that is stopped takes nothing; what it said before is not read yet."""
+
+    async def stuck(port: int, pid: int) -> str:
+        channel = await connect("127.0.0.1", port, SECRET, heartbeat=1)
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(ConnectionError):
+            await channel.send("output", bytes(50 * 2**20))
+        assert await channel.receive() is None
+        return channel.reason
+
+    with process("driver", SECRET, 0.3) as driver:
+        assert driver.stdout is not None
+        port = int(driver.stdout.readline())
+        assert asyncio.run(stuck(port, driver.pid)) == "no sign of life for 1 s"
+
+
+def hello(server: ControlServer) -> int:
+    event = server.next_event(SECONDS)
+    assert event is not None and event.message is not None and event.message.kind == "hello"
+    return event.peer
+
+
+def echoes(server: ControlServer, peer: int) -> bool:
+    """Whether a peer still answers."""
+    server.send(peer, "say", word="still here")
+    event = server.next_event(SECONDS)
+    return event is not None and event.message is not None and event.peer == peer
+
+
+def test_a_stopped_agent_is_lost_within_the_bound() -> None:
+    with (
+        serve(SECRET, "127.0.0.1", heartbeat=1) as server,
+        process("agents", server.port, SECRET, 1, {"heartbeat": 1}) as agent,
+    ):
+        peer = hello(server)
+        os.kill(agent.pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        event = server.next_event(SECONDS)
+        assert event is not None
+        assert (event.peer, event.message, event.reason) == (peer, None, "no sign of life for 1 s")
+        assert 0.5 < time.monotonic() - stopped < 3
+        assert server.send(peer, "say") is False
+
+
+def test_a_stopped_driver_is_lost_within_the_bound() -> None:
+    async def lost(port: int, pid: int) -> tuple[float, Any, str]:
+        channel = await connect("127.0.0.1", port, SECRET, heartbeat=1)
+        os.kill(pid, signal.SIGSTOP)
+        stopped = time.monotonic()
+        message = await channel.receive()
+        return time.monotonic() - stopped, message, channel.reason
+
+    with process("driver", SECRET, 1) as driver:
+        assert driver.stdout is not None
+        port = int(driver.stdout.readline())
+        seconds, message, reason = asyncio.run(lost(port, driver.pid))
+    assert (message, reason) == (None, "no sign of life for 1 s")
+    assert 0.5 < seconds < 3
+
+
+def test_those_who_have_nothing_to_say_stay() -> None:
+    with (
+        serve(SECRET, "127.0.0.1", heartbeat=0.6) as server,
+        process("agents", server.port, SECRET, 1, {"heartbeat": 0.6}),
+    ):
+        peer = hello(server)
+        assert server.next_event(2) is None
+        assert echoes(server, peer)
+
+
+def test_a_frame_that_takes_long_is_a_sign_of_life() -> None:
+    """Bytes with pauses of 0.2 s, three times as long in all as the heartbeat."""
+
+    async def send_slowly(port: int) -> Channel:
+        # This end gives no signs of its own within the test.
+        channel = await connect("127.0.0.1", port, SECRET, heartbeat=600)
+        parts: list[bytes] = []
+        write = channel._writer.write
+        channel._writer.writelines = parts.extend  # type: ignore[method-assign]
+        await channel.send("value", bytes(90_000))
+        frame = b"".join(parts)
+        for start in range(0, len(frame), 10_000):
+            write(frame[start : start + 10_000])
+            await asyncio.sleep(0.2)
+        return channel
+
+    with serve(SECRET, "127.0.0.1", heartbeat=0.6) as server:
+        loop = asyncio.new_event_loop()
+        channel = loop.run_until_complete(send_slowly(server.port))
+        event = server.next_event(SECONDS)
+        assert event is not None and event.message is not None, event
+        assert event.message.payload == bytes(90_000)
+        # And then it is silent.
+        end = server.next_event(SECONDS)
+        assert end is not None and end.reason == "no sign of life for 0.6 s"
+        channel.abort()
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+
+def test_a_driver_that_held_the_gil_loses_nobody() -> None:
+    hold = ctypes.PyDLL(None).usleep
+    with (
+        serve(SECRET, "127.0.0.1", heartbeat=1) as server,
+        # Their own bound is longer, but they give a sign each 0.8 s.
+        process("agents", server.port, SECRET, 20, {"heartbeat": 2.4}),
+    ):
+        peers = [hello(server) for _ in range(20)]
+        for _ in range(2):
+            hold(1_600_000)
+            assert server.next_event(0.3) is None
+        assert all(echoes(server, peer) for peer in peers)

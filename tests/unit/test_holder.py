@@ -1,0 +1,112 @@
+"""A holder: what it says, what it warms meanwhile, and that it ends at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.worker.addresses import held_ports
+from hopsgpu.worker.channel import new_secret
+from hopsgpu.worker.environment import server_spec
+from hopsgpu.worker.holder import Warm, run_holder
+from hopsgpu.worker.keeping import connected
+from hopsgpu.worker.peer import Driver
+from hopsgpu.worker.server import ControlServer, serve
+from tests.unit.containers import JVM, SECONDS, until
+
+# Below the stand-in for the JVM, as Spark's tasks are.
+TASK = """
+import pickle, sys
+from hopsgpu.worker.holder import run_holder
+with open(sys.argv[1], "rb") as file:
+    run_holder(*pickle.load(file))
+print("ended", flush=True)
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    with serve(new_secret(), "127.0.0.1") as there:
+        yield there
+
+
+class Holding:
+    """A holder in a process of its own."""
+
+    def __init__(self, server: ControlServer, warm: Warm | None, directory: Path) -> None:
+        call = directory / "call"
+        driver = Driver("127.0.0.1", server.port, server._secret, None)
+        call.write_bytes(pickle.dumps((driver, warm)))
+        command = [sys.executable, "-c", JVM, sys.executable, "-c", TASK, str(call)]
+        environment = {**os.environ, "PYTHONPATH": str(directory / "path")}
+        self.jvm = subprocess.Popen(
+            command, cwd=directory, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        event = server.next_event(SECONDS)
+        assert event is not None and event.message is not None
+        assert event.message.kind == "hello"
+
+    def ended(self) -> bool:
+        """Waits for its end."""
+        assert self.jvm.stdout is not None
+        return [self.jvm.stdout.readline() for _ in range(2)] == ["named\n", "ended\n"]
+
+
+def test_what_a_holder_has_warmed_the_next_task_finds(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "user_module.py").write_text(
+        "import pathlib\npathlib.Path(__file__).with_name('imported').open('a').write('once')\n"
+    )
+    warm = Warm(("user_module",), {"OMP_NUM_THREADS": "2"})
+    holding = Holding(server, warm, tmp_path)
+    imported = tmp_path / "path" / "imported"
+    try:
+        assert until(imported.exists, SECONDS)
+        server.end_all()
+        assert holding.ended()
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+        spec = server_spec(os.environ, warm.environment, sys.executable, warm.modules)
+
+        async def scenario() -> None:
+            async with connected(tmp_path / "hopsgpu", holding.jvm.pid) as keeper:
+                assert await keeper.warm(spec) is None
+
+        asyncio.run(scenario())
+        assert imported.read_text() == "once"
+    finally:
+        holding.jvm.kill()
+        holding.jvm.communicate()
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+
+
+def test_a_holder_ends_at_once_though_its_warming_hangs(
+    server: ControlServer, tmp_path: Path
+) -> None:
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "hanging.py").write_text(
+        "import pathlib, signal\npathlib.Path(__file__).with_name('began').touch()\nsignal.pause()"
+    )
+    holding = Holding(server, Warm(("hanging",)), tmp_path)
+    try:
+        assert until((tmp_path / "path" / "began").exists, SECONDS)
+        server.end_all()
+        # Long before the import is given up.
+        assert holding.ended()
+    finally:
+        holding.jvm.kill()
+        holding.jvm.communicate()
+    assert until(lambda: not list(tmp_path.glob("hopsgpu/keeper-*")), SECONDS)
+
+
+def test_nobody_answers() -> None:
+    with held_ports(1) as held, pytest.raises(OSError):
+        run_holder(Driver("127.0.0.1", held.ports[0], new_secret(), None))

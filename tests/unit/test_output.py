@@ -1,0 +1,334 @@
+"""The driver's side of ranks' output: what is shown, and what comes to the lake."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import functools
+import io
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import StoreError
+from hopsgpu.gang import Container, World, assign_ranks
+from hopsgpu.output import Outputs, RankOutput, Spool
+from hopsgpu.progress import Lines, Off, Shielded
+from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.channel import new_secret
+from hopsgpu.worker.gpus import GpuSample
+from hopsgpu.worker.logs import follow
+from hopsgpu.worker.measures import Fold, report_line, sample_line
+from hopsgpu.worker.peer import Driver, greet
+from hopsgpu.worker.server import serve
+
+MIB = 2**20
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def world(*hosts: str) -> World:
+    containers = [
+        Container(key, f"container_{key}", host, "10.0.0.1", (f"GPU-{key}",))
+        for key, host in enumerate(hosts)
+    ]
+    return assign_ranks(containers, 1)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(f"file://{tmp_path}/runs/r/logs")
+
+
+def kept(lake: Lake) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(lake.path).iterdir()}
+
+
+def open_spools() -> int:
+    """Files that this process has open in its directory of temporary files."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            count += str(link.readlink()).startswith(tempfile.gettempdir())
+    return count
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    directory = tmp_path / "temporary"
+    directory.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(directory))
+    yield
+    assert open_spools() == 0
+    assert list(directory.iterdir()) == []
+
+
+def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: Lake) -> None:
+    out = io.StringIO()
+    with Outputs(world("node1", "node2"), Lines(out=out)) as outputs:
+        outputs.take(1, b"loss 0.5\nlo")
+        outputs.take(0, "grün\n\xff".encode("latin-1"))
+        outputs.take(1, b"ss 0.4\n")
+        outputs.take(1, b"no end")
+        outputs.ended(0)
+        outputs.ended(1)
+        assert open_spools() == 2
+        logs = outputs.take_over()
+    assert open_spools() == 2
+    logs.upload(lake)
+    assert open_spools() == 0
+    assert out.getvalue().splitlines() == [
+        "[rank 1 node2] loss 0.5",
+        "[rank 0 node1] gr\\xfcn",
+        "[rank 1 node2] loss 0.4",
+        "[rank 0 node1] \\xff",
+        "[rank 1 node2] no end",
+    ]
+    assert kept(lake) == {
+        "rank-0.log": b"gr\xfcn\n\xff",
+        "rank-1.log": b"loss 0.5\nloss 0.4\nno end",
+    }
+
+
+def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: Lake) -> None:
+    with Outputs(world("node1"), Off()) as outputs:
+        outputs.ended(0)
+        logs = outputs.take_over()
+    assert open_spools() == 0
+    logs.upload(lake)
+    assert kept(lake) == {"rank-0.log": b""}
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, StoreError])
+def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) -> None:
+    outputs = Outputs(world("node1"), Off())
+    expected = contextlib.nullcontext() if error is None else pytest.raises(error)
+    with expected, outputs:
+        outputs.take(0, b"some\n")
+        outputs.take_record(0, b"{}\n")
+        assert open_spools() == 2
+        if error is not None:
+            raise error
+    assert open_spools() == 0
+
+
+def test_a_lost_executors_log_says_so_in_its_last_line(lake: Lake) -> None:
+    out = io.StringIO()
+    with Outputs(world("node1", "node2"), Lines(out=out)) as outputs:
+        outputs.take(1, b"step 1\nstep 2, and th")
+        outputs.lost(1, "no sign of life for 30 s")
+        outputs.lost(0, "")
+        logs = outputs.take_over()
+    logs.upload(lake)
+    said = (
+        "hopsgpu: the executor of rank 1 on node2 was lost (no sign of life for 30 s);"
+        " what it wrote last may be missing"
+    )
+    assert kept(lake)["rank-1.log"].decode() == f"step 1\nstep 2, and th\n{said}\n"
+    assert "of rank 0 on node1 was lost (its connection ended)" in kept(lake)["rank-0.log"].decode()
+    assert out.getvalue().splitlines()[:3] == [
+        "[rank 1 node2] step 1",
+        "[rank 1 node2] step 2, and th",
+        f"[rank 1 node2] {said}",
+    ]
+
+
+def test_a_display_that_fails_harms_no_log(lake: Lake) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError("closed")
+
+    shown = Shielded(Lines(out=Closed()))
+    with Outputs(world("node1"), shown) as outputs:
+        for number in range(100):
+            outputs.take(0, b"line %d\n" % number)
+        logs = outputs.take_over()
+    logs.upload(lake)
+    assert kept(lake)["rank-0.log"].count(b"\n") == 100
+    assert shown.problem is not None and "closed" in shown.problem
+
+
+class FullDisk:
+    """A file on a disk that takes so many bytes more."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self._file = file
+        self._room = room
+
+    def write(self, data: Any) -> int:
+        if self._room == 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = self._file.write(data[: self._room])
+        self._room -= written
+        return int(written)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def test_a_full_disk_at_the_driver_ends_the_keeping_and_is_told(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = tempfile.TemporaryFile
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: FullDisk(real(**options), 10))
+    out = io.StringIO()
+    with Outputs(world("node1"), Lines(out=out)) as outputs:
+        for _ in range(3):
+            outputs.take(0, b"1234567\n")
+        logs = outputs.take_over()
+    with pytest.raises(
+        StoreError,
+        match=r"rank-0\.log lacks its last 14 bytes.*directory of temporary files.*No space",
+    ):
+        logs.upload(lake)
+    assert kept(lake)["rank-0.log"] == b"1234567\n12"
+    assert out.getvalue().count("1234567") == 3
+
+
+def test_no_file_can_be_made_at_the_driver(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**options: Any) -> Any:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    spool = Spool()
+    spool.write(b"lost\n")
+    lake.make()
+    with pytest.raises(StoreError, match="lacks its last 5 bytes.*Too many open files"):
+        spool.upload(lake / "rank-0.log")
+
+
+def test_a_lake_that_refuses_one_log_gets_the_others(lake: Lake) -> None:
+    lake.make()
+    (Path(lake.path) / "rank-0.log").mkdir()
+    with Outputs(world("node1", "node2"), Off()) as outputs:
+        outputs.take(0, b"zero\n")
+        outputs.take(1, b"one\n")
+        logs = outputs.take_over()
+    with pytest.raises(StoreError, match=r"not whole on the lake: cannot write .*rank-0\.log"):
+        logs.upload(lake)
+    assert (Path(lake.path) / "rank-1.log").read_bytes() == b"one\n"
+
+
+def test_a_bar_goes_on_while_nothing_comes() -> None:
+    out = io.StringIO()
+    clock = Clock()
+    with Outputs(world("node1"), Lines(out=out), clock) as outputs:
+        outputs.take(0, b"\r 1%")
+        outputs.take(0, b"\r 2%")
+        outputs.refresh()
+        clock.now += 1
+        outputs.refresh()
+        outputs.refresh()
+    assert out.getvalue() == "[rank 0 node1]  1%\n[rank 0 node1]  2%\n"
+
+
+def test_two_million_lines_are_shown_in_order() -> None:
+    class Count(io.TextIOBase):
+        encoding = "utf-8"
+        lines = 0
+        last = ""
+
+        def write(self, text: str) -> int:
+            self.lines += text.count("\n")
+            self.last = text[-30:]
+            return len(text)
+
+    out = Count()
+    output = RankOutput(0, "node1", Lines(out=out))
+    chunk = b"".join(b"%06d\n" % number for number in range(20_000))
+    for _ in range(100):
+        output.take(chunk)
+    output.ended()
+    output.spool.close()
+    assert out.lines == 2_000_000
+    assert out.last.endswith("019999\n")
+
+
+PRINTS = """
+import ctypes, sys
+from hopsgpu.worker.rank import prepare_output
+prepare_output()
+libc = ctypes.CDLL(None)
+for number in range(20_000):
+    print("stdout", number)
+    print("stderr", number, file=sys.stderr)
+libc.puts(b"\\xff from C")
+ctypes.string_at(0)
+"""
+
+
+def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
+    tmp_path: Path, lake: Lake
+) -> None:
+    log = tmp_path / "log"
+
+    async def agent(driver: Driver) -> None:
+        channel = await greet(driver)
+        ended = asyncio.Event()
+        with log.open("ab") as file:
+            command = [sys.executable, "-c", PRINTS]
+            rank = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        send = functools.partial(channel.send, "output")
+        following = asyncio.create_task(follow(log, ended, send))
+        assert await asyncio.to_thread(rank.wait) == -signal.SIGSEGV
+        ended.set()
+        await following
+        await channel.send("ended")
+        await channel.close()
+
+    out = io.StringIO()
+    secret = new_secret()
+    with serve(secret, "127.0.0.1") as server, Outputs(world("node1"), Lines(out=out)) as outputs:
+        driver = Driver("127.0.0.1", server.port, secret, None)
+        talking = threading.Thread(target=lambda: asyncio.run(agent(driver)))
+        talking.start()
+        kind = ""
+        while kind != "ended":
+            event = server.next_event(20)
+            assert event is not None and event.message is not None
+            kind = event.message.kind
+            if kind == "output":
+                outputs.take(0, event.message.payload)
+        outputs.ended(0)
+        talking.join()
+        logs = outputs.take_over()
+    logs.upload(lake)
+    shown = [line.removeprefix("[rank 0 node1] ") for line in out.getvalue().splitlines()]
+    pairs = (pair for n in range(20_000) for pair in (f"stdout {n}", f"stderr {n}"))
+    assert shown[:40_001] == [*pairs, "\\xff from C"]
+    assert shown[40_001] == "Fatal Python error: Segmentation fault"
+    assert kept(lake)["rank-0.log"] == log.read_bytes()
+
+
+def test_reports_and_samples_are_folded_and_recorded(lake: Lake) -> None:
+    told: list[str] = []
+    with Outputs(world("node1", "node2"), Off()) as outputs:
+        fold = Fold()
+        lines = [report_line(5, {"loss": 0.5}, 1.0)]
+        lines += [sample_line(GpuSample(second, "GPU-1", 0.0)) for second in range(20)]
+        for line in lines:
+            outputs.take_record(1, line)
+            fold.take(line)
+        outputs.take_reports(1, fold.flush())
+        assert outputs.metrics() == ({}, {"step": 5, "loss": 0.5, "gpu.0.utilisation": 0.0})
+        assert (outputs.utilisation(0), outputs.utilisation(1)) == (None, 0.0)
+        told = [*outputs.warnings(0), *outputs.warnings(1)]
+        logs = outputs.take_over()
+    logs.upload(lake)
+    assert len(told) == 1 and told[0].startswith("rank 1 on node2: GPU-1 idled for 100% of 19 s")
+    assert set(kept(lake)) == {"rank-0.log", "rank-1.log", "metrics-1.jsonl"}
+    assert kept(lake)["metrics-1.jsonl"] == b"".join(lines)

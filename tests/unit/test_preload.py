@@ -1,0 +1,207 @@
+"""What a fork server is told to import, for functions of a user's own modules."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hopsgpu.frameworks.preload import PRELOADABLE, preloads
+from hopsgpu.modules import PackedModules, pack_modules
+
+NONE = pack_modules([])
+
+Project = Callable[..., tuple[Any, PackedModules]]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    """Writes modules, imports `own.train`, and packs them all."""
+
+    def write(**sources: str) -> tuple[Any, PackedModules]:
+        (tmp_path / "own").mkdir()
+        for name, source in {"__init__": "", **sources}.items():
+            (tmp_path / "own" / f"{name}.py").write_text(source)
+        return importlib.import_module("own.train"), pack_modules([tmp_path])
+
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield write
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def nested() -> Any:
+    def inner() -> Any:
+        import torch.nn.functional
+
+        return torch.nn.functional
+
+    return [inner for _ in range(2)]
+
+
+def from_inside() -> Any:
+    from tensorflow import keras
+
+    return keras
+
+
+def with_global() -> Any:
+    return np.zeros(1)
+
+
+def nothing() -> None:
+    import json
+
+    json.dumps({})
+
+
+class Trainer:
+    def __call__(self) -> Any:
+        import jax  # type: ignore[import-not-found]
+
+        return jax
+
+
+def logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (nothing, ()),
+        (nested, ("torch",)),
+        (from_inside, ("tensorflow",)),
+        (with_global, ("numpy",)),
+        (functools.partial(nested), ("torch",)),
+        (functools.partial(nothing, np.float32), ("numpy",)),
+        (functools.partial(nothing, np.zeros(1)), ("numpy",)),
+        (logged(nested), ("torch",)),
+        (functools.cache(nested), ("torch",)),
+    ],
+)
+def test_imports_of_a_function(function: Callable[..., Any], found: tuple[str, ...]) -> None:
+    assert preloads(function, NONE) == found
+
+
+def test_closures_and_defaults() -> None:
+    array = np.zeros(1)
+
+    def closed() -> Any:
+        return array
+
+    def defaulted(module: Any = np) -> Any:
+        return module
+
+    assert preloads(closed, NONE) == ("numpy",)
+    assert preloads(defaulted, NONE) == ("numpy",)
+
+
+def test_what_the_users_modules_import(project: Project) -> None:
+    train, packed = project(
+        train="from own import data\ndef train():\n    from .model import Net\n    return Net\n",
+        data="import pandas.api\ndef unused():\n    import pyarrow\n",
+        model="from .layers import *\n",
+        layers="raise RuntimeError('nobody runs it')\nimport torch.nn as nn\n",
+    )
+    assert preloads(train.train, packed) == ("torch", "pandas", "pyarrow")
+
+
+def test_a_module_that_is_not_imported_does_not_count(project: Project) -> None:
+    train, packed = project(
+        train="def train():\n    import torch\n",
+        other="import tensorflow\nimport jax\n",
+        train2="from . import other\n",
+    )
+    assert preloads(train.train, packed) == ("torch",)
+
+
+def test_both_where_both_are_used(project: Project) -> None:
+    train, packed = project(
+        train="import own.other\ndef train():\n    import torch\n",
+        other="def f(): import tensorflow",
+    )
+    assert preloads(train.train, packed) == ("torch", "tensorflow")
+
+
+def test_types_alone_do_not_count(project: Project) -> None:
+    train, packed = project(
+        train=(
+            "from __future__ import annotations\n"
+            "from typing import TYPE_CHECKING\n"
+            "if TYPE_CHECKING:\n    import tensorflow\nelse:\n    import pandas as tensorflow\n"
+            "def train(x: tensorflow.Tensor): ...\n"
+        )
+    )
+    assert preloads(train.train, packed) == ("pandas",)
+
+
+def test_methods_of_the_users_classes(project: Project) -> None:
+    source = (
+        "class Base:\n    def __call__(self):\n        return self.fit()\n"
+        "class Trainer(Base):\n    def fit(self):\n        import jax\n"
+        "def train():\n    return Trainer()()\n"
+    )
+    train, packed = project(train=source)
+    assert preloads(train.train, packed) == ("jax",)
+    assert preloads(train.Trainer(), packed) == ("jax",)
+    assert preloads(train.Trainer().fit, packed) == ("jax",)
+
+
+def test_circles_and_broken_modules(project: Project) -> None:
+    train, packed = project(
+        train="def train():\n    from . import a, broken\n    return train\n",
+        a="from . import b\nimport torch\n",
+        b="from .a import *\nfrom .... import far\n",
+        broken="import tensorflow )\n",
+    )
+    assert preloads(train.train, packed) == ("torch",)
+
+
+def test_a_users_module_of_a_known_name(project: Project, tmp_path: Path) -> None:
+    """It may do anything when it is imported, and is not the same for every function."""
+    (tmp_path / "keras.py").write_text("")
+    train, packed = project(train="def train():\n    import keras\n")
+    assert preloads(train.train, packed) == ()
+
+
+def test_a_script(tmp_path: Path) -> None:
+    """What a script imports for its own use only does not count; what the function uses does."""
+    (tmp_path / "mine.py").write_text("import torch\n")
+    (tmp_path / "script.py").write_text(
+        "import json, numpy\nimport pandas as unused\n"
+        "from hopsgpu.frameworks.preload import preloads\n"
+        "from hopsgpu.modules import module_roots, pack_modules\n"
+        "def net():\n    import mine\n    return numpy\n"
+        "def train():\n    return net()\n"
+        "print(*preloads(train, pack_modules(module_roots(train))))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == ["torch", "numpy"]
+
+
+def test_nothing_heavy_is_imported_at_the_driver() -> None:
+    code = (
+        "import sys\nfrom hopsgpu.frameworks.preload import preloads, PRELOADABLE\n"
+        "from hopsgpu.modules import pack_modules\n"
+        "def train():\n    import torch, tensorflow, jax, keras, pandas\n"
+        "print(*preloads(train, pack_modules([])))\n"
+        "assert not set(PRELOADABLE) & set(sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == [p for p in PRELOADABLE if p in ran.stdout]
+    assert len(ran.stdout.split()) == 5

@@ -1,0 +1,107 @@
+"""What `progress=` accepts, and what each display shows."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.progress import Lines, progress_of
+from hopsgpu.results import RunStatus
+
+STATUS = RunStatus("r", "waiting", 0, 1, 2, ("node1",), "node2 is full", 1.5)
+
+
+def test_a_callable_is_told_of_states_and_of_no_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[RunStatus] = []
+    shown = progress_of(told.append)
+    shown.status(STATUS)
+    shown.line(0, "node1", "one", "two")
+    assert told == [STATUS] and shown.problem is None
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_callable_that_fails_is_told_of_nothing_more() -> None:
+    calls = []
+
+    def fails(status: RunStatus) -> None:
+        calls.append(status)
+        raise ValueError("mine")
+
+    shown = progress_of(fails)
+    shown.status(STATUS)
+    shown.status(STATUS)
+    assert len(calls) == 1
+    assert shown.problem == "progress was shown no more (ValueError: mine)"
+
+
+class Takes:
+    def __call__(self, status: RunStatus, extra: int = 0) -> None: ...
+
+    def none(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "given",
+    [print, Takes(), lambda *statuses: None, functools.partial(lambda a, b: None, 1), [].append],
+)
+def test_callables_with_one_argument_are_accepted(given: Callable[..., Any]) -> None:
+    progress_of(given).status(STATUS)
+
+
+async def coroutine(status: RunStatus) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (lambda: None, "one argument, a RunStatus"),
+        (lambda one, two: None, "one argument, a RunStatus"),
+        (lambda *, status: None, "one argument, a RunStatus"),
+        (Takes().none, "one argument, a RunStatus"),
+        (coroutine, "coroutine"),
+        ("rich", "progress='rich'.*\"rich\" is not available yet"),
+        ("loud", "progress='loud': 'lines', 'off', None or a callable"),
+        (1, "progress=1"),
+    ],
+)
+def test_others_are_refused(given: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        progress_of(given)
+
+
+def test_lines_that_come_together_are_written_at_once() -> None:
+    class Counted(io.StringIO):
+        writes = 0
+
+        def write(self, text: str) -> int:
+            self.writes += 1
+            return super().write(text)
+
+    out = Counted()
+    lines = Lines(out=out)
+    lines.line(3, "node2", "one", "", "three")
+    lines.line(0, "node1", "four")
+    assert out.writes == 2
+    assert out.getvalue().splitlines() == [
+        "[rank 3 node2] one",
+        "[rank 3 node2] ",
+        "[rank 3 node2] three",
+        "[rank 0 node1] four",
+    ]
+
+
+@pytest.mark.parametrize("given", [None, "lines"])
+def test_lines_are_the_default_and_off_shows_nothing(
+    given: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    progress_of(given).line(0, "node1", "shown")
+    progress_of("off").line(0, "node1", "not shown")
+    progress_of("off").status(STATUS)
+    assert capsys.readouterr() == ("[rank 0 node1] shown\n", "")
+    progress_of(given).status(STATUS)
+    assert "node2 is full" in capsys.readouterr().err

@@ -1,0 +1,288 @@
+"""The driver's end: its port, its queue, and floods of connections and of output."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.worker import server as server_module
+from hopsgpu.worker.admission import GRACE_SECONDS, displaced, most_unproven
+from hopsgpu.worker.channel import Message, new_secret
+from hopsgpu.worker.events import MOST_QUEUED, Event, EventQueue
+from hopsgpu.worker.handshake import connect
+from hopsgpu.worker.server import ControlServer, serve
+from tests.unit.peers import process
+
+SECRET = new_secret()
+SECONDS = 10.0
+FRAME = 65536
+
+
+@pytest.fixture
+def server() -> Iterator[ControlServer]:
+    with serve(SECRET, "127.0.0.1") as running:
+        yield running
+
+
+def message(size: int) -> Message:
+    return Message("output", {}, size=size)
+
+
+class Puts:
+    """A queue in an event loop of its own; what is put in has been let in, or waits."""
+
+    def __init__(self, most: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.queue = EventQueue(self.loop, most)
+
+    def put(self, peer: int, size: int) -> asyncio.Task[None]:
+        task = self.loop.create_task(self.queue.put(Event(peer, message(size))))
+        self.settle()
+        return task
+
+    def settle(self) -> None:
+        for _ in range(3):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def take(self) -> int | None:
+        event = self.queue.take(0)
+        self.settle()
+        return event and event.peer
+
+
+@pytest.fixture
+def puts() -> Iterator[Puts]:
+    made = Puts(10_000)
+    yield made
+    made.loop.close()
+
+
+def test_a_full_queue_makes_wait_and_lets_in_in_order(puts: Puts) -> None:
+    # One that is larger than the whole queue must not wait for ever.
+    assert puts.put(1, 50_000).done()
+    waiting = [puts.put(2, 10_000), puts.put(3, 10)]
+    assert not any(task.done() for task in waiting)
+    assert puts.take() == 1
+    assert [task.done() for task in waiting] == [True, False]
+    assert puts.take() == 2
+    assert waiting[1].done()
+    assert (puts.take(), puts.take()) == (3, None)
+
+
+def test_an_end_needs_no_room(puts: Puts) -> None:
+    puts.put(1, 50_000)
+    puts.queue.put_end(Event(2, None, "closed"))
+    assert (puts.take(), puts.take()) == (1, 2)
+
+
+def test_who_is_sent_to_does_not_wait(puts: Puts) -> None:
+    puts.put(1, 50_000)
+    waiting = [puts.put(2, 10), puts.put(3, 10)]
+    with puts.queue.sending_to(3):
+        puts.settle()
+        assert [task.done() for task in waiting] == [False, True]
+        assert puts.put(3, 10).done()
+    later = puts.put(3, 10)
+    assert not later.done()
+    assert [puts.take() for _ in range(5)] == [1, 3, 3, 2, 3]
+
+
+def test_who_gives_up_waiting_is_forgotten(puts: Puts) -> None:
+    puts.put(1, 50_000)
+    given_up, waiting = puts.put(2, 10), puts.put(3, 10)
+    given_up.cancel()
+    assert puts.take() == 1
+    assert given_up.cancelled() and waiting.done()
+    assert (puts.take(), puts.take()) == (3, None)
+
+
+def resident() -> int:
+    """MiB of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() // 2**20
+
+
+def test_output_that_nobody_takes_stays_with_its_rank() -> None:
+    """200 MB from one peer, with heartbeats meanwhile, and a word from another behind them."""
+    number = 200 * 2**20 // FRAME
+    with (
+        serve(SECRET, "127.0.0.1", heartbeat=0.6) as server,
+        process("flood", server.port, SECRET, number, {"heartbeat": 0.6}),
+    ):
+        before = resident()
+        first = server.next_event(SECONDS)
+        assert first is not None and first.message is not None
+        # Twice the heartbeat in which nothing of it is read: it is not lost for that.
+        assert not threading.Event().wait(1.5)
+        assert server._events._queued <= MOST_QUEUED + 2 * FRAME
+        assert resident() - before < 60
+        with process("agents", server.port, SECRET, 1, {"heartbeat": 0.6}):
+            numbers = [first.message["number"]]
+            kinds = []
+            while "all" not in kinds or "hello" not in kinds:
+                event = server.next_event(SECONDS)
+                assert event is not None and event.message is not None, event
+                kinds.append(event.message.kind)
+                if event.message.kind == "output":
+                    numbers.append(event.message["number"])
+    assert numbers == list(range(number))
+    assert resident() - before < 100
+
+
+def test_a_peer_that_says_much_can_be_told_something(server: ControlServer) -> None:
+    """Neither end reads until the other has: the driver then reads beyond its bound."""
+    number = 3 * MOST_QUEUED // FRAME
+
+    async def talk() -> int:
+        channel = await connect("127.0.0.1", server.port, SECRET)
+        for _ in range(number):
+            await channel.send("output", bytes(FRAME))
+        told = await channel.receive()
+        await channel.close()
+        return 0 if told is None else len(told.payload)
+
+    told: list[int] = []
+    thread = threading.Thread(target=lambda: told.append(asyncio.run(talk())), daemon=True)
+    thread.start()
+    first = server.next_event(SECONDS)
+    assert first is not None
+    assert server.send(first.peer, "run", bytes(30 * 2**20))
+    while (event := server.next_event(SECONDS)) is not None and event.message is not None:
+        pass
+    thread.join(SECONDS)
+    assert told == [30 * 2**20]
+
+
+@pytest.mark.parametrize(
+    ("since", "wait"),
+    [({}, None), ({1: 5.0}, None), ({1: 5.0, 2: 9.0}, 0.0), ({1: 9.5, 2: 9.0}, 1.5)],
+)
+def test_the_oldest_stranger_makes_way(since: dict[int, float], wait: float | None) -> None:
+    assert GRACE_SECONDS == 2
+    assert displaced(since, most=2, now=10.0) == wait
+
+
+def test_strangers_leave_descriptors_to_others() -> None:
+    assert (most_unproven(1024), most_unproven(10**6), most_unproven(1)) == (512, 1024, 1)
+
+
+FLOOD = """
+import resource, socket, sys
+port, number = int(sys.argv[1]), int(sys.argv[2])
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+connections = [socket.socket() for _ in range(number)]
+for connection in connections:
+    connection.setblocking(False)
+    connection.connect_ex(("127.0.0.1", port))
+print("connected", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def silent_connections(port: int, number: int) -> Iterator[None]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", FLOOD, str(port), str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdin is not None and child.stdout is not None
+    try:
+        assert child.stdout.readline() == b"connected\n"
+        yield
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+
+
+def test_a_flood_of_silent_connections_keeps_no_agent_out(server: ControlServer) -> None:
+    async def join() -> None:
+        channels = [await connect("127.0.0.1", server.port, SECRET) for _ in range(3)]
+        for channel in channels:
+            await channel.send("hello")
+        for channel in channels:
+            await channel.close()
+
+    with silent_connections(server.port, 2000):
+        began = time.monotonic()
+        asyncio.run(join())
+        print(f"joined beside 2,000 silent connections after {time.monotonic() - began:.1f} s")
+        kinds = []
+        for _ in range(6):
+            event = server.next_event(SECONDS)
+            assert event is not None
+            kinds.append(event.message and event.message.kind)
+        assert kinds.count("hello") == 3
+
+
+def test_a_silent_stranger_is_hung_up_on(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS) as stranger:
+        stranger.recv(40, socket.MSG_WAITALL)
+        assert stranger.recv(1) == b""
+
+
+def test_hang_up_and_the_end_of_the_server_close_connections() -> None:
+    async def ended(port: int) -> bool:
+        channel = await connect("127.0.0.1", port, SECRET)
+        await channel.send("hello")
+        end = await channel.receive()
+        await channel.close()
+        return end is None
+
+    async def hung_up(server: ControlServer) -> bool:
+        talking = asyncio.create_task(ended(server.port))
+        event = await asyncio.to_thread(server.next_event, SECONDS)
+        assert event is not None
+        await asyncio.to_thread(server.hang_up, [event.peer])
+        return await talking
+
+    with serve(SECRET, "127.0.0.1") as server:
+        assert asyncio.run(hung_up(server))
+        port = server.port
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=SECONDS)
+
+
+def test_a_peer_that_reads_nothing_delays_nobody() -> None:
+    async def stuck(port: int) -> tuple[Any, ...]:
+        channel = await connect("127.0.0.1", port, SECRET)
+        channel._writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await channel.send("hello")
+        return (channel,)
+
+    began = time.monotonic()
+    with serve(SECRET, "127.0.0.1") as server:
+        loop = asyncio.new_event_loop()
+        held = loop.run_until_complete(stuck(server.port))
+        assert held and (event := server.next_event(SECONDS)) is not None
+        threading.Thread(
+            target=server.send, args=(event.peer, "run", bytes(50 * 2**20)), daemon=True
+        ).start()
+        server.end_all()
+    assert time.monotonic() - began < 5
+    loop.close()
+
+
+def test_an_address_or_a_port_that_cannot_be_had_is_a_config_error(server: ControlServer) -> None:
+    taken = range(server.port, server.port + 1)
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*spark\.hopsgpu\.ports"):
+        serve(SECRET, "127.0.0.1", taken).__enter__()
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        serve(SECRET, "192.0.2.1").__enter__()
