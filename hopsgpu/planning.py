@@ -41,7 +41,7 @@ def plan_of(
         shape=shape,
         queue=application.queue,
         environment=_environment(spec, shape.cores // ranks),
-        paths=_paths(application, spec, run_id),
+        paths=_paths(Lake(lake_root(application)).url, spec, run_id),
         warnings=warnings,
     )
 
@@ -54,7 +54,7 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
         held,
         spec=spec,
         environment=_environment(spec, cores),
-        paths=_paths(given.application, spec, run_id),
+        paths=_paths(held.paths["root"], spec, run_id),
         warnings=(*held.warnings, *given.modules.warnings),
     )
 
@@ -82,8 +82,7 @@ def _environment(spec: GangSpec, cores: int) -> Mapping[str, str]:
     return {"OMP_NUM_THREADS": str(cores), **spec.env_vars}
 
 
-def _paths(application: Application, spec: GangSpec, run_id: str) -> Mapping[str, str]:
-    root = Lake(lake_root(application)).url
+def _paths(root: str, spec: GangSpec, run_id: str) -> Mapping[str, str]:
     paths = {"root": root, "run": f"{root}/runs/{run_id}"}
     if spec.model is not None:
         paths["model"] = f"{root}/models/{spec.model}"

@@ -164,6 +164,7 @@ class Pool:
                     self._drop(server, message["ready"])
                     return
                 server.ready, server.deadline = True, None
+                server.imported |= set(message["imported"])
                 waiting, server.waiting = server.waiting, []
                 for request in waiting:
                     self._forward(server, request)

@@ -42,13 +42,16 @@ class Reaper:
     def __init__(self) -> None:
         self.ranks: set[int] = set()
         self.kept: set[int] = set()
+        self._serving: set[int] = set()
         # Their sessions; no number of these is given out while a process is left in it.
         self._ended: set[int] = set()
 
-    def add(self, rank: int) -> None:
-        """Takes in a child that is a rank."""
+    def add(self, rank: int, *, serves: bool = False) -> None:
+        """Takes in a child that is a rank, or one that serves ranks and starts nothing itself."""
         self.ranks.add(rank)
         self._ended.discard(rank)
+        if serves:
+            self._serving.add(rank)
 
     def signal(self, pid: int, number: int, scope: str) -> None:
         """Sends a signal to a rank that has not been reaped; to another pid nothing.
@@ -79,6 +82,7 @@ class Reaper:
             self.kept.discard(pid)
             if pid in self.ranks:
                 self.ranks.remove(pid)
+                self._serving.discard(pid)
                 self._ended.add(pid)
         return ended
 
@@ -117,7 +121,7 @@ class Reaper:
         adopted = [pid for pid in children(os.getpid()) if pid not in ours]
         if not adopted:
             self._ended.clear()
-        if not self.ranks:
+        if not self.ranks - self._serving:
             return adopted
         return [pid for pid in adopted if _session(pid) in self._ended]
 

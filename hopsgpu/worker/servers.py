@@ -54,6 +54,7 @@ class Server:
         log: what its imports write.
         deadline: the clock's reading at which it must be ready or have ended, if it must.
         used: the clock's reading when it was last wanted.
+        imported: top-level modules that it has, or will have once it is ready.
         ready: whether it has said that it may fork.
         waiting: what it is wanted for once it is ready.
         asked: what it has been told to do, by number.
@@ -66,6 +67,7 @@ class Server:
     log: Path
     deadline: float | None
     used: float
+    imported: frozenset[str]
     ready: bool = False
     waiting: list[Request] = field(default_factory=list)
     asked: dict[int, Request] = field(default_factory=dict)
@@ -87,7 +89,7 @@ def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
     for server in servers:
         own = server.spec
         same = (own.executable, own.environment) == (spec.executable, spec.environment)
-        if same and set(spec.modules) <= set(own.modules):
+        if same and server.imported.issuperset(spec.modules):
             return server
     return None
 
@@ -135,7 +137,8 @@ def start(
     except BaseException:
         ours.close()
         raise
-    return Server(spec, pid, Lines(ours), log, now + spec.import_seconds, now)
+    imported = frozenset(spec.modules)
+    return Server(spec, pid, Lines(ours), log, now + spec.import_seconds, now, imported)
 
 
 def started(command: list[str], **options: Any) -> int:

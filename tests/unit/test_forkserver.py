@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -220,6 +221,37 @@ def test_a_store_ends_with_the_connection(warm: Container) -> None:
 
     pid = asyncio.run(scenario())
     assert until(lambda: gone(pid), SECONDS)
+
+
+def test_a_store_that_goes_on_keeps_nothing_of_an_ended_rank(
+    warm: Container, tmp_path: Path
+) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="1")
+        family = tmp_path / "family"
+        async with warm.keeper() as keeper:
+            store = await keeper.store(spec, 1)
+            rank = await warm.start(keeper, spec, functions.family, str(family))
+            assert await asyncio.to_thread(until, family.exists, SECONDS)
+            keeper.signal(rank.pid, signal.SIGTERM, "group")
+            await rank.end()
+            pids = json.loads(family.read_text())
+            left = [pids[name] for name in ("daemon", "forked", "child", "worker")]
+            assert await asyncio.to_thread(until, lambda: all(map(gone, left)), SECONDS)
+            assert store is not None and not gone(store.pid)
+
+    asyncio.run(scenario())
+
+
+def test_a_server_serves_whoever_wants_what_it_has_imported(warm: Container) -> None:
+    async def scenario() -> None:
+        servers = [
+            await warm.value(warm.spec(*modules, OMP_NUM_THREADS="1"), os.getppid)
+            for modules in (("torch",), ("numpy",), ())
+        ]
+        assert len(set(servers)) == 1
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

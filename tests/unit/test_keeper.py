@@ -293,7 +293,8 @@ def test_a_few_fork_servers_are_kept(here: Container) -> None:
 
 def server(here: Container, *modules: str, used: float = 0.0, **variables: str) -> Server:
     lines: Any = None
-    return Server(here.spec(*modules, **variables), 1, lines, Path(), 0.0, used)
+    spec = here.spec(*modules, **variables)
+    return Server(spec, 1, lines, Path(), 0.0, used, frozenset(modules))
 
 
 def test_who_serves_whom() -> None:
