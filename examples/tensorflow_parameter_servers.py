@@ -10,12 +10,9 @@ returns, all others are stopped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hopsgpu
-
-if TYPE_CHECKING:
-    import tensorflow as tf
 
 WORKERS = 3
 PARAMETER_SERVERS = 1
@@ -40,7 +37,7 @@ def train(steps: int) -> dict[str, Any]:
         done = tf.Variable(0)
 
     @tf.function
-    def step(number: tf.Tensor) -> tf.Tensor:
+    def step(number):  # type: ignore[no-untyped-def] # AutoGraph would evaluate annotations
         x = tf.random.stateless_normal((BATCH, 3), seed=(0, number))
         y = tf.linalg.matvec(x, [1.0, -2.0, 3.0])
         with tf.GradientTape() as tape:
@@ -65,6 +62,7 @@ def main() -> None:
         kwargs={"steps": 200},
         workers=WORKERS,
         parameter_servers=PARAMETER_SERVERS,
+        memory_per_worker="2g",  # of a parameter server too
         visible="rank",
     )
     spark.stop()

@@ -12,6 +12,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.results import RunStatus
 
 _REPEAT_SECONDS = 10.0
+_MOST_TOLD = 6
 
 
 class Progress(Protocol):
@@ -59,16 +60,18 @@ class Lines:
         self._out = out
         self._err = err
         self._clock = clock
+        self._state = ""
         self._last = ""
         self._said = float("-inf")
 
     def status(self, status: RunStatus) -> None:
-        """One line for each change; the same again every 10 s, so that waiting is seen."""
+        """One line for each change, of metrics one every 10 s; a wait is told of as often."""
         text = describe(status)
         now = self._clock()
-        if text == self._last and now - self._said < _REPEAT_SECONDS:
+        is_news = text != self._last and (status.state, self._state) != ("training", "training")
+        if not is_news and now - self._said < _REPEAT_SECONDS:
             return
-        self._last, self._said = text, now
+        self._state, self._last, self._said = status.state, text, now
         stream = self._err or sys.stderr
         print(f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: {text}", file=stream, flush=True)
 
@@ -118,7 +121,16 @@ def describe(status: RunStatus) -> str:
         return f"waiting: {status.granted} of {status.wanted} executors are here{hosts}{why}"
     if status.state in ("granted", "ready"):
         return f"{status.state}: {status.wanted} executors on {', '.join(status.granted_hosts)}"
+    if status.state == "training":
+        return "training" + _measured(status)
     return status.state
+
+
+def _measured(status: RunStatus) -> str:
+    """What rank 0 reported last."""
+    reported = status.metrics[0] if status.metrics else {}
+    told = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
+    return f": {', '.join(told[:_MOST_TOLD])}" if told else ""
 
 
 def progress_of(given: object) -> Shielded:

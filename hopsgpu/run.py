@@ -75,6 +75,7 @@ class Board:
         """Notes what each rank reported last."""
         with self._lock:
             self._metrics = tuple(metrics)
+        self._progress.status(self.status())
 
     def attempt(self, number: int) -> None:
         """Notes that the gang starts again: what was held and trained until now is kept apart."""

@@ -35,6 +35,8 @@ PRELOADABLE = (
     "pyarrow",
 )
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
+# Sources are parsed once for all launches of a held gang.
+_MOST_SOURCES = 4096
 # A function that refers to more than this is not followed to the end.
 _MOST_OBJECTS = 10_000
 
@@ -93,11 +95,12 @@ def _sources(modules: PackedModules) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def _imports_of_source(name: str, source: str, package: bool) -> list[str]:
+@functools.lru_cache(maxsize=_MOST_SOURCES)
+def _imports_of_source(name: str, source: str, package: bool) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)
     except SyntaxError:
-        return []  # the rank that imports it will say so
+        return ()  # the rank that imports it will say so
     parent = name if package else name.rpartition(".")[0]
     found = []
     for node in _executed(tree):
@@ -106,7 +109,7 @@ def _imports_of_source(name: str, source: str, package: bool) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
             found += _from(node.module or "", node.level, names, parent)
-    return found
+    return tuple(found)
 
 
 def _executed(node: ast.AST) -> Iterator[ast.AST]:

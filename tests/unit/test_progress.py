@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,3 +106,17 @@ def test_lines_are_the_default_and_off_shows_nothing(
     assert capsys.readouterr() == ("[rank 0 node1] shown\n", "")
     progress_of(given).status(STATUS)
     assert "node2 is full" in capsys.readouterr().err
+
+
+def test_metrics_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    lines = Lines(clock=lambda: now)
+    training = replace(STATUS, state="training", waiting_for="")
+    lines.status(training)
+    for step in range(12):
+        now = float(step)
+        measured: dict[str, float] = {"step": step, "loss": 1 / 4, "gpu.0.power": 90.0}
+        lines.status(replace(training, metrics=(measured, {})))
+    lines.status(replace(training, state="releasing"))
+    told = [line.partition(" s: ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["training", "training: step 10, loss 0.25", "releasing"]

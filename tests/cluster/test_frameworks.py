@@ -1,0 +1,69 @@
+"""Every framework and strategy once as a launch on the real cluster; a number is checked."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.cluster.test_launch import quiet
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports an example by name; it travels to the ranks as a module beside a script does."""
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_tensorflow_workers(
+    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
+) -> None:
+    train = example("tensorflow_workers").train
+    result = quiet(train, kwargs={"epochs": 10}, workers=2, visible="rank")
+    for value in result.values:
+        assert value["replicas"] == 2
+        assert value["losses"][-1] < 1e-3 < value["losses"][0]
+        assert value["weights"] == pytest.approx([1.0, -2.0, 3.0, 0.5], abs=1e-2)
+
+
+def test_tensorflow_parameter_servers(
+    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
+) -> None:
+    train = example("tensorflow_parameter_servers").train
+    result = quiet(
+        train, kwargs={"steps": 100}, workers=3, parameter_servers=1, memory_per_worker="2g"
+    )
+    assert result.value["done"] == 100
+    assert result.value["weights"] == pytest.approx([1.0, -2.0, 3.0], abs=0.1)
+    assert result.values[1:] == (None, None)
+    assert [(rank.rank, rank.role) for rank in result.ranks] == [
+        (0, "worker"),
+        (1, "worker"),
+        (2, "worker"),
+        (3, "ps"),
+    ]
+    assert [rank.stopped for rank in result.ranks] == [False, True, True, True]
+    assert result.ranks[3].gpus == ()
+
+
+def test_jax_processes(
+    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
+) -> None:
+    result = quiet(example("jax_processes").train, kwargs={"steps": 50}, workers=2)
+    assert result.value["losses"][-1] < 1e-3 < result.value["losses"][0]
