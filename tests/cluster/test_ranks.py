@@ -27,10 +27,6 @@ def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
         yield held
 
 
-def run_directory(result: hopsgpu.GangResult, log_url: str) -> Lake:
-    return Lake(log_url.partition("/logs/")[0])
-
-
 # Fresh processes, quickly.
 
 
@@ -117,10 +113,7 @@ def test_output_comes_whole_and_in_order_and_is_kept_on_the_lake(
 
 
 def test_a_rank_that_prints_200_mb_waits_for_nobody(gang: hopsgpu.Gang) -> None:
-    slow = threading.Event()
-
     result = gang.launch(print_at_length, args=(200,), progress="off", name="much")
-    assert not slow.is_set()
     assert max(result.values) < 20
     print(f"200 MB printed within {max(result.values):.1f} s by each of {WORKERS} ranks")
 
@@ -222,7 +215,7 @@ def test_all_processes_of_a_rank_that_is_stopped_go(gang: hopsgpu.Gang, tmp_path
         threading.Event().wait(300)
 
     with pytest.raises(hopsgpu.RankFailed, match="run_timeout"):
-        gang.launch(spawn, args=(str(tmp_path),), run_timeout="3s", progress="off")
+        gang.launch(spawn, args=(str(tmp_path),), run_timeout="8s", progress="off")
     pids = [int(file.read_text()) for file in tmp_path.iterdir()]
     assert len(pids) == 3 * WORKERS
     assert until(lambda: all(map(gone, pids)), 5)
