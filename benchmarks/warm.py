@@ -16,7 +16,7 @@ from benchmarks.bare import bare_stage, release_bare
 from benchmarks.table import heading, row
 
 WORKERS = 2
-HELD = 200
+HELD = 100
 BARRIERS = 20
 DISTRIBUTED = 5
 COLD = 5

@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
 from collections.abc import Callable
 
 from hopsgpu.errors import HopsGpuError
 
 Work = Callable[[], None]
+# A small file takes HDFS half a second, nearly all of it waiting.
+_MOST_THREADS = 32
+# Each may keep a file open.
+_MOST_WAITING = 256
+_LONGEST_WAIT = 60.0
 
 
 class Background:
-    """Does what is put, in order, in a thread of its own, and keeps what went wrong.
+    """Does what is put, several at a time, and keeps what went wrong.
 
-    The thread is a daemon, since a lake that hangs must not keep a script alive, and ends when
-    nothing is left to do; the next work starts another.
+    Works of one key are done one after the other, in order; one that has not begun is replaced by
+    the next of its key. The threads are daemons, since a lake that hangs must not keep a script
+    alive, and end when nothing is left to do.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
-        self._works: queue.SimpleQueue[Work] = queue.SimpleQueue()
-        self._open = 0
+        self._waiting: dict[str, Work] = {}
+        self._running: set[str] = set()
+        self._threads = 0
         self._problems: list[str] = []
 
-    def put(self, work: Work) -> None:
-        """Has something done once all that was put before is."""
+    def put(self, key: str, work: Work) -> None:
+        """Has something done; waits where very much is to be done already, at most a minute."""
         with self._changed:
-            self._works.put(work)
-            self._open += 1
-            if self._open == 1:
+            self._changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING, _LONGEST_WAIT)
+            self._waiting[key] = work
+            if self._threads < _MOST_THREADS:
+                self._threads += 1
                 threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def flush(self, seconds: float) -> None:
-        """Waits until all is done, at most so long; what is not done then is a problem."""
-        deadline = time.monotonic() + seconds
+        """Waits until all is done.
+
+        Where nothing was done for so many seconds, what is left is a problem.
+        """
         with self._changed:
-            while self._open:
-                left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
+            while left := [*self._running, *self._waiting]:
+                if not self._changed.wait(seconds):
                     self._problems.append(
-                        f"records or logs are not on the lake yet: it has not answered for"
-                        f" {seconds:g} s"
+                        f"not on the lake after {seconds:g} s: {', '.join(left[:3])}"
+                        f"{f' and {len(left) - 3} more' if len(left) > 3 else ''}"
                     )
                     return
 
@@ -55,15 +62,20 @@ class Background:
 
     def _run(self) -> None:
         while True:
-            work = self._works.get()
+            with self._changed:
+                key = next((key for key in self._waiting if key not in self._running), None)
+                if key is None:
+                    # What waits is of a key that another thread is at, which goes on with it.
+                    self._threads -= 1
+                    return
+                work = self._waiting.pop(key)
+                self._running.add(key)
             problem = _done(work)
             with self._changed:
-                self._open -= 1
+                self._running.discard(key)
                 if problem is not None:
                     self._problems.append(problem)
                 self._changed.notify_all()
-                if not self._open:
-                    return
 
 
 def _done(work: Work) -> str | None:

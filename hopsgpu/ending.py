@@ -37,7 +37,7 @@ def odd_end(end: Ended) -> list[str]:
     rank = end.place.rank
     if end.status == "exited normally":
         warnings.append(f"rank {rank} called sys.exit(0); its value is None")
-    if end.signal or end.exit_code:
+    if (end.signal or end.exit_code) and not end.stopped:
         how = end.signal or f"exit code {end.exit_code}"
         over = end.outcome.get("error")
         why = f": it used more memory than it may: {over}" if over else ""
@@ -111,7 +111,12 @@ class Ends:
         """
         first = failures.first_failure(list(self._ends.values()))
         loss = self._losses[0] if self._losses else None
-        if self.overdue:
+        chief = self._ends.get(0)
+        if self._world.servers and chief is not None and chief.has_returned:
+            # What follows from the chief's return is no failure.
+            first = first if first is not None and first.at < chief.at else None
+            loss = loss if loss is not None and loss.at < chief.at else None
+        elif self.overdue:
             return self._too_late(timeout or 0.0)
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason() or loss.reason or "its connection ended"
@@ -122,7 +127,7 @@ class Ends:
         workers = [end for rank, end in self._ends.items() if rank < self._world.size]
         return Conclusion(
             failures.rank_failed(first, self._log_url(first.place.rank)),
-            fault_of(workers, lost=False),
+            fault_of(first, workers),
             failures.to_avoid(first),
         )
 

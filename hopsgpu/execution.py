@@ -12,6 +12,7 @@ from typing import Any
 from hopsgpu import records
 from hopsgpu.arguments import Arguments
 from hopsgpu.background import Background
+from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed, StoreError
 from hopsgpu.gang import Avoid, GangState, assign_ranks
 from hopsgpu.results import GangResult
@@ -22,7 +23,7 @@ from hopsgpu.spark.request import Request
 from hopsgpu.spec import LaunchPlan
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelVersion
-from hopsgpu.training import Call, Trained, Training, train_on
+from hopsgpu.training import Trained, Training, train_on
 from hopsgpu.worker.holder import Warm
 
 # While inside, what gives the whole gang for a request, again and again, without what is avoided.
@@ -132,6 +133,7 @@ class Execution:
             HopsGpuError: as `launcher.launch`.
         """
         # A lake that refuses is found before any GPU is asked for.
+        self._directory.make()
         (self._directory / "logs").make()
         self.record(GangState.REQUESTED, None)
         request = request_of(self._plan, self._given.frameworks, self._board, self._cancelled)
@@ -174,7 +176,7 @@ class Execution:
             modules=self._given.modules,
             environment=plan.environment,
             run_id=self._board.run_id,
-            run_url=self._directory.url,
+            directory=self._directory,
             attempt=self._attempt,
             memory=plan.spec.memory_per_worker,
             timeout=plan.spec.run_timeout,
@@ -251,4 +253,7 @@ class Execution:
             attempt=self._attempt,
             error=error,
         )
-        self._background.put(lambda: records.write(self._directory, content))
+        self._background.put(
+            f"the record of {self._board.run_id}",
+            lambda: records.write(self._directory, content),
+        )

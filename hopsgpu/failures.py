@@ -12,6 +12,7 @@ from enum import Enum
 
 from hopsgpu.errors import RankFailed
 from hopsgpu.gang import Avoid, Container, RankPlace
+from hopsgpu.worker.rank import WELL
 
 # Ends without a word are causes; what follows from them is raised, and can be told earlier.
 _WITHOUT_A_WORD_SECONDS = 0.02
@@ -101,7 +102,7 @@ class Ended:
     @property
     def has_returned(self) -> bool:
         """Whether there is a value."""
-        return self.status in ("returned", "exited normally")
+        return self.status in WELL
 
 
 def first_failure(ends: Sequence[Ended]) -> Ended | None:
@@ -240,7 +241,7 @@ def _how(end: Ended) -> str:
         case "too large":
             return f"returned a value of {outcome['error']}; leave large results in model_dir"
         case "value lost":
-            return f"returned a value that did not reach the lake: {outcome['error']}"
+            return f"returned a value that could not be kept: {outcome['error']}"
         case "over memory":
             return f"used more memory than it may: {outcome['error']}"
         case "not started":

@@ -255,6 +255,11 @@ class Avoid:
     def __or__(self, other: Avoid) -> Avoid:
         return Avoid(self.gpus | other.gpus, self.hosts | other.hosts)
 
+    @property
+    def is_any(self) -> bool:
+        """Whether there is anything to avoid."""
+        return bool(self.gpus or self.hosts)
+
     def reason(self, container: Container) -> str | None:
         """Which part of a container is to be avoided, or None."""
         if gpus := self.gpus.intersection(container.gpus):

@@ -6,10 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from hopsgpu import failures
-from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, RankFailed
+from hopsgpu.call import Call
+from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.gang import RankPlace, World
 from hopsgpu.worker.channel import Message
@@ -18,19 +18,6 @@ from hopsgpu.worker.server import Event
 # A fork server that does not have torch yet imports it before it can serve a store.
 _ANSWER_SECONDS = 90.0
 _STORES = "torch"
-
-
-class Asked(Protocol):
-    """What the agents must know of the call."""
-
-    @property
-    def run_id(self) -> str: ...
-    @property
-    def frameworks(self) -> tuple[str, ...]: ...
-    @property
-    def environment(self) -> Mapping[str, str]: ...
-    @property
-    def interface(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -46,13 +33,26 @@ class Meeting:
     endpoints: Endpoints
 
 
+@dataclass(frozen=True)
+class Unmet:
+    """Why a gang could not meet.
+
+    Attributes:
+        failure: an executor that was lost, or did not answer.
+        silent: keys of the agents that did not answer.
+    """
+
+    failure: RankFailed
+    silent: tuple[int, ...] = ()
+
+
 def meet(
     world: World,
-    call: Asked,
+    call: Call,
     send: Callable[..., None],
     next_event: Callable[[], Event | None],
     cancelled: threading.Event,
-) -> Meeting | RankFailed:
+) -> Meeting | Unmet:
     """Has every agent hold its ports, and say how others reach it.
 
     Args:
@@ -63,12 +63,11 @@ def meet(
         cancelled: set when the run is no longer wanted.
 
     Returns:
-        The meeting, or the failure where an executor was lost meanwhile.
+        The meeting, or why there is none.
 
     Raises:
         Cancelled: the run is no longer wanted.
         ConfigError: a node cannot hold a port, or lacks the wanted interface.
-        HopsGpuError: an agent did not answer.
     """
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
@@ -92,20 +91,19 @@ def meet(
             raise Cancelled(f"{call.run_id} was cancelled before its ranks started")
         if event is not None and event.peer in containers:
             if event.message is None:
-                return _lost(containers[event.peer], event)
+                why = event.reason or "its connection ended"
+                return Unmet(_failure(containers[event.peer], why))
             if event.message.kind == "reserved":
                 answers[event.peer] = _answer(event.message)
         elif time.monotonic() > deadline:
-            silent = [p.container.host for key, p in containers.items() if key not in answers]
-            raise HopsGpuError(
-                f"agents on {', '.join(silent)} did not answer for {_ANSWER_SECONDS:g} s"
-            )
+            silent = tuple(key for key in containers if key not in answers)
+            why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
+            return Unmet(_failure(containers[silent[0]], why), silent)
     return _meeting(world, first, answers)
 
 
-def _lost(place: RankPlace, event: Event) -> RankFailed:
-    reason = event.reason or "its connection ended"
-    return failures.executor_lost(place, f"{reason}, before its ranks were started", "(none)")
+def _failure(place: RankPlace, why: str) -> RankFailed:
+    return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
 
 
 def _answer(message: Message) -> Message:

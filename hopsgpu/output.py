@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -135,24 +136,23 @@ class Logs:
     def __init__(self, spools: Mapping[str, Spool]) -> None:
         self._spools = spools
 
-    def upload(self, directory: Lake) -> None:
-        """Brings all to a directory, and lets go of it.
+    def uploads(self, directory: Lake) -> Iterator[tuple[str, Callable[[], None]]]:
+        """For each file its URL and what brings it there, which lets go of it however it ends.
 
-        Raises:
-            StoreError: what went wrong, after all have been tried.
+        It raises StoreError where the lake refuses, or the driver's disk had been full.
+
+        Args:
+            directory: made where it is not there.
         """
-        problems = []
-        with contextlib.ExitStack() as stack:
-            for spool in self._spools.values():
-                stack.callback(spool.close)
-            directory.make()
-            for name, spool in self._spools.items():
-                try:
-                    spool.upload(directory / name)
-                except StoreError as error:
-                    problems.append(str(error))
-        if problems:
-            raise StoreError(f"what ranks wrote is not whole on the lake: {'; '.join(problems)}")
+        for name, spool in self._spools.items():
+            target = directory / name
+            yield target.url, functools.partial(_bring, spool, directory, target)
+
+
+def _bring(spool: Spool, directory: Lake, target: Lake) -> None:
+    with contextlib.closing(spool):
+        directory.make()
+        spool.upload(target)
 
 
 class Outputs:

@@ -25,16 +25,16 @@ class Fault(Enum):
     CODE = "code"
 
 
-def fault_of(ends: Sequence[Ended], *, lost: bool) -> Fault:
+def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
     """Whose fault it was.
 
     Args:
-        ends: of the ranks that have ended, whatever way.
-        lost: whether the first failure was an executor's.
+        first: the first failure.
+        ends: of all workers that have ended, whatever way.
     """
-    if lost or any(end.status == "not started" for end in ends):
+    if first.status == "not started":
         return Fault.INFRASTRUCTURE
-    if any(end.status in _ALWAYS for end in ends):
+    if first.status in _ALWAYS:
         return Fault.CODE
     raised = {_kind(end) for end in ends if end.status == "raised"}
     all_raised = all(end.status == "raised" for end in ends)

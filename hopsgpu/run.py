@@ -85,7 +85,7 @@ class Board:
             self._before = self._seconds(now)
             self._arrivals = (now,) * len(self._arrivals)
             self._timeline = dataclasses.replace(self._timeline, started=None, returned=None)
-            self._ranks = ()
+            self._ranks, self._metrics = (), ()
 
     def status(self) -> RunStatus:
         """How the run stands now."""

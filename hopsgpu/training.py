@@ -6,23 +6,22 @@ import contextlib
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.background import Background
+from hopsgpu.call import Call
 from hopsgpu.ending import Ends, ended, odd_end
-from hopsgpu.errors import Cancelled, DiscoveryError, RankFailed, StoreError
+from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.frameworks import environment
 from hopsgpu.gang import Avoid, RankPlace, World, duplicate_gpu
-from hopsgpu.meeting import Meeting, meet
-from hopsgpu.modules import PackedModules
+from hopsgpu.meeting import Meeting, Unmet, meet
 from hopsgpu.output import Outputs
 from hopsgpu.progress import Progress
 from hopsgpu.results import RankReport
 from hopsgpu.retries import Fault
 from hopsgpu.spark.lease import Lease
-from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelVersion
 from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
@@ -36,47 +35,6 @@ _QUIET_SECONDS = 2.0
 _REASON_SECONDS = 5.0
 # Whether all ranks raise the same is seen only if they are given the time for it.
 _ALIKE_SECONDS = 0.5
-
-
-@dataclass(frozen=True)
-class Call:
-    """What every rank runs.
-
-    Attributes:
-        function: the pickled function with its arguments.
-        modules: the user's own modules.
-        environment: the user's variables and what all ranks share.
-        run_id: of the run.
-        run_url: its directory on the lake.
-        attempt: counts from 0.
-        memory: bytes that a rank may use with its descendants, None for no bound.
-        timeout: seconds that the ranks may take, None for no bound.
-        visible: which GPUs a rank sees, as `frameworks.environment` takes it.
-        frameworks: what the function imports of the packages that are slow to import.
-        interface: of the network, that an administrator wants, or None.
-    """
-
-    function: bytes
-    modules: PackedModules
-    environment: Mapping[str, str]
-    run_id: str
-    run_url: str
-    attempt: int
-    memory: int | None = None
-    timeout: float | None = None
-    visible: str | None = None
-    frameworks: tuple[str, ...] = ()
-    interface: str | None = None
-
-    @property
-    def logs(self) -> Lake:
-        """The directory of the ranks' logs; each attempt after the first has one of its own."""
-        logs = Lake(self.run_url) / "logs"
-        return logs / f"attempt-{self.attempt}" if self.attempt else logs
-
-    def log_url(self, rank: int) -> str:
-        """Where a rank's log is to be."""
-        return (self.logs / f"rank-{rank}.log").url
 
 
 @dataclass
@@ -135,10 +93,24 @@ class Training:
         """
         _refuse_duplicates(self._lease)
         meeting = meet(self._world, self._call, self._send, self._next_event, self._cancelled)
-        if isinstance(meeting, RankFailed):
-            self.trained.failure, self.trained.fault = meeting, Fault.INFRASTRUCTURE
+        if isinstance(meeting, Unmet):
+            self._drop(meeting.silent)
+            self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
             return self.trained
-        self._start(meeting)
+        try:
+            self._start(meeting)
+            self._await_ends()
+        except BaseException:
+            # On a gang that is held the ranks would go on.
+            self._stop_all()
+            raise
+        if self._cancelled.is_set():
+            raise Cancelled(f"{self._call.run_id} was cancelled; its ranks were stopped")
+        self._conclude()
+        return self.trained
+
+    def _await_ends(self) -> None:
+        """Takes what comes until all ranks have ended, and stops them where it is due."""
         timeout = self._call.timeout
         overdue_at = None if timeout is None else time.monotonic() + timeout
         while self._ends.pending:
@@ -148,19 +120,18 @@ class Training:
                 self._give_up()
                 break
             event = self._next_event()
-            if event is not None:
-                self._take(event)
-            else:
+            if event is None:
                 self._outputs.refresh()
-        if self._cancelled.is_set():
-            raise Cancelled(f"{self._call.run_id} was cancelled; its ranks were stopped")
-        self._conclude()
-        return self.trained
+                continue
+            if self._stop_until is not None:
+                # What was written until then may be much, and comes as fast as it is taken.
+                self._stop_until = time.monotonic() + _STOP_SECONDS
+            self._take(event)
 
     def keep_logs(self, background: Background) -> None:
         """Has the ranks' output brought to the lake."""
-        logs, directory = self._outputs.take_over(), self._call.logs
-        background.put(lambda: logs.upload(directory))
+        for url, upload in self._outputs.take_over().uploads(self._call.logs):
+            background.put(url, upload)
 
     def publish(self, models_url: str, name: str) -> ModelVersion | None:
         """Has rank 0's agent publish its model directory; None where nothing is there.
@@ -175,11 +146,10 @@ class Training:
             event = self._next_event()
             if self._cancelled.is_set():
                 raise Cancelled(f"{self._call.run_id} was cancelled while it published {name!r}")
-            if event is None or event.peer != key:
-                continue
-            if event.message is None:
-                self._lease.gone.add(key)
+            if key not in self._connected:
                 raise StoreError(f"{name!r} is not published: rank 0's executor was lost")
+            if event is None or event.peer != key or event.message is None:
+                continue
             if event.message.kind == "publish-failed":
                 raise StoreError(f"{name!r} is not published: {event.message['reason']}")
             if event.message.kind == "published":
@@ -193,6 +163,14 @@ class Training:
         self._lease.server.send(key, kind, payload, run_id=self._call.run_id, **fields)
 
     def _next_event(self) -> Event | None:
+        """The next event of this gang, or None; who is lost is noted, whoever asked."""
+        event = self._event()
+        if event is not None and event.message is None:
+            self._connected.discard(event.peer)
+            self._lease.gone.add(event.peer)
+        return event
+
+    def _event(self) -> Event | None:
         """The next event; once the barrier job has ended and no more comes, all agents are lost.
 
         Spark can know of a lost node, and have ended the other tasks, while a connection of ours
@@ -208,14 +186,17 @@ class Training:
         self._quiet_since = self._quiet_since or now
         if now - self._quiet_since < _QUIET_SECONDS or not self._connected:
             return None
-        return Event(self._connected.pop(), None)
+        return Event(min(self._connected), None)
 
     def _is_ours(self, event: Event) -> bool:
         """Whether an event is of this gang, and no late word of an earlier launch on it."""
-        message = event.message
-        if message is None:
+        if event.message is None or event.peer not in self._connected:
             return event.peer in self._connected
-        return bool(message.fields.get("run_id", "") == self._call.run_id)
+        said, call = event.message.fields, self._call
+        return (said.get("run_id"), said.get("attempt", call.attempt)) == (
+            call.run_id,
+            call.attempt,
+        )
 
     def _start(self, meeting: Meeting) -> None:
         call = self._call
@@ -223,11 +204,7 @@ class Training:
         for container in self._lease.containers:
             ranks = [
                 {
-                    # The user's variables may name other interfaces than ours.
-                    "environment": {
-                        **environment(self._world, place, meeting.endpoints, call.visible),
-                        **call.environment,
-                    },
+                    "environment": environment(self._world, place, meeting.endpoints, call.visible),
                     "context": self._context(place),
                 }
                 for place in self._world.of_container(container.key)
@@ -236,7 +213,7 @@ class Training:
                 container.key,
                 "run",
                 call.function + call.modules.archive,
-                run_url=call.run_url,
+                run_url=call.directory.url,
                 attempt=call.attempt,
                 memory=call.memory,
                 frameworks=call.frameworks,
@@ -266,8 +243,11 @@ class Training:
         failed = self._failed_at is not None and now >= self._failed_at
         if self._cancelled.is_set() or failed or self._ends.overdue or self._is_done_with_servers():
             self._stop_until = now + _STOP_SECONDS
-            for container in self._lease.containers:
-                self._send(container.key, "stop", dump_stacks=bool(self._ends.overdue))
+            self._stop_all(dump_stacks=bool(self._ends.overdue))
+
+    def _stop_all(self, *, dump_stacks: bool = False) -> None:
+        for container in self._lease.containers:
+            self._send(container.key, "stop", dump_stacks=dump_stacks)
 
     def _is_done_with_servers(self) -> bool:
         """Whether the chief of a ParameterServerStrategy has returned; the rest never do."""
@@ -276,13 +256,18 @@ class Training:
     def _give_up(self) -> None:
         """An agent that does not answer serves no further attempt."""
         silent = {self._place(rank).container.key for rank in self._ends.pending}
-        self._lease.server.hang_up(silent)
-        self._lease.gone.update(silent)
+        self._drop(silent)
         for rank in sorted(self._ends.pending):
             self._outputs.lost(rank, "its agent did not answer")
             self.trained.warnings.append(
                 f"rank {rank} was not seen to end: its agent did not answer for {_STOP_SECONDS:g} s"
             )
+
+    def _drop(self, silent: Collection[int]) -> None:
+        """Hangs up on agents that do not answer."""
+        self._lease.server.hang_up(silent)
+        self._lease.gone.update(silent)
+        self._connected.difference_update(silent)
 
     def _take(self, event: Event) -> None:
         message = event.message
@@ -328,14 +313,12 @@ class Training:
             self._failed_at = time.monotonic() + (_ALIKE_SECONDS if alike else 0.0)
 
     def _lose(self, event: Event) -> None:
-        """An executor's connection has ended, and so have its ranks."""
-        self._connected.discard(event.peer)
-        self._lease.gone.add(event.peer)
+        """An executor's connection has ended, and so have its ranks that had not."""
         for place in self._world.of_container(event.peer):
             if place.rank in self._ends.pending:
                 self._ends.lose(place, event.reason)
                 self._outputs.lost(place.rank, event.reason)
-        self._failed_at = time.monotonic()
+                self._failed_at = time.monotonic()
 
     def _conclude(self) -> None:
         """Which failure was the first, and whose fault it was."""
@@ -343,11 +326,14 @@ class Training:
         if conclusion is not None:
             self.trained.failure = conclusion.failure
             self.trained.fault, self.trained.avoid = conclusion.fault, conclusion.avoid
-        elif self._world.servers:
+        elif self._world.servers and 0 in self.trained.values:
             # Stopped as successful: the chief is the one with a value.
             none = Value(pickle.dumps(None))
             for rank in range(self._world.size):
                 self.trained.values.setdefault(rank, none)
+        elif len(self.trained.values) != self._world.size:
+            missing = sorted(set(range(self._world.size)) - self.trained.values.keys())
+            raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
 
     def _reason(self) -> str:
         """Why Spark lost an executor; "" where it has not noticed."""

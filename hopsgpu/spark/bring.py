@@ -15,6 +15,7 @@ from hopsgpu.spark.application import Application
 from hopsgpu.spark.jobs import GangJob, reason_of
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.worker.channel import Message
+from hopsgpu.worker.events import Event
 from hopsgpu.worker.handshake import UnreachableError
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import Held
@@ -68,7 +69,10 @@ class Bringing:
         self._profile = profile
         self._server = server
         self._start = start
-        self.jobs = [start(request.executors)]
+        # Where some are to be avoided all that are there must show themselves: an agent could come
+        # to one that has no holder.
+        there = len(application.jvm.executors(profile.id)) if request.avoid.is_any else 0
+        self.jobs = [start(max(request.executors, there))]
         self.parked: dict[int, Container] = {}
         self._patience = patience
         self._turn = turn
@@ -91,7 +95,7 @@ class Bringing:
             verdict = self._patience.check(self._grants)
             if verdict is Verdict.GIVE_BACK:
                 return None
-            if verdict is Verdict.GRANTED and not self._replace_surplus():
+            if verdict is Verdict.GRANTED and self._all_shown() and not self._replace_surplus():
                 return self._holders
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
@@ -115,7 +119,7 @@ class Bringing:
             self._arrivals.pop(event.peer, None)
         elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
-            self._welcome(greeted(event.peer, event.message))
+            self._welcome(greeted(event, event.message))
         self._request.watcher.arrived(tuple(self._arrivals.values()))
         self._grants = replace(self._grants, connected=len(self._holders))
 
@@ -124,8 +128,14 @@ class Bringing:
             self._holders[container.key] = container
             return
         self.parked[container.key] = container
+        # As many as are wanted must be left for what is not parked.
         if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
             self.jobs.append(self._start(1))
+
+    def _all_shown(self) -> bool:
+        if not self._request.avoid.is_any:
+            return True
+        return len(self._holders) + len(self.parked) >= sum(job.tasks for job in self.jobs)
 
     def _refuse_unreachable(self) -> None:
         """An executor that cannot reach the driver is no better off at Spark's next tries."""
@@ -198,7 +208,7 @@ def is_hello(message: Message, job: str) -> bool:
     return message.kind == "hello" and message["job"] == job
 
 
-def greeted(peer: int, hello: Message) -> Container:
+def greeted(event: Event, hello: Message) -> Container:
     """The container that has introduced itself.
 
     Raises:
@@ -211,10 +221,10 @@ def greeted(peer: int, hello: Message) -> Container:
             " them into the executors' Python (spark.pyspark.python)"
         )
     return Container(
-        key=peer,
+        key=event.peer,
         container_id=hello["container"],
         host=hello["host"],
         address=hello["address"],
         gpus=tuple(hello["gpus"]),
-        clock=time.time() - hello["time"],
+        clock=event.at - hello["time"],
     )

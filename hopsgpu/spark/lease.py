@@ -227,9 +227,12 @@ class GpuLease:
             job = self._start("agent", self.request.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
-        if agents is None:
-            jvm.cancel(job.tag)
-            wait_until(job.ended.is_set, cancelled, RELEASE_SECONDS)
+        if agents is None or any(map(self.request.avoid.reason, agents.values())):
+            # The parked ones too: the next try parks what it finds anew.
+            self._server.end_all()
+            for ending in (job, *holding):
+                jvm.cancel(ending.tag)
+                wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
             return None
         return Lease(self._server, tuple(agents.values()), job)
 
@@ -253,7 +256,7 @@ class GpuLease:
             if event.message is None:
                 agents.pop(event.peer, None)
             elif is_hello(event.message, job.tag):
-                agents[event.peer] = greeted(event.peer, event.message)
+                agents[event.peer] = greeted(event, event.message)
         return agents
 
     def release(self) -> bool:

@@ -55,7 +55,9 @@ class Attempt:
     """
 
     def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
-        self._tell = functools.partial(channel.tell, run_id=message["run_id"])
+        self._tell = functools.partial(
+            channel.tell, run_id=message["run_id"], attempt=message["attempt"]
+        )
         self._tasks = tasks
         self._message = message
         self._run_url = Lake(message["run_url"])
@@ -81,9 +83,9 @@ class Attempt:
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
             given = {**described["context"], "model_dir": home / "model"}
-            environment = rank_environment(
-                os.environ, described["environment"], [*roots, package_path()]
-            )
+            # The user's variables may name other interfaces than ours.
+            given_out = {**described["environment"], **message["shared"]}
+            environment = rank_environment(os.environ, given_out, [*roots, package_path()])
             own, memory = own_part(environment, spec), message.fields.get("memory")
             rank = RankProcess(keeper, home, Context(**given), spec, own, memory)
             self._ranks[rank.rank] = rank
@@ -93,7 +95,9 @@ class Attempt:
     async def refuse(self, error: OSError) -> None:
         """Tells that none of the ranks can be started."""
         for described in self._message["ranks"]:
-            await self._not_started(described["context"]["rank"], error, stopped=False)
+            # Those that were started tell of themselves.
+            if (rank := described["context"]["rank"]) not in self._ranks:
+                await self._not_started(rank, error, stopped=False)
 
     async def stop(self, *, dump_stacks: bool = False) -> None:
         """Ends the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
@@ -109,7 +113,8 @@ class Attempt:
         if self._watching:
             await asyncio.wait(self._watching)
         if self._directory.exists():
-            await asyncio.to_thread(shutil.rmtree, self._directory)
+            # What a rank has made unreadable stays until the container's end.
+            await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
         """Where a rank left its model."""
@@ -185,7 +190,7 @@ class Attempt:
         """
         if len(value) <= MOST_INLINE:
             return _Told(value)
-        name = f"values/rank-{rank}.pickle"
+        name = f"values/attempt-{self._message['attempt']}-rank-{rank}.pickle"
         directory = self._run_url / "values"
 
         def write() -> None:

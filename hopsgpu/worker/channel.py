@@ -117,7 +117,7 @@ class Channel:
             ChannelError: the frame is over the limits; nothing was sent.
             OSError: the connection is lost.
         """
-        body = json.dumps({"kind": kind, **fields}).encode()
+        body = json.dumps({"kind": kind, **fields}, ensure_ascii=False).encode()
         if len(body) > MOST_JSON or len(payload) > MOST_PAYLOAD:
             raise ChannelError(
                 f"a {kind!r} frame of {len(body)} + {len(payload)} bytes is over the limit of"

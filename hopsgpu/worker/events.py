@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hopsgpu.worker.channel import Message
 
@@ -27,11 +28,13 @@ class Event:
         message: what it said, or None when its connection ended.
         reason: why its connection ended ("no sign of life for 30 s", "connection reset",
             "closed", "broke the protocol: …"); empty with a message, or where nobody knows.
+        at: when it was noticed, seconds since the epoch.
     """
 
     peer: int
     message: Message | None
     reason: str = ""
+    at: float = field(default_factory=time.time, compare=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,6 +21,7 @@ from hopsgpu.worker.kernel import handles
 from hopsgpu.worker.memory import Watch
 
 STOP_SECONDS = 5.0
+_FAILED_LOOK_SECONDS = 1.0
 MOST_VALUE = 100 * 2**20
 _DUMP_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
@@ -144,15 +145,19 @@ class RankProcess:
         pid = self._pid
         assert pid is not None, "start() comes first"
         async with asyncio.TaskGroup() as tasks:
-            watch = tasks.create_task(self._watch_memory(pid))
+            watches = [
+                tasks.create_task(self._watch_memory(pid)),
+                tasks.create_task(self._end_failed(pid)),
+            ]
             ended = await self._keeper.ended(pid)
-            watch.cancel()
+            for watch in watches:
+                watch.cancel()
         self._gone.set()
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
         return RankEnd(
             exit_code=code if code >= 0 else None,
-            signal=signal.Signals(-code).name if code < 0 else None,
+            signal=_signal_name(-code) if code < 0 else None,
             peak_memory=max(ended.peak_memory, self._peak),
             outcome=outcome,
             value=value,
@@ -172,6 +177,15 @@ class RankProcess:
             self._peak = watch.peak
         self._excess_at = time.time()
         self._keeper.signal(pid, signal.SIGKILL, "tree")
+
+    async def _end_failed(self, pid: int) -> None:
+        """Kills a rank that has failed and does not end: its threads wait for something, say."""
+        outcome = self.directory / rank_module.OUTCOME
+        while not outcome.exists():
+            await asyncio.sleep(_FAILED_LOOK_SECONDS)
+        if json.loads(outcome.read_text())["status"] not in rank_module.WELL:
+            await asyncio.sleep(STOP_SECONDS)
+            self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:
         """The outcome and the pickled value that the process left, and when it told of it."""
@@ -199,7 +213,8 @@ class RankProcess:
         """
         if self._gone.is_set():
             return
-        if self._excess is None:
+        # One that had come to its end by itself has told how.
+        if self._excess is None and not (self.directory / rank_module.OUTCOME).exists():
             self.stopped = True
         if self._spawning is not None and not self._spawning.done():
             self._spawning.cancel()
@@ -231,6 +246,13 @@ class RankProcess:
         with self.log.open("rb") as file:
             file.seek(offset)
             return b"(most recent call first)" in file.read()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"
 
 
 def tail(log: Path) -> tuple[str, ...]:

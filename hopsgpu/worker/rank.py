@@ -27,6 +27,9 @@ OUTCOME = "outcome.json"
 LOG = "log"
 WORK = "work"
 
+# What a rank says of itself where it has a value.
+WELL = ("returned", "exited normally")
+
 _IOLBF = 1
 _HALF = 16 * 1024
 
@@ -49,7 +52,7 @@ def run(directory: Path) -> int:
     except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
         text = _users_traceback(error)
         print(text, file=sys.stderr, end="")
-        kind = f"{type(error).__name__}: {error}"
+        kind = f"{type(error).__name__}: {_told(error)}"
         _leave(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
     try:
@@ -84,6 +87,14 @@ def _users_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, frames))
 
 
+def _told(error: BaseException) -> str:
+    """What an exception says of itself, where it does."""
+    try:
+        return str(error)
+    except Exception as problem:  # noqa: BLE001 - a user's __str__
+        return f"(its __str__ raised {type(problem).__name__})"
+
+
 def _cut(text: str) -> str:
     """A text short enough for a message: its beginning and its end."""
     if len(text) <= 2 * _HALF:
@@ -100,7 +111,11 @@ def _pickled(value: Any) -> bytes:
 def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:
     # The outcome comes last and at once: where it is, the value is whole.
     if value is not None:
-        (directory / VALUE).write_bytes(value)
+        try:
+            (directory / VALUE).write_bytes(value)
+        except OSError as error:
+            (directory / VALUE).unlink(missing_ok=True)
+            outcome = {"status": "value lost", "error": str(error)}
     draft = directory / f"{OUTCOME}.draft"
     left = {name: _cut(text) for name, text in outcome.items()}
     draft.write_text(json.dumps({**left, "time": time.time()}))

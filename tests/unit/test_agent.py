@@ -261,6 +261,19 @@ def test_other_ends(
         assert "a lock that cannot be pickled" in ended["outcome"]["error"]
 
 
+def fails_and_stays() -> None:
+    # Not a daemon: the interpreter waits for it before it ends.
+    threading.Thread(target=threading.Event().wait).start()
+    raise LookupError("and yet it does not end")
+
+
+def test_a_rank_that_has_failed_and_does_not_end_is_ended(gang: Gang) -> None:
+    gang.run(fails_and_stays)
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["error"] == "LookupError: and yet it does not end"
+    assert (ended["signal"], ended["stopped"]) == ("SIGKILL", False)
+
+
 def prints_and_dies() -> None:
     print("last words")
     os.kill(os.getpid(), signal.SIGKILL)

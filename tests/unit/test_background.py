@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import threading
@@ -14,31 +15,45 @@ from hopsgpu.results import GangResult
 from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.stores.lake import Lake
 from hopsgpu.values import Value
+from tests.conftest import until
 
 SECONDS = 10.0
 
 
-def test_works_are_done_in_order_by_another_thread_which_then_ends() -> None:
+def test_works_of_a_key_are_done_in_order_and_the_latest_replaces_those_that_wait() -> None:
     done: list[int] = []
-    threads: list[threading.Thread] = []
+    begun, goes_on = threading.Event(), threading.Event()
     background = Background("records")
 
-    def work(number: int) -> None:
-        threads.append(threading.current_thread())
-        done.append(number)
+    def first() -> None:
+        begun.set()
+        assert goes_on.wait(SECONDS)
+        done.append(0)
 
-    for number in range(20):
-        background.put(lambda number=number: work(number))  # type: ignore[misc]
+    background.put("a", first)
+    assert begun.wait(SECONDS)
+    for number in range(1, 20):
+        background.put("a", functools.partial(done.append, number))
+    goes_on.set()
     background.flush(SECONDS)
-    assert done == list(range(20))
-    assert threading.current_thread() not in threads
-    for thread in threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive()
-    background.put(lambda: work(20))
-    background.flush(SECONDS)
-    assert done[-1] == 20
+    assert done == [0, 19]
     assert background.problems() == ()
+
+
+def test_works_of_several_keys_are_done_at_once_by_threads_that_end() -> None:
+    together = threading.Barrier(8)
+    background = Background("records of this test")
+    for number in range(8):
+        background.put(str(number), lambda: together.wait(SECONDS) and None)
+    background.flush(SECONDS)
+    assert background.problems() == ()
+    assert until(
+        lambda: not [t for t in threading.enumerate() if t.name == "records of this test"], SECONDS
+    )
+    done = threading.Event()
+    background.put("again", done.set)
+    background.flush(SECONDS)
+    assert done.is_set()
 
 
 def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
@@ -48,9 +63,10 @@ def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
     def refuse() -> None:
         raise StoreError("no room on the lake")
 
-    background.put(refuse)
-    background.put(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
-    background.put(done.set)
+    background.put("a", refuse)
+    background.flush(SECONDS)
+    background.put("b", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+    background.put("c", done.set)
     background.flush(SECONDS)
     assert done.is_set()
     assert background.problems() == ("no room on the lake", "ZeroDivisionError: division by zero")
@@ -60,11 +76,11 @@ def test_what_goes_wrong_is_told_once_and_ends_nothing() -> None:
 def test_a_lake_that_hangs_is_waited_for_so_long_and_told() -> None:
     background = Background("records")
     goes_on = threading.Event()
-    background.put(goes_on.wait)  # type: ignore[arg-type]
+    background.put("the record", goes_on.wait)  # type: ignore[arg-type]
     background.flush(0.05)
     goes_on.set()
     (problem,) = background.problems()
-    assert "not on the lake yet" in problem and "0.05 s" in problem
+    assert problem == "not on the lake after 0.05 s: the record"
     background.flush(SECONDS)
     assert background.problems() == ()
 

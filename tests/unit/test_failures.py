@@ -136,15 +136,17 @@ def test_a_parameter_server_is_called_one() -> None:
 
 def test_whose_fault_an_attempt_was() -> None:
     bug = [raised("KeyError: 'x'", rank=rank) for rank in range(3)]
-    assert fault_of(bug, lost=False) is Fault.CODE
-    assert fault_of(bug, lost=True) is Fault.INFRASTRUCTURE
-    assert fault_of(bug[:1], lost=False) is Fault.RANK
-    assert fault_of([*bug[:2], raised("OSError: gone", rank=2)], lost=False) is Fault.RANK
-    assert fault_of([*bug[:2], ended(stopped=True)], lost=False) is Fault.RANK
-    assert fault_of([ended(signal="SIGKILL", exit_code=None)], lost=False) is Fault.RANK
+    assert fault_of(bug[0], bug) is Fault.CODE
+    assert fault_of(bug[0], bug[:1]) is Fault.RANK
+    assert fault_of(bug[0], [*bug[:2], raised("OSError: gone", rank=2)]) is Fault.RANK
+    assert fault_of(bug[0], [*bug[:2], ended(stopped=True)]) is Fault.RANK
+    killed = ended(signal="SIGKILL", exit_code=None)
+    assert fault_of(killed, [killed]) is Fault.RANK
     not_started = ended(outcome={"status": "not started", "error": "no memory"})
-    assert fault_of([not_started], lost=False) is Fault.INFRASTRUCTURE
-    assert fault_of([ended(outcome={"status": "unpicklable"})], lost=False) is Fault.CODE
+    assert fault_of(not_started, [not_started, *bug]) is Fault.INFRASTRUCTURE
+    assert fault_of(bug[0], [bug[0], not_started]) is Fault.RANK
+    lock = ended(outcome={"status": "unpicklable"})
+    assert fault_of(lock, [lock]) is Fault.CODE
 
 
 def test_what_is_tried_again() -> None:

@@ -20,7 +20,7 @@ LAYERS = (
     ("stores", "discovery", "frameworks"),
     ("worker", "data"),
     ("spark", "yarn", "cluster"),
-    ("failures", "retries", "values", "background"),
+    ("failures", "retries", "values", "background", "call"),
     ("results", "progress", "output", "run", "records", "interrupts"),
     ("arguments", "planning", "meeting", "ending", "training", "execution", "holding", "launcher"),
     ("study",),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from hopsgpu import training as training_module
-from hopsgpu.errors import Cancelled, DiscoveryError
+from hopsgpu.call import Call
+from hopsgpu.errors import Cancelled, DiscoveryError, StoreError
 from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.modules import PackedModules
 from hopsgpu.output import Outputs
@@ -19,11 +21,13 @@ from hopsgpu.progress import Off
 from hopsgpu.retries import Fault
 from hopsgpu.spark.jobs import GangJob
 from hopsgpu.spark.lease import Lease
-from hopsgpu.training import Call, Training
+from hopsgpu.stores.lake import Lake
+from hopsgpu.training import Training
 from hopsgpu.values import Value
 from hopsgpu.worker.channel import Channel, new_secret
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.server import ControlServer, serve
+from tests.conftest import until
 
 SECRET = new_secret()
 SECONDS = 10.0
@@ -93,10 +97,30 @@ def launch(
     job, cancelled = Job(), threading.Event()
     lease = Lease(server, containers, cast(GangJob, job))
     modules = PackedModules(b"", 0, ())
-    call = Call(b"f", modules, {}, "run-1", "file:///runs/run-1", 0, timeout=timeout)
+    call = Call(b"f", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, timeout=timeout)
     world = assign_ranks(containers, 1)
     training = Training(lease, world, call, Outputs(world, Off()), lambda _: None, cancelled)
     return training, agent, job, cancelled
+
+
+def launch_two(
+    server: ControlServer, *answers: Callable[[Channel], Any], servers: int = 0
+) -> tuple[Training, list[Agent]]:
+    """A gang of one rank in each of several containers, each played by an agent of its own."""
+    agents, containers = [], []
+    for number, answer in enumerate(answers):
+        agents.append(Agent(server.port, answer))
+        agents[-1].start()
+        event = server.next_event(SECONDS)
+        assert event is not None
+        containers.append(
+            Container(event.peer, f"container_{number}", f"node{number}", "127.0.0.1", ())
+        )
+    lease = Lease(server, tuple(containers), cast(GangJob, Job()))
+    call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 0)
+    world = assign_ranks(containers, 1, servers)
+    cancelled = threading.Event()
+    return Training(lease, world, call, Outputs(world, Off()), lambda _: None, cancelled), agents
 
 
 async def say_nothing(channel: Channel) -> None: ...
@@ -209,6 +233,51 @@ def test_cancel_stops_the_ranks(server: ControlServer, monkeypatch: pytest.Monke
     assert agent.heard == ["reserve", "run", "stop"]
 
 
+async def returned(channel: Channel, rank: int) -> None:
+    await channel.send("started", run_id="run-1", rank=rank, pid=rank)
+    known = {"rank": rank, "exit_code": 0, "outcome": {"status": "returned"}}
+    await end(channel, b"value", **known)
+
+
+def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishing(
+    server: ControlServer,
+) -> None:
+    async def first(channel: Channel) -> None:
+        await returned(channel, 0)
+        await channel.close()
+
+    async def second(channel: Channel) -> None:
+        await asyncio.to_thread(until, lambda: training._lease.gone == {0}, SECONDS)
+        await returned(channel, 1)
+
+    training, _ = launch_two(server, first, second)
+    trained = training.run()
+    assert trained.failure is None
+    assert trained.values == {0: Value(b"value"), 1: Value(b"value")}
+    assert training._lease.gone == {0}
+    with pytest.raises(StoreError, match="'net' is not published: rank 0's executor was lost"):
+        training.publish("file:///models", "net")
+
+
+def test_what_follows_from_the_chiefs_return_is_no_failure(server: ControlServer) -> None:
+    async def chief(channel: Channel) -> None:
+        await channel.send("started", run_id="run-1", rank=0, pid=1)
+        known = {"exit_code": 0, "outcome": {"status": "returned"}, "time": 5.0}
+        await end(channel, b"value", **known)
+        await channel.send("started", run_id="run-1", rank=2, pid=3)
+        await end(channel, rank=2, stopped=True, exit_code=None, signal="SIGTERM", time=7.0)
+
+    async def worker(channel: Channel) -> None:
+        await channel.send("started", run_id="run-1", rank=1, pid=2)
+        error = {"status": "raised", "error": "UnavailableError: chief", "traceback": ""}
+        await end(channel, rank=1, outcome=error, time=5.1)
+
+    training, _ = launch_two(server, chief, worker, servers=1)
+    trained = training.run()
+    assert trained.failure is None
+    assert trained.values == {0: Value(b"value"), 1: Value(pickle.dumps(None))}
+
+
 def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
     training, agent, _, _ = launch(server, say_nothing)
     server.end_all()
@@ -216,6 +285,7 @@ def test_an_executor_lost_before_the_start(server: ControlServer) -> None:
     trained = training.run()
     assert "before its ranks were started" in str(trained.failure)
     assert trained.fault is Fault.INFRASTRUCTURE
+    assert training._lease.gone == {0}
 
 
 def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None:

@@ -1,0 +1,50 @@
+"""What every rank of a run is to do in one attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hopsgpu.modules import PackedModules
+from hopsgpu.stores.lake import Lake
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every rank runs.
+
+    Attributes:
+        function: the pickled function with its arguments.
+        modules: the user's own modules.
+        environment: the user's variables and what all ranks share.
+        run_id: of the run.
+        directory: of the run, on the lake.
+        attempt: counts from 0.
+        memory: bytes that a rank may use with its descendants, None for no bound.
+        timeout: seconds that the ranks may take, None for no bound.
+        visible: which GPUs a rank sees, as `frameworks.environment` takes it.
+        frameworks: what the function imports of the packages that are slow to import.
+        interface: of the network, that an administrator wants, or None.
+    """
+
+    function: bytes
+    modules: PackedModules
+    environment: Mapping[str, str]
+    run_id: str
+    directory: Lake
+    attempt: int
+    memory: int | None = None
+    timeout: float | None = None
+    visible: str | None = None
+    frameworks: tuple[str, ...] = ()
+    interface: str | None = None
+
+    @property
+    def logs(self) -> Lake:
+        """The directory of the ranks' logs; each attempt after the first has one of its own."""
+        logs = self.directory / "logs"
+        return logs / f"attempt-{self.attempt}" if self.attempt else logs
+
+    def log_url(self, rank: int) -> str:
+        """Where a rank's log is to be."""
+        return (self.logs / f"rank-{rank}.log").url
