@@ -233,6 +233,7 @@ class Training:
             "role": place.role,
             "run_id": self._call.run_id,
             "attempt": self._call.attempt,
+            "checkpoint_dir": (self._call.directory / "checkpoints").url,
         }
 
     def _stop_where_due(self, overdue_at: float | None) -> None:

@@ -36,20 +36,23 @@ class Status:
         modified: milliseconds since the epoch, by the file system's own clock.
         owner: the user whose it is.
         mode: permission bits.
+        is_directory: whether it is one.
     """
 
     name: str
     modified: int
     owner: str
     mode: int
+    is_directory: bool
 
 
 def _status(info: Mapping[str, Any]) -> Status:
     name = str(info["name"]).rstrip("/").rpartition("/")[2]
+    directory = info["type"] == "directory"
     if "mtime" in info:  # a local file's
         owner = _user_name(info["uid"])
-        return Status(name, int(info["mtime"] * 1000), owner, info["mode"] & 0o7777)
-    return Status(name, info["modification_time"], info["owner"], info["permission"])
+        return Status(name, int(info["mtime"] * 1000), owner, info["mode"] & 0o7777, directory)
+    return Status(name, info["modification_time"], info["owner"], info["permission"], directory)
 
 
 def _user_name(number: int) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, SupportsFloat
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.stores.checkpoints import Checkpoints
+from hopsgpu.stores.lake import Lake
 from hopsgpu.worker import measures
 
 # Names the file that describes the rank; set by its agent.
@@ -20,11 +22,8 @@ VARIABLE = "HOPSGPU_CONTEXT"
 
 _LATER = frozenset(
     {
-        "checkpoint_dir",
         "data",
-        "latest_checkpoint",
         "log_dir",
-        "save_checkpoint",
         "should_prune",
         "trial",
     }
@@ -50,6 +49,7 @@ class Context:
         attempt: counts from 0.
         model_dir: a directory of the rank; what rank 0 leaves there is published when the gang
             succeeds and `model=` was given.
+        checkpoint_dir: URL of the run's checkpoints on the lake.
     """
 
     rank: int
@@ -61,6 +61,7 @@ class Context:
     run_id: str
     attempt: int
     model_dir: Path
+    checkpoint_dir: str
 
     def __getattr__(self, name: str) -> Any:
         if name in _LATER:
@@ -86,6 +87,38 @@ class Context:
         file = os.environ.get(VARIABLE)
         if file is not None:
             measures.append(_reports_file(file), line)
+
+    def save_checkpoint(self, path: str | Path, step: int) -> None:
+        """Brings a file or directory to the lake, as this rank's part of the checkpoint at a step.
+
+        The next attempt finds it by `latest_checkpoint`. Returns once it is there.
+
+        Args:
+            path: of the file or directory; it stays as it is.
+            step: 0 and above.
+
+        Raises:
+            ConfigError: no such file, or no step.
+            StoreError: the lake refused; nothing is left behind.
+        """
+        self._checkpoints.save(Path(path), step)
+
+    def latest_checkpoint(self) -> Path | None:
+        """A local copy of what was saved last by this run, in an earlier attempt too.
+
+        Returns:
+            What this rank saved at the latest step of which all ranks that save have saved their
+            parts, or what the lowest of them saved, where this one saves none; None where there is
+            no such step.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        return self._checkpoints.latest(Path(tempfile.gettempdir(), "hopsgpu-checkpoints"))
+
+    @property
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(Lake(self.checkpoint_dir), self.rank)
 
     def dump(self, file: Path) -> None:
         """Writes the description that `context()` reads in the rank."""
@@ -113,7 +146,8 @@ def context() -> Context:
         role="worker",
         run_id="local",
         attempt=0,
-        model_dir=_local_model_dir(),
+        model_dir=_local_directory("model"),
+        checkpoint_dir=_local_directory("checkpoints").as_uri(),
     )
 
 
@@ -145,6 +179,6 @@ def _world_of_one() -> dict[str, str]:
 
 
 @functools.cache
-def _local_model_dir() -> Path:
+def _local_directory(purpose: str) -> Path:
     # Asked for again, it must be the same directory.
-    return Path(tempfile.mkdtemp(prefix="hopsgpu-model-"))
+    return Path(tempfile.mkdtemp(prefix=f"hopsgpu-{purpose}-"))

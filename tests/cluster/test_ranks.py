@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -231,6 +233,24 @@ def test_a_rank_that_is_killed_is_tried_again_on_the_same_executors(gang: hopsgp
     assert "attempt 0 failed (rank): rank 1 on node" in result.warnings[0]
     with pytest.raises(hopsgpu.RankFailed, match="SIGKILL"):
         gang.launch(kill_at, args=(3, "rank"), retries=2, progress="off")
+
+
+def test_the_next_attempt_goes_on_from_the_checkpoint(gang: hopsgpu.Gang) -> None:
+    def train(steps: int) -> list[int]:
+        context = hopsgpu.context()
+        found = context.latest_checkpoint()
+        done = [] if found is None else json.loads(found.read_text())
+        for step in range(len(done), steps):
+            done.append(context.attempt)
+            if context.rank == 0:
+                Path("done.json").write_text(json.dumps(done))
+                context.save_checkpoint("done.json", step)
+                if step == 1 and context.attempt == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return done
+
+    result = gang.launch(train, args=(4,), retries=1, progress="off")
+    assert result.value == [0, 0, 1, 1]
 
 
 def test_an_error_of_the_code_is_not_tried_again(

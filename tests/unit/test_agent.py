@@ -80,6 +80,7 @@ class Gang:
                     "role": "worker",
                     "run_id": "r",
                     "attempt": 0,
+                    "checkpoint_dir": f"file://{self.lake}/runs/r/checkpoints",
                 },
             }
             for rank in range(ranks)

@@ -37,7 +37,8 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A rank's file of reports; `context()` is that rank's."""
     described = tmp_path / "context.json"
-    Context(1, 0, 2, "node1", (GPU,), "worker", "r", 0, tmp_path / "model").dump(described)
+    places = (tmp_path / "model", f"file://{tmp_path}/checkpoints")
+    Context(1, 0, 2, "node1", (GPU,), "worker", "r", 0, *places).dump(described)
     monkeypatch.setenv(VARIABLE, str(described))
     return tmp_path / measures.FILE
 

@@ -1,0 +1,108 @@
+"""A NodeManager that is killed while its containers train, and a network that is encrypted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hopsgpu import cluster
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import gone, gpus_become, until
+
+# By default the ResourceManager waits ten minutes for a node.
+CONF = {"yarn-site": {"yarn.nm.liveness-monitor.expiry-interval-ms": "15000"}}
+
+TRAINING = """
+    import sys, time
+    from pathlib import Path
+    import hopsgpu
+
+    def train(directory):
+        import os
+        context = hopsgpu.context()
+        Path(directory, f"{context.rank}-{context.host}").write_text(str(os.getpid()))
+        while not Path(directory, "go").exists():
+            time.sleep(0.1)
+        return context.host
+
+    hopsgpu.session("node-lost")
+    result = hopsgpu.launch(train, args=(sys.argv[1],), workers=2, placement="spread")
+    print("values", *result.values)
+    print("released", result.timeline.released is not None, *result.warnings)
+"""
+
+ENCRYPTED = """
+    import os
+    import hopsgpu
+    from hopsgpu.worker import server
+
+    made = []
+    new_identity = server.new_identity
+    server.new_identity = lambda: made.append(new_identity()) or made[-1]
+    conf = {"spark.authenticate": True, "spark.network.crypto.enabled": True}
+    hopsgpu.session("encrypted", conf=conf)
+    result = hopsgpu.launch(lambda: "x" * 2_000_000, workers=2)
+    print("values", *map(len, result.values), "certificates", len(made))
+"""
+
+
+@pytest.fixture(scope="module")
+def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("nodes")
+    cluster.up(directory, conf=CONF)
+    try:
+        yield directory
+    finally:
+        cluster.down(directory)
+
+
+def started(own_cluster: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        env={**os.environ, **cluster.environment(own_cluster)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def resource_manager(own_cluster: Path) -> ResourceManager:
+    (web,) = (d.web for d in cluster.status(own_cluster).daemons if d.name == "resourcemanager")
+    return ResourceManager((web,))
+
+
+def test_where_spark_encrypts_the_control_channel_does_too(own_cluster: Path) -> None:
+    driver = started(own_cluster, ENCRYPTED)
+    said, problem = driver.communicate(timeout=180)
+    assert "values 2000000 2000000 certificates 1" in said, problem
+    assert gpus_become(resource_manager(own_cluster), 0)
+
+
+def test_a_node_manager_that_is_killed_does_not_end_the_training(
+    own_cluster: Path, tmp_path: Path
+) -> None:
+    """Its containers live on; they are lost for good only when YARN gives the node up."""
+    driver = started(own_cluster, TRAINING, str(tmp_path))
+    try:
+        assert until(lambda: len(list(tmp_path.glob("?-node?"))) == 2, 120)
+        assert until(lambda: all(f.read_text() for f in tmp_path.glob("?-node?")), 10)
+        pids = [int(file.read_text()) for file in tmp_path.glob("?-node?")]
+        (node,) = (d for d in cluster.status(own_cluster).daemons if d.name == "node2")
+        os.kill(node.pid, signal.SIGKILL)
+        assert until(lambda: gone(node.pid), 10)
+        (tmp_path / "go").touch()
+        said, problem = driver.communicate(timeout=180)
+        assert "values node1 node2" in said, problem
+        print(said)
+        assert until(lambda: all(map(gone, pids)), 15)
+        assert gpus_become(resource_manager(own_cluster), 0, seconds=60)
+    finally:
+        driver.kill()
+        driver.communicate()
