@@ -75,18 +75,8 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
             yield name, str(parsed)
 
 
-def interface_of(address: str) -> str:
-    """The interface of this node that has an IPv4 or IPv6 address.
-
-    All of 127.0.0.0/8 belongs to the interface of 127.0.0.1.
-
-    Raises:
-        ConfigError: none has it.
-    """
-    return _owner(address, interface_addresses())
-
-
 def _owner(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
+    """The interface that has an IPv4 or IPv6 address; "lo" has all of 127.0.0.0/8."""
     wanted = ipaddress.ip_address(address)
     if wanted.version == 4 and wanted.is_loopback:
         wanted = ipaddress.ip_address("127.0.0.1")

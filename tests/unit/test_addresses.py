@@ -16,7 +16,6 @@ from hopsgpu.worker.addresses import (
     choose,
     held_ports,
     interface_addresses,
-    interface_of,
     peer_to_reach,
     reach,
 )
@@ -51,6 +50,10 @@ def bound(address: str, port: int, *, reuse: bool) -> socket.socket:
 
 
 # --- Interfaces --------------------------------------------------------------------------
+
+
+def interface_of(address: str) -> str:
+    return reach(address).interface
 
 
 def test_every_address_of_this_machine_leads_to_its_interface() -> None:
