@@ -25,12 +25,12 @@ from tests.conftest import gone, gpus_become, until
 def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
     context = hopsgpu.context()
     if context.attempt < first_attempts and context.rank == 1:
-        os.kill(os.getpid() if whom == "rank" else _executor(), signal.SIGKILL)
+        os.kill(os.getpid() if whom == "rank" else executor_jvm(), signal.SIGKILL)
         threading.Event().wait(60)
     return context.attempt, os.getppid()
 
 
-def _executor() -> int:
+def executor_jvm() -> int:
     """The executor's JVM: the keeper watches it; it is the container's only java."""
     own = os.environ["CONTAINER_ID"].encode()
     for process in Path("/proc").glob("[0-9]*"):
@@ -96,8 +96,8 @@ def test_a_frozen_agent_is_lost_within_the_heartbeat(
         threading.Event().wait(120)
 
     run = hopsgpu.submit(wait_for_the_end, args=(str(tmp_path),), progress="off")
-    assert until(lambda: (tmp_path / "pid").exists() and _workers() != [], 90)
-    agent = max(_workers())[1]
+    assert until(lambda: (tmp_path / "pid").exists() and python_workers() != [], 90)
+    agent = max(python_workers())[1]
     os.kill(agent, signal.SIGSTOP)
     began = time.monotonic()
     try:
@@ -110,7 +110,7 @@ def test_a_frozen_agent_is_lost_within_the_heartbeat(
     assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
 
 
-def _workers() -> list[tuple[int, int]]:
+def python_workers() -> list[tuple[int, int]]:
     """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):

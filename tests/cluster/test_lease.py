@@ -21,6 +21,7 @@ from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.request import demand_of
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.cluster.test_attempts import executor_jvm, python_workers
 from tests.cluster.test_launch import quiet
 from tests.conftest import gone, gpus_become, until
 from tests.contention import both_finish, start_script
@@ -186,8 +187,8 @@ def test_without_the_direct_kill_the_idle_timeout_lets_go_and_the_result_says_so
 # hold().
 
 
-def pid_and_host() -> tuple[int, str]:
-    return os.getppid(), hopsgpu.context().host
+def where() -> str:
+    return os.environ["CONTAINER_ID"]
 
 
 def test_a_held_gang_serves_several_launches(
@@ -198,21 +199,21 @@ def test_a_held_gang_serves_several_launches(
 ) -> None:
     with hopsgpu.hold(workers=2, progress="off") as gang:
         assert manager.gpus()[0] == 2
-        first = gang.launch(pid_and_host, progress="off")
-        second = gang.launch(pid_and_host, progress="off", env_vars={"A": "b"})
+        first = gang.launch(where, progress="off")
+        second = gang.launch(where, progress="off", env_vars={"A": "b"})
         # The same agents: nothing was acquired in between.
         assert first.values == second.values
         assert first.timeline.released is None
         assert first.gpu_seconds.held >= first.gpu_seconds.training > 0
         with pytest.raises(hopsgpu.RankFailed, match="ZeroDivisionError"):
             gang.launch(lambda: 1 / 0, progress="off")
-        assert gang.launch(pid_and_host, progress="off").values == first.values
+        assert gang.launch(where, progress="off").values == first.values
         with pytest.raises(hopsgpu.ConfigError, match="train_fn"):
             gang.launch(5)
         assert manager.gpus()[0] == 2
     assert manager.gpus()[0] == 0
     with pytest.raises(hopsgpu.ConfigError, match="closed"):
-        gang.launch(pid_and_host)
+        gang.launch(where)
 
 
 def test_launches_of_several_threads_on_one_gang_take_turns(
@@ -257,38 +258,27 @@ def test_ctrl_c_while_a_gang_is_held(
 def test_a_held_gang_asks_again_only_for_what_it_lost(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    def container() -> str:
-        return os.environ["CONTAINER_ID"]
-
     with hopsgpu.hold(workers=3, progress="off") as gang:
-        before = gang.launch(container, progress="off").values
-        # The JVM of one container: parent of Spark's daemon, which is the parent of the agent.
-        jvm = gang.launch(parent_of_daemon, progress="off").values[1]
-        agent = gang.launch(os.getppid, progress="off").values[1]
+        before = gang.launch(where, progress="off").values
+        jvm = gang.launch(executor_jvm, progress="off").values[1]
+        server = gang.launch(os.getppid, progress="off").values[1]
         os.kill(jvm, signal.SIGKILL)
-        assert until(lambda: gone(agent), 20)
-        after = gang.launch(container, progress="off").values
+        # With its container all goes that was forked there.
+        assert until(lambda: gone(server), 20)
+        after = gang.launch(where, progress="off").values
         assert len(set(before) & set(after)) == 2
         assert len(set(after)) == 3
         assert manager.gpus()[0] == 3
     assert manager.gpus()[0] == 0
 
 
-def parent_of_daemon() -> int:
-    pid = os.getppid()
-    for _ in range(2):
-        status = Path(f"/proc/{pid}/status").read_text()
-        pid = int(status.partition("PPid:")[2].split()[0])
-    return pid
-
-
 def test_a_held_gang_that_idles_lets_go_and_comes_again(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     with hopsgpu.hold(workers=2, idle_timeout="3s", progress="off") as gang:
-        assert gang.launch(pid_and_host, progress="off").value
+        assert gang.launch(where, progress="off").value
         assert gpus_become(manager, 0, 15)
-        again = gang.launch(pid_and_host, progress="off")
+        again = gang.launch(where, progress="off")
         assert again.value
         assert manager.gpus()[0] == 2
     assert manager.gpus()[0] == 0
@@ -484,7 +474,8 @@ def test_a_container_that_yarn_killed_is_reported_in_yarns_words(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
     def behind_its_back() -> None:
-        os.kill(os.getppid(), signal.SIGSTOP)  # the agent, which would have seen it
+        # The agent, which would have seen it.
+        os.kill(max(python_workers())[1], signal.SIGSTOP)
         kept = bytearray(3 * 2**30)
         time.sleep(60)
         assert kept

@@ -112,11 +112,11 @@ def test_closures_and_defaults() -> None:
 def test_what_the_users_modules_import(project: Project) -> None:
     train, packed = project(
         train="from own import data\ndef train():\n    from .model import Net\n    return Net\n",
-        data="import pandas.api\ndef unused():\n    import pyarrow\n",
+        data="import sklearn.base\ndef unused():\n    import pyarrow\n",
         model="from .layers import *\n",
         layers="raise RuntimeError('nobody runs it')\nimport torch.nn as nn\n",
     )
-    assert preloads(train.train, packed) == ("torch", "pandas", "pyarrow")
+    assert preloads(train.train, packed) == ("torch", "sklearn", "pyarrow")
 
 
 def test_a_module_that_is_not_imported_does_not_count(project: Project) -> None:
@@ -141,11 +141,11 @@ def test_types_alone_do_not_count(project: Project) -> None:
         train=(
             "from __future__ import annotations\n"
             "from typing import TYPE_CHECKING\n"
-            "if TYPE_CHECKING:\n    import tensorflow\nelse:\n    import pandas as tensorflow\n"
+            "if TYPE_CHECKING:\n    import tensorflow\nelse:\n    import pyarrow as tensorflow\n"
             "def train(x: tensorflow.Tensor): ...\n"
         )
     )
-    assert preloads(train.train, packed) == ("pandas",)
+    assert preloads(train.train, packed) == ("pyarrow",)
 
 
 def test_methods_of_the_users_classes(project: Project) -> None:
@@ -181,7 +181,7 @@ def test_a_script(tmp_path: Path) -> None:
     """What a script imports for its own use only does not count; what the function uses does."""
     (tmp_path / "mine.py").write_text("import torch\n")
     (tmp_path / "script.py").write_text(
-        "import json, numpy\nimport pandas as unused\n"
+        "import json, numpy\nimport sklearn as unused\n"
         "from hopsgpu.frameworks.preload import preloads\n"
         "from hopsgpu.modules import module_roots, pack_modules\n"
         "def net():\n    import mine\n    return numpy\n"
@@ -198,7 +198,7 @@ def test_nothing_heavy_is_imported_at_the_driver() -> None:
     code = (
         "import sys\nfrom hopsgpu.frameworks.preload import preloads, PRELOADABLE\n"
         "from hopsgpu.modules import pack_modules\n"
-        "def train():\n    import torch, tensorflow, jax, keras, pandas\n"
+        "def train():\n    import torch, tensorflow, jax, keras, sklearn\n"
         "print(*preloads(train, pack_modules([])))\n"
         "assert not set(PRELOADABLE) & set(sys.modules)\n"
     )
