@@ -24,6 +24,8 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     # GPUs are seen gone within a heartbeat of the application master.
     "spark.yarn.scheduler.heartbeat.interval-ms": "500",
     "spark.python.task.killTimeout": "200ms",
+    # YARN counts the memory of ranks, whose keeper outlives the task that starts it.
+    "spark.python.daemon.module": "hopsgpu.spark.daemon",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
     # A frozen driver lets its GPUs go after 20 × 10 s rather than 60 × 10 s.

@@ -120,7 +120,7 @@ def python_workers() -> list[tuple[int, int]]:
             above = Path(f"/proc/{fields[1]}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"pyspark.daemon" in command and b"pyspark.daemon" in above:
+        if b"pyspark.worker" in command and b"pyspark.worker" in above:
             found.append((int(fields[19]), int(process.name)))
     return found
 
