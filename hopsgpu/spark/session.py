@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
+from hopsgpu.spark.shipping import pack_package
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+_PY_FILES = "spark.yarn.dist.pyFiles"
 _STARTS = 3
 _UI_RACE = "java.util.ConcurrentModificationException"
 
@@ -108,12 +110,15 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         settings["spark.yarn.dist.archives"] = _joined(
             shipped.get("spark.yarn.dist.archives"), f"{scripts.as_uri()}#{ALIAS}"
         )
+        # For the daemon, which is there before any task can bring it what Spark serves.
+        package = pack_package(Path(directory) / "hopsgpu-shipped.zip")
+        settings[_PY_FILES] = _joined(shipped.get(_PY_FILES), package.as_uri())
         check_session((environment | settings).get)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
         builder = SparkSession.builder.appName(name)
         for key, value in settings.items():
             builder = builder.config(key, value)
-        # YARN has its copy of the scripts when this returns.
+        # YARN has its copies when this returns.
         return _created(builder)
 
 

@@ -1,4 +1,4 @@
-"""A NodeManager that is killed while its containers train, and a network that is encrypted."""
+"""Nodes without anything of ours, one that is lost, and a network that is encrypted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import textwrap
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +54,19 @@ ENCRYPTED = """
     print("values", *map(len, result.values), "certificates", len(made))
 """
 
+BARE = """
+    import hopsgpu
+
+    def where():
+        import sys
+        return sys.executable, hopsgpu.__file__
+
+    spark = hopsgpu.session("bare")
+    assert spark.sparkContext.parallelize([1], 1).map(lambda x: x + 1).collect() == [2]
+    for executable, package in hopsgpu.launch(where, workers=2).values:
+        print(executable, package)
+"""
+
 
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
@@ -63,10 +78,12 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         cluster.down(directory)
 
 
-def started(own_cluster: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
+def started(
+    own_cluster: Path, script: str, *arguments: str, **variables: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
-        env={**os.environ, **cluster.environment(own_cluster)},
+        env={**os.environ, **cluster.environment(own_cluster), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -76,6 +93,23 @@ def started(own_cluster: Path, script: str, *arguments: str) -> subprocess.Popen
 def resource_manager(own_cluster: Path) -> ResourceManager:
     (web,) = (d.web for d in cluster.status(own_cluster).daemons if d.name == "resourcemanager")
     return ResourceManager((web,))
+
+
+def test_nothing_of_ours_need_be_on_the_nodes(own_cluster: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    python = tmp_path / "env" / "bin" / "python"
+    library = tmp_path / "env" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
+    # All that is installed here, but not what is installed editable, as hopsgpu is.
+    (library / "all.pth").write_text(sysconfig.get_path("purelib"))
+    assert subprocess.run([python, "-c", "import pyspark"], check=False).returncode == 0
+    assert subprocess.run([python, "-c", "import hopsgpu"], check=False).returncode == 1
+    driver = started(own_cluster, BARE, PYSPARK_PYTHON=str(python))
+    said, problem = driver.communicate(timeout=180)
+    lines = said.splitlines()
+    assert len(lines) == 2, problem
+    for line in lines:
+        assert line.startswith(f"{python} ") and "/hopsgpu-shipped.zip/hopsgpu/" in line
+    assert gpus_become(resource_manager(own_cluster), 0)
 
 
 def test_where_spark_encrypts_the_control_channel_does_too(own_cluster: Path) -> None:
