@@ -81,8 +81,12 @@ def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def started(
     own_cluster: Path, script: str, *arguments: str, **variables: str
 ) -> subprocess.Popen[str]:
+    # Modules beside a script travel; this project is not to be among them.
+    scripts = own_cluster.with_name("scripts")
+    scripts.mkdir(exist_ok=True)
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
+        cwd=scripts,
         env={**os.environ, **cluster.environment(own_cluster), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -101,8 +105,9 @@ def test_nothing_of_ours_need_be_on_the_nodes(own_cluster: Path, tmp_path: Path)
     library = tmp_path / "env" / Path(sysconfig.get_path("purelib")).relative_to(sys.prefix)
     # All that is installed here, but not what is installed editable, as hopsgpu is.
     (library / "all.pth").write_text(sysconfig.get_path("purelib"))
-    assert subprocess.run([python, "-c", "import pyspark"], check=False).returncode == 0
-    assert subprocess.run([python, "-c", "import hopsgpu"], check=False).returncode == 1
+    for module, is_missing in (("pyspark", 0), ("hopsgpu", 1)):
+        ran = subprocess.run([python, "-c", f"import {module}"], cwd=tmp_path, check=False)
+        assert ran.returncode == is_missing
     driver = started(own_cluster, BARE, PYSPARK_PYTHON=str(python))
     said, problem = driver.communicate(timeout=180)
     lines = said.splitlines()
