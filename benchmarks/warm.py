@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 
 import hopsgpu
@@ -17,8 +19,6 @@ from benchmarks.table import heading, row
 
 WORKERS = 2
 HELD = 100
-BARRIERS = 20
-DISTRIBUTED = 5
 COLD = 5
 
 
@@ -70,7 +70,7 @@ def held(spark: SparkSession) -> dict[str, Sequence[float]]:
         for name, (function, times) in functions.items():
             gang.launch(function, progress="off")
             taken[name] = [
-                _seconds(lambda f=function: gang.launch(f, progress="off")) for _ in range(times)
+                seconds_of(lambda f=function: gang.launch(f, progress="off")) for _ in range(times)
             ]  # type: ignore[misc]
     return taken
 
@@ -91,37 +91,12 @@ def cold(spark: SparkSession) -> Mapping[str, Sequence[float]]:
 
 
 def rivals() -> dict[str, Sequence[float]]:
-    """Seconds of the same by others, on two executors that are there.
-
-    They need an application without dynamic allocation, which Spark refuses beside barriers.
-    """
-    spark = (
-        SparkSession.builder.appName("rivals")
-        .master("yarn")
-        .config("spark.executor.instances", str(WORKERS))
-        .config("spark.executor.cores", "2")
-        .config("spark.task.cpus", "2")
-        .config("spark.executor.memory", "512m")
-        .config("spark.executor.memoryOverhead", "2g")
-        .getOrCreate()
+    """Seconds of the same by others, in a process of their own (`benchmarks.rivals`)."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "benchmarks.rivals"], stdout=subprocess.PIPE, text=True, check=True
     )
-    try:
-        context = spark.sparkContext
-
-        def barrier() -> None:
-            stage = context.parallelize(range(WORKERS), WORKERS).barrier()
-            assert len(stage.mapPartitions(lambda _: [nothing()]).collect()) == WORKERS
-
-        distributor = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=False)
-        barrier()
-        taken = {"a raw barrier stage": [_seconds(barrier) for _ in range(BARRIERS)]}
-        distributor.run(torch_all_reduce)
-        taken["TorchDistributor, gloo all-reduce"] = [
-            _seconds(lambda: distributor.run(torch_all_reduce)) for _ in range(DISTRIBUTED)
-        ]
-        return taken
-    finally:
-        spark.stop()
+    taken: dict[str, Sequence[float]] = json.loads(ran.stdout.splitlines()[-1])
+    return taken
 
 
 def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[float]]) -> None:
@@ -137,7 +112,7 @@ def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[floa
     print(f"a launch is {barrier:.0f} times faster than a raw barrier stage (5 are wanted)")
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     began = time.monotonic()
     work()
     return time.monotonic() - began
