@@ -1,4 +1,4 @@
-"""TorchDistributor and a raw barrier stage, on two executors that are there.
+"""Other launchers and raw barrier stages, on two executors that are there.
 
 They need an application without dynamic allocation, which Spark refuses beside barriers.
 """
@@ -6,14 +6,23 @@ They need an application without dynamic allocation, which Spark refuses beside 
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Callable
 
+from pyspark import BarrierTaskContext, cloudpickle
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
 
-from benchmarks.warm import WORKERS, nothing, seconds_of, torch_all_reduce
+from benchmarks import functions
+from benchmarks.functions import nothing, tensorflow_all_reduce, torch_all_reduce
 
+WORKERS = 2
 BARRIERS = 20
 DISTRIBUTED = 5
+BARRIER = "a raw barrier stage"
+STAGE = "the same without its barrier()"
+TORCH_RIVAL = "TorchDistributor, gloo"
+TENSORFLOW_RIVAL = "spark-tensorflow-distributor"
 
 
 def main() -> None:
@@ -25,26 +34,55 @@ def main() -> None:
         .config("spark.executor.cores", "2")
         .config("spark.task.cpus", "2")
         .config("spark.executor.memory", "512m")
-        .config("spark.executor.memoryOverhead", "2g")
+        .config("spark.executor.memoryOverhead", "3g")
         .getOrCreate()
     )
+    # The executors have no such module.
+    cloudpickle.register_pickle_by_value(functions)
     try:
-        context = spark.sparkContext
-
-        def barrier() -> None:
-            stage = context.parallelize(range(WORKERS), WORKERS).barrier()
-            assert len(stage.mapPartitions(lambda _: [nothing()]).collect()) == WORKERS
-
-        distributor = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=False)
-        barrier()
-        taken = {"a raw barrier stage": [seconds_of(barrier) for _ in range(BARRIERS)]}
-        distributor.run(torch_all_reduce)
-        taken["TorchDistributor, gloo all-reduce"] = [
-            seconds_of(lambda: distributor.run(torch_all_reduce)) for _ in range(DISTRIBUTED)
-        ]
-        print(json.dumps(taken))
+        torch = TorchDistributor(num_processes=WORKERS, local_mode=False, use_gpu=False)
+        works: dict[str, tuple[Callable[[], object], int]] = {
+            BARRIER: (lambda: barrier_stage(spark, meets=True), BARRIERS),
+            STAGE: (lambda: barrier_stage(spark, meets=False), BARRIERS),
+            TORCH_RIVAL: (lambda: torch.run(torch_all_reduce), DISTRIBUTED),
+            TENSORFLOW_RIVAL: (mirrored, DISTRIBUTED),
+        }
+        print(json.dumps({name: times(*work) for name, work in works.items()}))
     finally:
         spark.stop()
+
+
+def barrier_stage(spark: SparkSession, *, meets: bool) -> None:
+    """A function that returns, on all executors; its tasks wait for each other where they meet."""
+
+    def task(_: object) -> list[int]:
+        if meets:
+            BarrierTaskContext.get().barrier()
+        return [nothing()]
+
+    stage = spark.sparkContext.parallelize(range(WORKERS), WORKERS).barrier()
+    assert len(stage.mapPartitions(task).collect()) == WORKERS
+
+
+def mirrored() -> None:
+    """The all-reduce by spark-tensorflow-distributor, in a strategy of its making."""
+    from spark_tensorflow_distributor import MirroredStrategyRunner
+
+    runner = MirroredStrategyRunner(num_slots=WORKERS, use_gpu=False)
+    assert runner.run(tensorflow_all_reduce) == WORKERS
+
+
+def times(work: Callable[[], object], count: int) -> list[float]:
+    """Seconds of each time, after one that is not counted."""
+    work()
+    return [seconds_of(work) for _ in range(count)]
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Seconds that something takes."""
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -15,64 +15,44 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from benchmarks.bare import bare_stage, release_bare
+from benchmarks.functions import first_line, nothing, tensorflow_all_reduce, torch_all_reduce
+from benchmarks.rivals import (
+    BARRIER,
+    STAGE,
+    TENSORFLOW_RIVAL,
+    TORCH_RIVAL,
+    WORKERS,
+    times,
+)
 from benchmarks.table import heading, row
 
-WORKERS = 2
 HELD = 100
+HELD_TENSORFLOW = 20
 COLD = 5
-
-
-def nothing() -> int:
-    """A function that returns."""
-    return os.getpid()
-
-
-def torch_all_reduce() -> float:
-    """The sum of the ranks + 1, by gloo."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    number = torch.tensor([dist.get_rank() + 1.0])
-    dist.all_reduce(number)
-    dist.destroy_process_group()
-    return float(number)
-
-
-def tensorflow_all_reduce() -> float:
-    """The sum of the ranks + 1, by TensorFlow's collectives."""
-    import tensorflow as tf
-
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    rank = int(os.environ["RANK"])
-    summed = strategy.run(
-        lambda: tf.distribute.get_replica_context().all_reduce(
-            tf.distribute.ReduceOp.SUM, tf.constant(rank + 1.0)
-        )
-    )
-    return float(summed)
-
-
-def first_line() -> float:
-    """When the function's first line ran, in seconds since the epoch."""
-    return time.time()
+FUNCTION = "a function that returns"
+TORCH = "a gloo all-reduce"
+TENSORFLOW = "a TensorFlow all-reduce"
+# What is compared with what, and how many times faster it is to be.
+RATIOS = (
+    (TORCH, TORCH_RIVAL, "50 are wanted"),
+    (TENSORFLOW, TENSORFLOW_RIVAL, "measured"),
+    (FUNCTION, BARRIER, "5 are wanted"),
+    (FUNCTION, STAGE, "measured; it starts tasks, and none knows of another"),
+)
 
 
 def held(spark: SparkSession) -> dict[str, Sequence[float]]:
     """Seconds of launches on a held gang of 2 CPU ranks."""
     functions: dict[str, tuple[Callable[[], Any], int]] = {
-        "a function that returns": (nothing, HELD),
-        "a gloo all-reduce": (torch_all_reduce, HELD),
-        "a TensorFlow all-reduce": (tensorflow_all_reduce, HELD // 10),
+        FUNCTION: (nothing, HELD),
+        TORCH: (torch_all_reduce, HELD),
+        TENSORFLOW: (tensorflow_all_reduce, HELD_TENSORFLOW),
     }
-    taken: dict[str, Sequence[float]] = {}
     with hopsgpu.hold(workers=WORKERS, gpus_per_worker=0, progress="off", spark=spark) as gang:
-        for name, (function, times) in functions.items():
-            gang.launch(function, progress="off")
-            taken[name] = [
-                seconds_of(lambda f=function: gang.launch(f, progress="off")) for _ in range(times)
-            ]  # type: ignore[misc]
-    return taken
+        return {
+            name: times(functools.partial(gang.launch, function, progress="off"), count)
+            for name, (function, count) in functions.items()
+        }
 
 
 def cold(spark: SparkSession) -> Mapping[str, Sequence[float]]:
@@ -105,17 +85,10 @@ def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[floa
     for name, seconds in (*ours.items(), *others.items()):
         row(name, seconds)
         print(f"{'':36}{'99 %':>8}{_percentile(seconds):8.2f}")
-    medians = {name: statistics.median(s) for name, s in (*ours.items(), *others.items())}
-    against = medians["TorchDistributor, gloo all-reduce"] / medians["a gloo all-reduce"]
-    barrier = medians["a raw barrier stage"] / medians["a function that returns"]
-    print(f"\nthe all-reduce is {against:.0f} times faster than TorchDistributor's (50 are wanted)")
-    print(f"a launch is {barrier:.0f} times faster than a raw barrier stage (5 are wanted)")
-
-
-def seconds_of(work: Callable[[], object]) -> float:
-    began = time.monotonic()
-    work()
-    return time.monotonic() - began
+    print()
+    for own, other, wanted in RATIOS:
+        ratio = statistics.median(others[other]) / statistics.median(ours[own])
+        print(f"{own} is {ratio:.1f} times faster than {other} ({wanted})")
 
 
 def _percentile(seconds: Sequence[float]) -> float:

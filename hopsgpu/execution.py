@@ -13,8 +13,9 @@ from hopsgpu import records
 from hopsgpu.arguments import Arguments
 from hopsgpu.background import Background
 from hopsgpu.call import Call
-from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed, StoreError
+from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.gang import Avoid, GangState, assign_ranks
+from hopsgpu.planning import check_again
 from hopsgpu.results import GangResult
 from hopsgpu.retries import Fault, avoid_next, may_retry
 from hopsgpu.run import Board
@@ -138,7 +139,7 @@ class Execution:
         self.record(GangState.REQUESTED, None)
         request = request_of(self._plan, self._given.frameworks, self._board, self._cancelled)
         with self._leasing(request) as whole:
-            while not self._attempted(whole(avoid_next(self._avoid, self._lost))):
+            while not self._attempted(whole(self._avoid)):
                 self._attempt += 1
                 self._board.attempt(self._attempt)
 
@@ -192,11 +193,26 @@ class Execution:
             fault, attempt=self._attempt, retries=retries, code_too=code_too
         ):
             return False
-        self._avoid |= self._trained.avoid
         if fault is Fault.INFRASTRUCTURE and failure.host is not None:
             self._lost.append(failure.host)
+        self._avoid = avoid_next(self._avoid | self._trained.avoid, self._lost)
+        if not self._is_left(failure):
+            return False
         told = str(failure).splitlines()[0]
         self._warnings.append(f"attempt {self._attempt} failed ({fault.value}): {told}")
+        return True
+
+    def _is_left(self, failure: RankFailed) -> bool:
+        """Whether the gang can be had again without what is to blame; tells why where it cannot."""
+        if not self._avoid.is_any:
+            return True
+        try:
+            check_again(self._plan, self._given.application, self._avoid)
+        except CapacityError as error:
+            failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
+            return False
+        except HopsGpuError:  # whoever waits for the gang next is told, again and again
+            return True
         return True
 
     def _publish(self, training: Training, name: str) -> None:

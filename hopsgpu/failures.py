@@ -288,6 +288,7 @@ def _known(end: Ended) -> tuple[str | None, Blame]:
 def to_avoid(end: Ended) -> Avoid:
     """The GPU or node whose fault a rank's end was, as far as its error tells."""
     _, blame = _known(end)
+    host = end.place.container.host
     if blame is Blame.GPU:
-        return Avoid(gpus=frozenset(end.place.gpus))
-    return Avoid(hosts=frozenset({end.place.container.host} if blame is Blame.HOST else ()))
+        return Avoid(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
+    return Avoid(hosts=frozenset({host} if blame is Blame.HOST else ()))

@@ -245,15 +245,20 @@ class Avoid:
     """What gets no rank, because an earlier attempt failed by its fault.
 
     Attributes:
-        gpus: UUIDs.
+        gpus: host and UUID of each.
         hosts: names of nodes.
     """
 
-    gpus: frozenset[str] = frozenset()
+    gpus: frozenset[tuple[str, str]] = frozenset()
     hosts: frozenset[str] = frozenset()
 
     def __or__(self, other: Avoid) -> Avoid:
         return Avoid(self.gpus | other.gpus, self.hosts | other.hosts)
+
+    def __str__(self) -> str:
+        return ", ".join(
+            [*(f"{gpu} of {host}" for host, gpu in sorted(self.gpus)), *sorted(self.hosts)]
+        )
 
     @property
     def is_any(self) -> bool:
@@ -262,7 +267,7 @@ class Avoid:
 
     def reason(self, container: Container) -> str | None:
         """Which part of a container is to be avoided, or None."""
-        if gpus := self.gpus.intersection(container.gpus):
+        if gpus := {gpu for _, gpu in self.gpus}.intersection(container.gpus):
             return f"{', '.join(sorted(gpus))} of {container.host}"
         return container.host if container.host in self.hosts else None
 

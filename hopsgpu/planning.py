@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from hopsgpu.arguments import Arguments
 from hopsgpu.errors import CapacityError
+from hopsgpu.gang import Avoid
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.checks import check_gang
 from hopsgpu.spark.request import demand_of
@@ -57,6 +58,17 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
         paths=_paths(held.paths["root"], spec, run_id),
         warnings=(*held.warnings, *given.modules.warnings),
     )
+
+
+def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> None:
+    """Whether the gang of a plan can be had without what is to be avoided.
+
+    Raises:
+        CapacityError: it can never be granted so.
+        HopsGpuError: the ResourceManager does not tell.
+    """
+    demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
+    check_possible(demand, application.snapshot(0.0).without(avoid))
 
 
 def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:

@@ -87,6 +87,14 @@ class Jvm:
                 found.append(str(executor.id()))
         return tuple(sorted(found, key=int))
 
+    def busy(self, profile: int) -> tuple[str, ...]:
+        """Ids of the executors of a resource profile that run a task."""
+        listed = self._scala.statusStore().executorList(True)
+        executors = (listed.apply(index) for index in range(listed.size()))
+        return tuple(
+            str(e.id()) for e in executors if e.resourceProfileId() == profile and e.activeTasks()
+        )
+
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
         """A Java RDD of the numbers from 0, one in each partition, with its preferred hosts."""
         to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq

@@ -32,6 +32,8 @@ from hopsgpu.worker.server import ControlServer, serve
 # Executors are up and Python is: an agent only has to import and connect.
 _AGENTS_SECONDS = 120.0
 _HANDOVERS = 5
+# A task that was cancelled ends within spark.python.task.killTimeout (0.2 s) and Spark's word.
+_STUCK_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -117,12 +119,12 @@ class GpuLease:
         """
         self.request = request
         self.end_jobs()
-        self._lease = None
+        aside, self._lease = self._aside(), None
         patience = Patience(request)
         given_back = 0
         with queueing(self._application, request, patience) as place:
             while True:
-                with place.turn(self._registered()):
+                with place.turn(max(self._registered() - aside, 0)):
                     lease = self._try(place, patience)
                     if lease is not None:
                         self._lease = lease
@@ -144,6 +146,13 @@ class GpuLease:
             patience.tell((), why)
             patience.check()
             self.request.cancelled.wait(EVENT_SECONDS)
+
+    def _aside(self) -> int:
+        """Executors that are there and are to be avoided."""
+        if self._lease is None:
+            return 0
+        there = (c for c in self._lease.containers if c.key not in self._lease.gone)
+        return sum(self.request.avoid.reason(container) is not None for container in there)
 
     def _registered(self) -> int:
         return len(self._application.jvm.executors(self._profile.id))
@@ -177,6 +186,8 @@ class GpuLease:
 
     def end_jobs(self) -> None:
         """Ends the tasks of a gang that is not whole; its executors stay, and may idle out."""
+        if not self._jobs:
+            return
         self._server.end_all()
         deadline = time.monotonic() + RELEASE_SECONDS
         for job in self._jobs:
@@ -184,6 +195,18 @@ class GpuLease:
                 self._application.jvm.cancel(job.tag)
                 self._server.end_all()
         self._jobs = [job for job in self._jobs if not job.ended.is_set()]
+        self._kill_stuck()
+
+    def _kill_stuck(self) -> None:
+        """Kills executors whose tasks do not end: they are frozen, or cut off.
+
+        Spark would count on them, and ask for no others, until it misses their heartbeat.
+        """
+        jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
+        if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
+            return
+        if not cancelled.is_set():
+            jvm.kill(jvm.busy(profile))
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
         barrier = role == "agent"

@@ -5,8 +5,10 @@ Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/data.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
+from hopsgpu.gang import Avoid
 from hopsgpu.yarn.amounts import NOTHING, Amount, total
 
 
@@ -153,6 +155,16 @@ class Snapshot:
             if node.state == "RUNNING"
             and (node.partition == self.partition or node.partition in self.shared)
         )
+
+    def without(self, avoid: Avoid) -> Snapshot:
+        """The same as if there were not what gets no rank."""
+        lost = Counter(host for host, _ in avoid.gpus)
+        nodes = tuple(
+            replace(node, total=node.total - Amount(lost[node.host], 0, 0))
+            for node in self.nodes
+            if node.host not in avoid.hosts
+        )
+        return replace(self, nodes=nodes)
 
     @property
     def cluster(self) -> Amount:

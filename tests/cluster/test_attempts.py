@@ -110,6 +110,51 @@ def test_a_frozen_agent_is_lost_within_the_heartbeat(
     assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
 
 
+def test_a_frozen_executor_is_replaced_in_the_next_attempt(
+    spark: SparkSession, gpus_back: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "4s")
+
+    def freeze_once() -> tuple[int, str]:
+        context = hopsgpu.context()
+        if context.attempt == 0:
+            if context.rank == 1:
+                jvm = executor_jvm()
+                for child in Path(f"/proc/{jvm}/task/{jvm}/children").read_text().split():
+                    freeze(int(child))
+                os.kill(jvm, signal.SIGSTOP)
+            threading.Event().wait(60)
+        return context.attempt, os.environ["CONTAINER_ID"]
+
+    began = time.monotonic()
+    result = hopsgpu.launch(freeze_once, workers=2, retries=1, progress="off")
+    assert [attempt for attempt, _ in result.values] == [1, 1]
+    (warning,) = result.warnings
+    assert "no sign of life for 4 s" in warning
+    # Spark misses the executor's heartbeat after 200 s.
+    assert time.monotonic() - began < 120
+
+
+def freeze(pid: int) -> None:
+    """Stops a process and its children."""
+    os.kill(pid, signal.SIGSTOP)
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        freeze(int(child))
+
+
+def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    def breaks() -> None:
+        if hopsgpu.context().rank == 1:
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    with pytest.raises(hopsgpu.RankFailed, match="uncorrectable ECC") as raised:
+        hopsgpu.launch(breaks, workers=4, retries=1, progress="off")
+    (note,) = raised.value.__notes__
+    assert "not tried again without GPU-" in note and "can never fit" in note
+
+
 def python_workers() -> list[tuple[int, int]]:
     """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
     found = []

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.errors import CapacityError, HopsGpuError
+from hopsgpu.gang import Avoid
 from hopsgpu.turns import Bound
 from hopsgpu.yarn.amounts import Amount, dominates, multiplied_down
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
@@ -240,6 +241,15 @@ def test_more_executors_than_places() -> None:
 def test_use_by_others_does_not_count_for_ever() -> None:
     full = (node("node1", BIG, used=BIG), node("node2", BIG, used=BIG))
     check_possible(Demand(ONE_GPU, 4), snap(*full))
+
+
+def test_what_gets_no_rank_is_no_room() -> None:
+    whole = snap(*TWO)
+    one = whole.without(Avoid(gpus=frozenset({("node2", "GPU-a")})))
+    assert most_possible(one, ONE_GPU) == 3
+    assert most_possible(one, Amount(0, 2, 1024)) == most_possible(whole, Amount(0, 2, 1024))
+    assert most_possible(whole.without(Avoid(hosts=frozenset({"node1"}))), ONE_GPU) == 2
+    assert most_possible(whole.without(Avoid()), ONE_GPU) == 4
 
 
 @pytest.mark.parametrize("state", ["LOST", "UNHEALTHY", "DECOMMISSIONED", "DECOMMISSIONING"])

@@ -1,0 +1,42 @@
+"""What the launchers run. Imports nothing: a rank's process imports what its function is in."""
+
+from __future__ import annotations
+
+
+def nothing() -> int:
+    """A function that returns."""
+    return 1
+
+
+def torch_all_reduce() -> float:
+    """The sum of the ranks + 1, by gloo."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    number = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(number)
+    dist.destroy_process_group()
+    return float(number)
+
+
+def tensorflow_all_reduce() -> float:
+    """The number of the ranks, by TensorFlow's collectives, in a strategy or one of its own."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.get_strategy()
+    if not tf.distribute.has_strategy():
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    summed = strategy.run(
+        lambda: tf.distribute.get_replica_context().all_reduce(
+            tf.distribute.ReduceOp.SUM, tf.constant(1.0)
+        )
+    )
+    return float(summed)
+
+
+def first_line() -> float:
+    """When the function's first line ran, in seconds since the epoch."""
+    import time
+
+    return time.time()
