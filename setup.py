@@ -15,6 +15,7 @@ RUNTIME = [
     "pyarrow>=18",
     "pyyaml>=6.0",
     "requests>=2.31",
+    "rich>=13.8",
 ]
 # What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
 DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
@@ -23,6 +24,8 @@ TEST = ["pytest>=8", "pytest-timeout>=2.3"]
 FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
 # TLS between driver and executors, where Spark's own network encryption is on.
 ENCRYPTION = ["cryptography>=42"]
+# A YARN whose REST interfaces want Kerberos; builds with the Kerberos library and its headers.
+KERBEROS = ["requests-gssapi>=1.3"]
 CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
 # Others' launchers, to be measured beside ours.
 RIVALS = ["spark-tensorflow-distributor>=1.0"]
@@ -39,10 +42,11 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
-    package_data={"hopsgpu": ["py.typed"]},
+    package_data={"hopsgpu": ["py.typed"], "hopsgpu.cluster": ["admin_files/*/*"]},
     install_requires=RUNTIME,
     extras_require={
         "encryption": ENCRYPTION,
+        "kerberos": KERBEROS,
         "demo": DEMO,
         "dev": DEV,
         "bench": DEV + RIVALS,

@@ -30,6 +30,7 @@ def main() -> None:
     spark = (
         SparkSession.builder.appName("rivals")
         .master("yarn")
+        .config("spark.dynamicAllocation.enabled", "false")
         .config("spark.executor.instances", str(WORKERS))
         .config("spark.executor.cores", "2")
         .config("spark.task.cpus", "2")

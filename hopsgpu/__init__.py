@@ -30,16 +30,23 @@ if TYPE_CHECKING:
     from hopsgpu.spec import GangSpec, GpuRequest, LaunchPlan
     from hopsgpu.stores.models import ModelStore, ModelVersion
     from hopsgpu.worker.context import Context, context
+    from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+    from hopsgpu.yarn.inventory import inventory
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "ClusterGpus": "hopsgpu.yarn.gpus",
     "Context": "hopsgpu.worker.context",
     "Gang": "hopsgpu.holding",
     "GangResult": "hopsgpu.results",
     "GangSpec": "hopsgpu.spec",
+    "GpuNode": "hopsgpu.yarn.gpus",
+    "GpuQueue": "hopsgpu.yarn.gpus",
     "GpuRequest": "hopsgpu.spec",
     "GpuSeconds": "hopsgpu.results",
+    "GpuType": "hopsgpu.yarn.gpus",
+    "GpuUser": "hopsgpu.yarn.gpus",
     "LaunchPlan": "hopsgpu.spec",
     "ModelStore": "hopsgpu.stores.models",
     "ModelVersion": "hopsgpu.stores.models",
@@ -49,6 +56,7 @@ _HOMES = {
     "Timeline": "hopsgpu.results",
     "context": "hopsgpu.worker.context",
     "hold": "hopsgpu.launcher",
+    "inventory": "hopsgpu.yarn.inventory",
     "launch": "hopsgpu.launcher",
     "plan": "hopsgpu.launcher",
     "session": "hopsgpu.spark.session",
@@ -59,6 +67,7 @@ __all__ = [
     "Cancelled",
     "CapacityError",
     "ClusterError",
+    "ClusterGpus",
     "ConfigError",
     "Context",
     "DiscoveryError",
@@ -66,8 +75,12 @@ __all__ = [
     "GangResult",
     "GangSpec",
     "GangTimeout",
+    "GpuNode",
+    "GpuQueue",
     "GpuRequest",
     "GpuSeconds",
+    "GpuType",
+    "GpuUser",
     "HopsGpuError",
     "LaunchPlan",
     "ModelStore",
@@ -80,6 +93,7 @@ __all__ = [
     "Timeline",
     "context",
     "hold",
+    "inventory",
     "launch",
     "plan",
     "session",

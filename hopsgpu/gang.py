@@ -137,6 +137,23 @@ def backoff_seconds(attempts: int, chance: float) -> float:
 
 
 @dataclass(frozen=True)
+class Device:
+    """A GPU, as the discovery script found it.
+
+    Attributes:
+        gpu: its address: UUID of a GPU or of a MIG device; of a lost GPU its PCI bus id.
+        model: product name; "" where it is not known.
+        driver: version; "" where it is not known.
+        bad: why it gets no rank, or "".
+    """
+
+    gpu: str
+    model: str = ""
+    driver: str = ""
+    bad: str = ""
+
+
+@dataclass(frozen=True)
 class Container:
     """An executor of a gang, as its agent introduced itself.
 
@@ -148,6 +165,7 @@ class Container:
         gpus: UUIDs that Spark assigned.
         interface: name of the network interface that has the address; "" where it is not known.
         clock: seconds to add to what the node's clock says to have the driver's.
+        devices: what is known of its GPUs.
     """
 
     key: int
@@ -157,6 +175,7 @@ class Container:
     gpus: tuple[str, ...]
     interface: str = ""
     clock: float = 0.0
+    devices: tuple[Device, ...] = ()
 
 
 WORKER = "worker"
@@ -219,15 +238,15 @@ def assign_ranks(
 ) -> World:
     """Ranks for containers: neighbours in rank share a node as far as possible.
 
-    A container's GPUs are dealt to its ranks in equal, consecutive parts. Parameter servers are
+    A container's GPUs are dealt to its ranks in equal, consecutive parts; where it has fewer GPUs
+    than ranks, neighbours share one. Parameter servers are
     dealt one by one to the containers, from the first on.
     """
     ordered = sorted(containers, key=lambda c: (c.host, c.container_id, c.key))
     places = []
     for node_rank, container in enumerate(ordered):
-        share = len(container.gpus) // ranks_per_container
         for local_rank in range(ranks_per_container):
-            gpus = container.gpus[local_rank * share : (local_rank + 1) * share]
+            gpus = _share(container.gpus, local_rank, ranks_per_container)
             rank = node_rank * ranks_per_container + local_rank
             places.append(RankPlace(rank, local_rank, node_rank, container, gpus))
     servers = []
@@ -238,6 +257,14 @@ def assign_ranks(
         server = RankPlace(rank, local_rank, node_rank, ordered[node_rank], (), PARAMETER_SERVER)
         servers.append(server)
     return World(tuple(places), ranks_per_container, tuple(servers))
+
+
+def _share(gpus: Sequence[str], local_rank: int, ranks: int) -> tuple[str, ...]:
+    """A rank's own of its container's GPUs."""
+    each = len(gpus) // ranks
+    if each or not gpus:
+        return tuple(gpus[local_rank * each : (local_rank + 1) * each])
+    return (gpus[local_rank * len(gpus) // ranks],)
 
 
 @dataclass(frozen=True)
@@ -268,8 +295,28 @@ class Avoid:
     def reason(self, container: Container) -> str | None:
         """Which part of a container is to be avoided, or None."""
         if gpus := {gpu for _, gpu in self.gpus}.intersection(container.gpus):
-            return f"{', '.join(sorted(gpus))} of {container.host}"
-        return container.host if container.host in self.hosts else None
+            return f"{', '.join(sorted(gpus))} of {container.host} failed an earlier attempt"
+        if container.host in self.hosts:
+            return f"{container.host} failed an earlier attempt"
+        return None
+
+
+def has_type(model: str, wanted: str) -> bool:
+    """Whether a product name is of a type, as "A100" is in "NVIDIA A100-SXM4-40GB"."""
+    return wanted.casefold() in model.casefold()
+
+
+def unwanted(container: Container, avoid: Avoid, gpu_type: str | None) -> str | None:
+    """Why a container gets no rank: its GPU is to blame, bad or of another type; None if it may."""
+    if (blamed := avoid.reason(container)) is not None:
+        return blamed
+    for device in container.devices:
+        if device.bad:
+            return f"{device.gpu} of {container.host} is bad: {device.bad}"
+        if gpu_type is not None and not has_type(device.model, gpu_type):
+            model = device.model or "a GPU that tells no name"
+            return f"{container.host} has {model}, not {gpu_type!r}"
+    return None
 
 
 def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Container] | None:

@@ -52,7 +52,8 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         args: positional arguments of it.
         kwargs: keyword arguments of it.
         workers: the world size.
-        gpus_per_worker: whole GPUs of each rank; 0 for a gang on CPUs.
+        gpus_per_worker: whole GPUs of each rank; 0 for a gang on CPUs; 1/k (0.5, say) for k ranks
+            of one container on one GPU, which NCCL does not connect (gloo does).
         cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU, less one.
         memory_per_worker: what a rank may use with its child processes, as "4g" or bytes; one
             that uses more is ended and is the failure.
@@ -60,7 +61,7 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
             the role "ps"; rank 0 is then TensorFlow's chief, and when it has returned the others
             are stopped as successful.
         visible: "container" has a rank see the GPUs of its container, in the order of LOCAL_RANK;
-            "rank" its own only; None the first while `gpus_per_worker` is 1 or less.
+            "rank" its own only; None the first while `gpus_per_worker` is 1, else the second.
         placement: "pack" for as many ranks as fit into one container (the largest number that
             divides `workers`), on the fullest node with room; "spread" for one rank on each
             node; None to leave it to YARN.

@@ -33,8 +33,10 @@ def plan_of(
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
-    if spec.placement == "pack" and ranks == 1 < spec.workers:
-        warnings = (*warnings, f"pack: no two of the {spec.workers} ranks fit into one container")
+    least = spec.gpus.sharing
+    if spec.placement == "pack" and ranks == least < spec.workers:
+        told = f"pack: not more than {least} of the {spec.workers} ranks fit into one container"
+        warnings = (*warnings, told)
     return LaunchPlan(
         spec=spec,
         executors=executors,
@@ -73,9 +75,9 @@ def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> Non
 
 def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
     """Ranks of each container, and what it asks for."""
-    share = cores_per_gpu(snapshot.nodes)
+    share, least = cores_per_gpu(snapshot.nodes), spec.gpus.sharing
     if spec.placement != "pack":
-        return 1, shape_of(spec, share)
+        return least, shape_of(spec, share, least)
 
     def fits(ranks: int) -> bool:
         demand = demand_of(shape_of(spec, share, ranks), spec.workers // ranks, "pack")
@@ -85,8 +87,8 @@ def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]
             return False
         return True
 
-    divisors = (n for n in range(spec.workers, 1, -1) if spec.workers % n == 0)
-    ranks = next(filter(fits, divisors), 1)
+    divisors = (n for n in range(spec.workers, least, -1) if not (spec.workers % n or n % least))
+    ranks = next(filter(fits, divisors), least)
     return ranks, shape_of(spec, share, ranks)
 
 

@@ -84,6 +84,9 @@ PLACEMENTS = (None, "pack", "spread")
 VISIBLE = (None, "container", "rank")
 # For so many amounts of GPUs the discovery script is shipped.
 MOST_GPUS = 64
+MOST_SHARING = 16
+# 0.33 is meant for 1/3.
+_FRACTION_ERROR = 0.02
 
 
 @dataclass(frozen=True)
@@ -91,21 +94,34 @@ class GpuRequest:
     """GPUs of one rank.
 
     Attributes:
-        per_worker: whole GPUs of each rank; 0 for a gang on CPUs.
+        per_worker: whole GPUs of each rank, 0 for a gang on CPUs; or 1/k, as 0.5, for k ranks of
+            one container on one GPU.
     """
 
-    per_worker: int = 1
+    per_worker: float = 1
 
     def __post_init__(self) -> None:
         given = self.per_worker
         if isinstance(given, float) and 0 < given < 1:
-            raise ConfigError(
-                f"gpus_per_worker={given!r}: fractions of a GPU are not available yet; a whole "
-                "number is accepted, 0 for a gang on CPUs"
-            )
+            parts = round(1 / given)
+            if not 2 <= parts <= MOST_SHARING or abs(given * parts - 1) > _FRACTION_ERROR:
+                raise ConfigError(
+                    f"gpus_per_worker={given!r}: of fractions 1/2, 1/3, ... 1/{MOST_SHARING} are"
+                    " accepted, with so many ranks on one GPU"
+                )
+            return
         _check_count(given, "gpus_per_worker", 0)
         if given > MOST_GPUS:
             raise ConfigError(f"gpus_per_worker={given!r}: at most {MOST_GPUS} are accepted")
+
+    @property
+    def sharing(self) -> int:
+        """Ranks on one GPU: k for 1/k, else 1."""
+        return round(1 / self.per_worker) if 0 < self.per_worker < 1 else 1
+
+    def of(self, ranks: int) -> int:
+        """GPUs of a container of so many ranks, a multiple of `sharing`."""
+        return ranks // self.sharing if self.sharing > 1 else int(self.per_worker) * ranks
 
 
 @dataclass(frozen=True)
@@ -123,7 +139,7 @@ class GangSpec:
         parameter_servers: processes without GPU beside the workers, for TensorFlow's
             ParameterServerStrategy.
         visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
-            own only, None to go by the GPUs of a rank.
+            own only, None to go by the GPUs of a rank: "rank" where ranks share a GPU.
         model: name under which the model is published, or None.
         acquire_timeout: seconds the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
@@ -147,6 +163,11 @@ class GangSpec:
 
     def __post_init__(self) -> None:
         _check_count(self.workers, "workers", 1)
+        if self.workers % self.gpus.sharing:
+            raise ConfigError(
+                f"workers={self.workers} with gpus_per_worker={self.gpus.per_worker!r}: a multiple"
+                f" of {self.gpus.sharing} is wanted, so that no GPU is left with a part"
+            )
         if self.cores_per_worker is not None:
             _check_count(self.cores_per_worker, "cores_per_worker", 1)
         if self.placement not in PLACEMENTS:
@@ -166,6 +187,9 @@ class GangSpec:
                 f"visible={self.visible!r}: 'container' (the GPUs of all its ranks, in the order of"
                 " LOCAL_RANK), 'rank' (its own GPUs only) or None is wanted"
             )
+        if self.visible is None and self.gpus.sharing > 1:
+            # LOCAL_RANK counts ranks, of which several have one GPU.
+            object.__setattr__(self, "visible", "rank")
         object.__setattr__(self, "name", check_name(self.name, "name"))
         if self.model is not None:
             object.__setattr__(self, "model", check_name(self.model, "model"))
@@ -236,12 +260,12 @@ def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShap
         cores_per_gpu: the nodes' share, used where the spec names no cores.
         ranks: that share the container.
     """
-    gpus = spec.gpus.per_worker
-    cores = spec.cores_per_worker or max(cores_per_gpu * gpus, 1)
+    gpus = spec.gpus.of(ranks)
+    cores = spec.cores_per_worker or max(cores_per_gpu * gpus // ranks, 1)
     servers = -(-spec.parameter_servers * ranks // spec.workers)
     rank_mib = -(-spec.memory_per_worker // MIB)
     overhead = rank_mib * (ranks + servers) + AGENT_MIB
-    return ExecutorShape(cores * ranks, gpus * ranks, HEAP_MIB, overhead)
+    return ExecutorShape(cores * ranks, gpus, HEAP_MIB, overhead)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from hopsgpu.cli.cluster import cluster
+from hopsgpu.cli.doctor import doctor
+from hopsgpu.cli.gpus import gpus
 from hopsgpu.errors import HopsGpuError
 
 
@@ -29,6 +31,8 @@ def main() -> None:
 
 
 main.add_command(cluster)
+main.add_command(doctor)
+main.add_command(gpus)
 
 if __name__ == "__main__":
     main()

@@ -13,6 +13,7 @@ from pathlib import Path
 from hopsgpu.cluster import probe
 from hopsgpu.cluster.config import ClusterSpec
 from hopsgpu.cluster.daemons import MARKER, last_lines, marker, members, spawn, stop
+from hopsgpu.cluster.files import container_environ
 from hopsgpu.cluster.layout import DATANODE, MASTERS, NAMENODE, RESOURCEMANAGER, Layout, node_names
 from hopsgpu.cluster.sites import GPU_PLUGIN
 from hopsgpu.cluster.state import State, save
@@ -124,8 +125,11 @@ class Starter:
 
     def _environ(self, daemon: str) -> dict[str, str]:
         environ = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        # A node's health check asks the node's own nvidia-smi, as its containers do.
+        node = {} if daemon in MASTERS else container_environ(self._layout, daemon)
         return environ | {
             "PATH": os.environ.get("PATH", os.defpath),
+            **node,
             "JAVA_HOME": self.state.java,
             "HADOOP_CONF_DIR": str(self._layout.conf(daemon)),
             MARKER: marker(self._layout.root, daemon),

@@ -19,9 +19,12 @@ from hopsgpu.errors import ClusterError
 
 def container_environ(layout: Layout, node: str) -> dict[str, str]:
     """What a node's containers have in their environment from this cluster."""
+    programs = layout.node(node) / "bin"
     environ = {
-        # The node's nvidia-smi first.
-        "PATH": f"{layout.node(node) / 'bin'}:{os.environ.get('PATH', os.defpath)}",
+        # The node's nvidia-smi first, and for hopsgpu's discovery alone: NVML would show the GPUs
+        # of the whole machine.
+        "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
+        "HOPSGPU_NVIDIA_SMI": str(programs / "nvidia-smi"),
         MARKER: marker(layout.root, node),
     }
     # Where some machines keep their GPU driver's libraries.
@@ -45,11 +48,12 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     for node in (None, *node_names(spec.nodes)):
         conf = layout.conf(node) if node else layout.client
         for name, ours in files.items():
-            merged = {**ours, **over.get(name, {})}
+            own, last = {}, {}
             if node and name == "yarn-site":
                 environ = container_environ(layout, node)
-                merged |= sites.node_site(layout, node, ports, gpus, environ)
-                merged |= spec.conf.nodes.get(node, {})
+                own = sites.node_site(layout, node, ports, gpus, environ)
+                last = spec.conf.nodes.get(node, {})
+            merged = {**ours, **own, **over.get(name, {}), **last}
             write(conf / f"{name}.xml", sites.xml_text(merged))
         write(conf / "log4j2-daemon.properties", sites.log4j())
     fair = layout.client / "fair-scheduler.xml"

@@ -53,6 +53,21 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     raise ClusterError(f"{found}: {_INSTALL} and set JAVA_HOME to it")
 
 
+def java_of_spark(environ: Mapping[str, str]) -> tuple[str, Path, Java | None] | None:
+    """The Java that Spark's scripts start: JAVA_HOME's where that is set, else the PATH's.
+
+    Args:
+        environ: with JAVA_HOME and PATH.
+
+    Returns:
+        where it was found, the binary, and what it says of itself: None where it does not run.
+        None where there is none at all.
+    """
+    for origin, binary in _candidates(environ):
+        return origin, binary, _ask(binary)
+    return None
+
+
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
     if environ.get("JAVA_HOME"):
         yield "JAVA_HOME", Path(environ["JAVA_HOME"]) / "bin" / "java"

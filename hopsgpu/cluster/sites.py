@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from xml.sax.saxutils import escape
 
+from hopsgpu.cluster import admin
 from hopsgpu.cluster.config import ClusterSpec, Properties
 from hopsgpu.cluster.gpus import GpuPlan
 from hopsgpu.cluster.layout import MASTER, Layout, address_of, node_names
@@ -31,6 +32,8 @@ def core_site(layout: Layout, ports: Ports, user: str) -> Properties:
         "hadoop.tmp.dir": str(layout.scratch),
         "hadoop.security.authentication": "simple",
         "hadoop.http.staticuser.user": user,
+        # Where hopsgpu finds the nodes' names, which only the cluster's JVMs know otherwise.
+        "hopsgpu.hosts": str(layout.hosts),
     }
 
 
@@ -81,8 +84,6 @@ def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
         # By default the check is left to cgroups, whether there are any or not.
         "yarn.nodemanager.resource.memory.enforced": "false",
         "yarn.nodemanager.vmem-check-enabled": "false",
-        "yarn.nodemanager.container-executor.class": "org.apache.hadoop.yarn.server.nodemanager"
-        ".DefaultContainerExecutor",
         "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.0",
         "yarn.nodemanager.log.retain-seconds": str(7 * 24 * 3600),
         "yarn.log-aggregation-enable": "false",
@@ -110,12 +111,10 @@ def node_site(
     }
     if gpus.nodes[node]:
         properties |= {
-            GPU_PLUGIN: "yarn.io/gpu",
-            # The directory: 3.4 and later refuse the file.
+            **admin.yarn_file("yarn-site-gpus"),
             f"{GPU_PLUGIN}.gpu.path-to-discovery-executables": str(home / "bin"),
-            # All that the node's own nvidia-smi shows, real ones too: with a list given here
-            # the NodeManager's REST interface would not describe them.
-            f"{GPU_PLUGIN}.gpu.allowed-gpu-devices": "auto",
+            **admin.yarn_file("yarn-site-health"),
+            f"{nm}.health-checker.script.path": str(admin.HEALTH_CHECK),
         }
     return properties
 
@@ -123,22 +122,16 @@ def node_site(
 def capacity_scheduler(nodes: int) -> Properties:
     cs = "yarn.scheduler.capacity"
     return {
-        f"{cs}.root.queues": "default",
-        f"{cs}.root.default.capacity": "100",
-        f"{cs}.root.default.maximum-capacity": "100",
-        f"{cs}.root.default.state": "RUNNING",
-        f"{cs}.root.default.user-limit-factor": "10",
+        **admin.yarn_file("capacity-scheduler"),
         f"{cs}.maximum-am-resource-percent": "0.6",
         f"{cs}.maximum-applications": "10000",
         # Heartbeats for which a request waits for the node that it prefers: about half a second.
         f"{cs}.node-locality-delay": str(4 * nodes),
-        f"{cs}.resource-calculator": "org.apache.hadoop.yarn.util.resource"
-        ".DominantResourceCalculator",
     }
 
 
 def resource_types() -> Properties:
-    return {"yarn.resource-types": "yarn.io/gpu"}
+    return admin.yarn_file("resource-types")
 
 
 def spark_defaults(layout: Layout, spark: Path) -> Properties:
@@ -149,7 +142,7 @@ def spark_defaults(layout: Layout, spark: Path) -> Properties:
     # after 7 s rather than 10.
     quick = f"{hosts} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
     return {
-        "spark.master": "yarn",
+        **admin.spark_defaults(),
         "spark.submit.deployMode": "client",
         "spark.driver.host": MASTER,
         "spark.driver.defaultJavaOptions": hosts,

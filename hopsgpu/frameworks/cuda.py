@@ -1,10 +1,25 @@
-"""Which GPUs a process sees. Source: CUDA C++ Programming Guide, "CUDA Environment Variables"."""
+"""Which GPUs a process sees, and which driver a CUDA wants.
+
+Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; NVIDIA, "CUDA Compatibility",
+"Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility).
+"""
 
 from __future__ import annotations
+
+import re
 
 from hopsgpu.gang import WORKER, RankPlace
 
 VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
+# Oldest Linux driver for programs built with a CUDA: from 11 on for all of a major version.
+_OLDEST_DRIVERS = {
+    (13,): "580",
+    (12,): "525",
+    (11,): "450.80.02",
+    (10, 2): "440.33",
+    (10, 1): "418.39",
+    (10, 0): "410.48",
+}
 
 
 def visible_gpus(place: RankPlace, visible: str | None = None) -> tuple[str, ...]:
@@ -28,3 +43,22 @@ def environment(place: RankPlace, visible: str | None = None) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus(place, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
+
+
+def oldest_driver(cuda: str) -> str | None:
+    """The oldest Linux driver that runs programs built with a CUDA, without NVIDIA's forward
+    compatibility package.
+
+    Args:
+        cuda: version of the toolkit, as "12.4" or "12".
+
+    Returns:
+        the driver's version, as "525"; None for a CUDA that the table does not have.
+    """
+    version = version_of(cuda)
+    return _OLDEST_DRIVERS.get(version[:1]) or _OLDEST_DRIVERS.get(version[:2])
+
+
+def version_of(text: str) -> tuple[int, ...]:
+    """The numbers of a version, to be compared: (550, 54, 15) of "550.54.15"."""
+    return tuple(int(part) for part in re.findall(r"\d+", text))

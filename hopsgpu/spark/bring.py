@@ -10,7 +10,7 @@ from typing import Protocol
 from pyspark.resource import ResourceProfile
 
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.gang import Container, Grants, Verdict, shared_hosts
+from hopsgpu.gang import Container, Device, Grants, Verdict, shared_hosts
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.jobs import GangJob, reason_of
 from hopsgpu.spark.request import Patience, Request
@@ -51,7 +51,7 @@ class Bringing:
 
     Attributes:
         jobs: of holders, all that were started.
-        parked: holders that keep what is to be avoided from being given again, by peer number.
+        parked: holders that keep what gets no rank from being given again, by peer number.
     """
 
     def __init__(
@@ -69,9 +69,8 @@ class Bringing:
         self._profile = profile
         self._server = server
         self._start = start
-        # Where some are to be avoided all that are there must show themselves: an agent could come
-        # to one that has no holder.
-        there = len(application.jvm.executors(profile.id)) if request.avoid.is_any else 0
+        # All that are there must show themselves: an agent could come to one that has no holder.
+        there = len(application.jvm.executors(profile.id))
         self.jobs = [start(max(request.executors, there))]
         self.parked: dict[int, Container] = {}
         self._patience = patience
@@ -124,7 +123,7 @@ class Bringing:
         self._grants = replace(self._grants, connected=len(self._holders))
 
     def _welcome(self, container: Container) -> None:
-        if self._request.avoid.reason(container) is None:
+        if self._request.unwanted(container) is None:
             self._holders[container.key] = container
             return
         self.parked[container.key] = container
@@ -133,8 +132,6 @@ class Bringing:
             self.jobs.append(self._start(1))
 
     def _all_shown(self) -> bool:
-        if not self._request.avoid.is_any:
-            return True
         return len(self._holders) + len(self.parked) >= sum(job.tasks for job in self.jobs)
 
     def _refuse_unreachable(self) -> None:
@@ -171,11 +168,8 @@ class Bringing:
         if starting > 0:
             parts.append(f"{starting} granted and starting")
         if self.parked:
-            where = {self._request.avoid.reason(c) for c in self.parked.values()}
-            parts.append(
-                f"{len(self.parked)} held aside, where an earlier attempt failed"
-                f" ({', '.join(sorted(filter(None, where)))})"
-            )
+            why = {self._request.unwanted(c) for c in self.parked.values()}
+            parts.append(f"{len(self.parked)} held aside ({', '.join(sorted(filter(None, why)))})")
         if lost:
             parts.append(
                 f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot"
@@ -225,6 +219,7 @@ def greeted(event: Event, hello: Message) -> Container:
         container_id=hello["container"],
         host=hello["host"],
         address=hello["address"],
-        gpus=tuple(hello["gpus"]),
+        gpus=tuple(device["gpu"] for device in hello["devices"]),
         clock=event.at - hello["time"],
+        devices=tuple(Device(**device) for device in hello["devices"]),
     )

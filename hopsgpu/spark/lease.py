@@ -96,8 +96,8 @@ class GpuLease:
         Raises:
             GangTimeout, Cancelled, ConfigError: as `acquire`.
         """
-        lease, avoid = self._lease, request.avoid
-        if lease is None or not lease.is_whole() or any(map(avoid.reason, lease.containers)):
+        lease = self._lease
+        if lease is None or not lease.is_whole() or any(map(request.unwanted, lease.containers)):
             return self.acquire(request)
         self.request = request
         containers = lease.containers
@@ -148,11 +148,11 @@ class GpuLease:
             self.request.cancelled.wait(EVENT_SECONDS)
 
     def _aside(self) -> int:
-        """Executors that are there and are to be avoided."""
+        """Executors that are there and get no rank."""
         if self._lease is None:
             return 0
         there = (c for c in self._lease.containers if c.key not in self._lease.gone)
-        return sum(self.request.avoid.reason(container) is not None for container in there)
+        return sum(self.request.unwanted(container) is not None for container in there)
 
     def _registered(self) -> int:
         return len(self._application.jvm.executors(self._profile.id))
@@ -175,7 +175,7 @@ class GpuLease:
                 return None
             watcher.mark("granted")
             watcher.state(GangState.GRANTED, hosts_of(holders))
-            lease = self._hand_over(holders, bringing.jobs, len(bringing.parked))
+            lease = self._hand_over(holders, bringing.jobs, bringing.parked)
             if lease is not None:
                 watcher.state(GangState.READY, [c.host for c in lease.containers])
                 return lease
@@ -227,11 +227,14 @@ class GpuLease:
         return job
 
     def _hand_over(
-        self, holders: Mapping[int, Container], holding: Sequence[GangJob], parked: int
+        self,
+        holders: Mapping[int, Container],
+        holding: Sequence[GangJob],
+        parked: Mapping[int, Container],
     ) -> Lease | None:
         """Ends the holders and starts the agents in their place; None if one was lost.
 
-        Those that are parked go on holding what gets no agent.
+        Those that are parked hold what gets no agent until the agents are there.
         """
         self._server.hang_up(holders)
         cancelled = self.request.cancelled
@@ -240,7 +243,7 @@ class GpuLease:
         def are_free() -> bool:
             if not parked:
                 return all(job.ended.is_set() for job in holding)
-            return sum(jvm.active_tasks(job.tag) for job in holding) <= parked
+            return sum(jvm.active_tasks(job.tag) for job in holding) <= len(parked)
 
         if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
             for job in holding:
@@ -250,14 +253,25 @@ class GpuLease:
             job = self._start("agent", self.request.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
-        if agents is None or any(map(self.request.avoid.reason, agents.values())):
+        if agents is None or any(map(self.request.unwanted, agents.values())):
             # The parked ones too: the next try parks what it finds anew.
             self._server.end_all()
             for ending in (job, *holding):
                 jvm.cancel(ending.tag)
                 wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
             return None
+        self._give_back(parked, holding)
         return Lease(self._server, tuple(agents.values()), job)
+
+    def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
+        """Lets go of what was held aside: the gang asks for no more."""
+        if not parked:
+            return
+        self._server.hang_up(parked)
+        jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
+        if wait_until(lambda: all(j.ended.is_set() for j in holding), cancelled, RELEASE_SECONDS):
+            busy = jvm.busy(profile)
+            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
 
     def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
         """Waits for the agents of a job; None where it ended, or one does not come.

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hopsgpu.errors import Cancelled, GangTimeout
-from hopsgpu.gang import Avoid, GangState, Grants, Verdict, decide_acquire
+from hopsgpu.gang import (
+    Avoid,
+    Container,
+    GangState,
+    Grants,
+    Verdict,
+    decide_acquire,
+    unwanted,
+)
 from hopsgpu.spec import ExecutorShape
 from hopsgpu.worker.holder import Warm
 from hopsgpu.yarn.amounts import Amount
@@ -44,7 +52,9 @@ class Request:
         timeout: seconds the gang may wait, or None.
         cancelled: set when the gang is no longer wanted.
         watcher: told of what happens.
-        avoid: what gets no rank; executors there are held aside, or YARN would give them again.
+        avoid: what gets no rank.
+        gpu_type: that each GPU's product name must contain, or None.
+        hosts: nodes that have GPUs of the type; None for all nodes.
         warm: what executors import while they wait for the others, or None.
     """
 
@@ -56,7 +66,16 @@ class Request:
     cancelled: threading.Event
     watcher: Watcher
     avoid: Avoid = Avoid()
+    gpu_type: str | None = None
+    hosts: frozenset[str] | None = None
     warm: Warm | None = None
+
+    def unwanted(self, container: Container) -> str | None:
+        """Why a container gets no rank, or None.
+
+        It is held aside until the gang is whole, or YARN would give it again.
+        """
+        return unwanted(container, self.avoid, self.gpu_type)
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyspark import SparkContext
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 
 def pack_package(target: Path) -> Path:

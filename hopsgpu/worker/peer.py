@@ -72,17 +72,29 @@ def _introduction(address: str) -> dict[str, Any]:
         "container": os.environ.get("CONTAINER_ID", ""),
         "host": os.environ.get("NM_HOST") or platform.node(),
         "address": address,
-        "gpus": _given_out(),
+        "devices": _given_out(),
         "python": platform.python_version(),
         "time": time.time(),
         "missing": missing,
     }
 
 
-def _given_out() -> list[str]:
-    """UUIDs that the discovery script gave to this container; none where it did not run."""
+def _given_out() -> list[dict[str, str]]:
+    """The fields of each GPU's `gang.Device`, as the discovery script left them in the container's
+    directory; none where it did not run.
+    """
     file = Path(GIVEN_OUT)
-    return list(json.loads(file.read_text())) if file.exists() else []
+    if not file.exists():
+        return []
+    return [
+        {
+            "gpu": gpu["address"],
+            "model": gpu["name"],
+            "driver": gpu["driver"],
+            "bad": gpu["reason"] if gpu["state"] == "bad" else "",
+        }
+        for gpu in json.loads(file.read_text())["gpus"]
+    ]
 
 
 def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:

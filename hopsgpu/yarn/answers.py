@@ -18,7 +18,7 @@ from hopsgpu.yarn.amounts import (
     multiplied_down,
     total,
 )
-from hopsgpu.yarn.snapshot import App, Master, Node, Queue, Rounding, User
+from hopsgpu.yarn.snapshot import App, Container, Master, Node, Queue, Rounding, User
 
 Answer = Mapping[str, Any]
 _MASTER = re.compile(r"/container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+/")
@@ -34,6 +34,8 @@ def nodes_of(answer: Answer) -> tuple[Node, ...]:
             total=amount_of(node.get("totalResource")),
             used=amount_of(node.get("usedResource")),
             partition=next(iter(node.get("nodeLabels") or ()), ""),
+            web=node.get("nodeHTTPAddress") or "",
+            health=" ".join((node.get("healthReport") or "").split()),
         )
         for node in (answer.get("nodes") or {}).get("node", [])
     )
@@ -73,6 +75,7 @@ def _capacity(queue: Answer, above: str, partition: str, biggest: Amount) -> Ite
     capacities = _in_partition(queue.get("capacities"), "queueCapacitiesByPartition", partition)
     # The root has no usage of its own in the answer.
     inside = total(queues[0].used for queues in below)
+    asked = [queues[0].pending for queues in below]
     yield Queue(
         path=path,
         state=queue.get("state") or "RUNNING",
@@ -82,6 +85,7 @@ def _capacity(queue: Answer, above: str, partition: str, biggest: Amount) -> Ite
         used=_used(queue.get("resources"), partition) if above else inside,
         largest=amount_of(queue.get("maximumAllocation")).least(biggest),
         children=queue.get("autoCreationEligibility", "off") != "off",
+        pending=_pending(queue.get("resources"), partition) if above else _sum_told(asked),
     )
     for queues in below:
         yield from queues
@@ -90,15 +94,18 @@ def _capacity(queue: Answer, above: str, partition: str, biggest: Amount) -> Ite
 def _fair(queue: Answer, biggest: Amount) -> Iterator[Queue]:
     below = _children(queue, "childQueues")
     leaf = _is_leaf(queue)
+    used, wanted = amount_of(queue.get("usedResources")), queue.get("demandResources")
     yield Queue(
         path=queue["queueName"],
         state="RUNNING",
         leaf=leaf,
         maximum=amount_of(queue.get("maxResources")),
         guaranteed=amount_of(queue.get("minResources")),
-        used=amount_of(queue.get("usedResources")),
+        used=used,
         largest=amount_of(queue.get("maxContainerAllocation")).least(biggest),
         children=not leaf,
+        # The demand is what is used and what is asked for.
+        pending=None if wanted is None else (amount_of(wanted) - used).most(NOTHING),
     )
     for child in below:
         yield from _fair(child, biggest)
@@ -115,6 +122,16 @@ def _in_partition(answer: Answer | None, name: str, partition: str) -> Answer:
 
 def _used(resources: Answer | None, partition: str) -> Amount:
     return amount_of(_in_partition(resources, "resourceUsagesByPartition", partition).get("used"))
+
+
+def _sum_told(amounts: Sequence[Amount | None]) -> Amount | None:
+    told = [amount for amount in amounts if amount is not None]
+    return total(told) if told else None
+
+
+def _pending(resources: Answer | None, partition: str) -> Amount | None:
+    said = _in_partition(resources, "resourceUsagesByPartition", partition)
+    return amount_of(said["pending"]) if "pending" in said else None
 
 
 def user_of(
@@ -154,8 +171,7 @@ def _leaf(queue: Answer, above: str, path: str) -> Answer:
     return next((leaf for leaf in found if leaf), {})
 
 
-# By node id and container id.
-Containers = Sequence[tuple[str, str, Amount]]
+Containers = Sequence[Container]
 
 
 def apps_of(
@@ -175,6 +191,7 @@ def apps_of(
             user=app.get("user") or "",
             queue=app.get("queue") or "",
             used=_app_used(app, partitions, containers.get(app["id"])),
+            started=(app.get("startedTime") or 0) / 1000,
         )
         for app in (answer.get("apps") or {}).get("app", [])
     )
@@ -182,7 +199,7 @@ def apps_of(
 
 def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | None) -> Amount:
     if containers is not None:
-        return total(size for _, _, size in containers)
+        return total(container.size for container in containers)
     if "resourceInfo" not in app:
         told = (app.get("allocatedVCores") or 0, app.get("allocatedMB") or 0)
         return Amount(0, *(max(value, 0) for value in told))
@@ -205,18 +222,43 @@ def silent_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
     for app in (answer.get("apps") or {}).get("app", []):
         spent = (app.get("resourceSecondsMap") or {}).get("entry") or []
         seconds = sum(int(entry["value"]) for entry in spent if entry["key"] == GPU)
-        match = _MASTER.search(app.get("amContainerLogs") or "")
-        if "resourceInfo" not in app and match and (seconds or app["id"] == own):
-            attempt = f"appattempt_{match[1]}_{int(match[2]):06d}"
+        attempt = _attempt_of(app)
+        if "resourceInfo" not in app and attempt and (seconds or app["id"] == own):
             found[app["id"]] = (app["id"] != own, -seconds, attempt)
     chosen = sorted(found, key=lambda name: found[name])[:most]
     return {name: found[name][2] for name in chosen}
 
 
+def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str, str]:
+    """Applications that have GPUs, or may have and do not tell: ids with that of their attempt.
+
+    Args:
+        answer: of `/apps`.
+        partitions: what they have in these is counted.
+        most: how many to name; those with the most GPUs, then those that do not tell.
+    """
+    having = [app for app in apps_of(answer, partitions, {}) if app.used.gpus]
+    having.sort(key=lambda app: app.used.gpus, reverse=True)
+    listed = (answer.get("apps") or {}).get("app", [])
+    attempts = {app["id"]: attempt for app in listed if (attempt := _attempt_of(app))}
+    found = {app.id: attempts[app.id] for app in having if app.id in attempts}
+    return dict(list((found | silent_apps(answer, "", most)).items())[:most])
+
+
+def _attempt_of(app: Answer) -> str | None:
+    match = _MASTER.search(app.get("amContainerLogs") or "")
+    return f"appattempt_{match[1]}_{int(match[2]):06d}" if match else None
+
+
 def containers_of(answer: Answer | None) -> Containers:
     """Containers of an application's attempt."""
     return tuple(
-        (container["nodeId"], container["containerId"], _allocated(container))
+        Container(
+            node=container["nodeId"],
+            id=container["containerId"],
+            size=_allocated(container),
+            granted=int(container.get("startedTime") or 0) / 1000,
+        )
         for container in (answer or {}).get("container", [])
     )
 
@@ -243,7 +285,7 @@ def master_of(app: Answer, containers: Containers) -> Master | None:
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     size = total(amount_of(usage.get("amUsed")) for usage in usages)
     logs = app.get("amContainerLogs") or ""
-    size += total(amount for _, container, amount in containers if f"/{container}/" in logs)
+    size += total(one.size for one in containers if f"/{one.id}/" in logs)
     node = app.get("masterNodeId")
     return Master(node, size) if node and size != NOTHING else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hopsgpu.spec import ExecutorShape
 from hopsgpu.yarn.amounts import Amount, dominates
 from hopsgpu.yarn.snapshot import Snapshot
 
@@ -21,6 +22,11 @@ class Demand:
     container: Amount
     executors: int
     spread: bool = False
+
+
+def container_of(shape: ExecutorShape) -> Amount:
+    """What an executor asks of YARN."""
+    return Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
 
 
 def places_on(free: Amount, one: Amount, spread: bool) -> int:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hopsgpu.errors import HopsGpuError
@@ -19,6 +20,7 @@ from hopsgpu.yarn.answers import (
     app_answer,
     apps_of,
     containers_of,
+    gpu_apps,
     master_of,
     nodes_of,
     queues_of,
@@ -28,12 +30,17 @@ from hopsgpu.yarn.answers import (
     user_of,
 )
 from hopsgpu.yarn.queues import chain_of
-from hopsgpu.yarn.snapshot import Node, Queue, Rounding, Snapshot
+from hopsgpu.yarn.snapshot import Node, Overview, Queue, Rounding, Snapshot
+from hopsgpu.yarn.web import NoAnswer, get_json
 
 # To connect, and to be answered.
 _SECONDS = (3.0, 10.0)
 # Of applications whose GPUs are told by their containers only.
 _MOST_ASKED = 8
+# For the overview, of those with GPUs.
+_MOST_DETAILED = 64
+_AT_ONCE = 8
+_APPS = "/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts"
 _SCHEDULER = "/ws/v1/cluster/scheduler"
 
 
@@ -105,7 +112,7 @@ class ResourceManager:
         Raises:
             HopsGpuError: no answer, or the application is not among the running ones.
         """
-        apps = self._get("/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts")
+        apps = self._get(_APPS)
         ours = app_answer(apps, application_id)
         if ours is None:
             raise HopsGpuError(
@@ -117,20 +124,78 @@ class ResourceManager:
         label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
         shared = self._shared(nodes, label)
         chain = chain_of(queues_of(said, label, nodes), ours["queue"])
+        containers = self._containers_of(silent_apps(apps, application_id, _MOST_ASKED))
+        return replace(
+            self._standing(said, nodes, chain, user, label, shared),
+            application_id=application_id,
+            applications=apps_of(apps, shared | {label}, containers),
+            master=master_of(ours, containers.get(application_id, ())),
+        )
+
+    def _standing(
+        self,
+        said: Any,
+        nodes: tuple[Node, ...],
+        chain: tuple[Queue, ...],
+        user: str,
+        label: str,
+        shared: frozenset[str],
+    ) -> Snapshot:
+        """What a user without an application finds in a leaf queue."""
         inside = total(n.total for n in nodes if n.state == "RUNNING" and n.partition == label)
         rounding = self._rounding(said)
-        containers = self._containers_of(silent_apps(apps, application_id, _MOST_ASKED))
         return Snapshot(
-            application_id=application_id,
+            application_id="",
             partition=label,
             nodes=nodes,
             queues=chain,
             user=user_of(said, chain[0], user, label, inside, rounding.smallest),
-            applications=apps_of(apps, shared | {label}, containers),
-            master=master_of(ours, containers.get(application_id, ())),
             shared=shared,
             rounding=rounding,
         )
+
+    def overview(self, user: str) -> Overview:
+        """One look at the nodes, queues and applications, and at what a user would find.
+
+        Beside the requests of a snapshot one for each application that has GPUs, up to a bound.
+
+        Raises:
+            HopsGpuError: no answer.
+        """
+        apps, said, nodes = self._get(_APPS), self._get(_SCHEDULER), self.nodes()
+        labels = {node.partition for node in nodes if node.total.gpus} or {""}
+        shared = self._shared(nodes, "")
+        if shared & labels:
+            labels.add("")
+        queues = {label: queues_of(said, label, nodes) for label in sorted(labels)}
+
+        def standing(queue: Queue, label: str) -> Snapshot:
+            chain = chain_of(queues[label], queue.path)
+            beside = frozenset() if label else shared
+            return self._standing(said, nodes, chain, user, label, beside)
+
+        everywhere = frozenset(node.partition for node in nodes) | {""}
+        containers = self._containers_of(gpu_apps(apps, everywhere, _MOST_DETAILED))
+        return Overview(
+            nodes=nodes,
+            queues=queues,
+            standings={
+                label: tuple(standing(queue, label) for queue in found if queue.leaf)
+                for label, found in queues.items()
+            },
+            applications=apps_of(apps, everywhere, containers),
+            containers=containers,
+            acls=self._acls(),
+        )
+
+    def user(self) -> str | None:
+        """Whom the ResourceManager takes the caller for; None where it does not tell."""
+        try:
+            said = self._get("/ws/v1/cluster/userinfo")
+        except HopsGpuError:  # before Hadoop 3.3 there was no such question
+            return None
+        # With its name around it in the documentation, without in 3.5.
+        return said.get("clusterUserInfo", said).get("requestedUser") or None
 
     def queues(self) -> tuple[Queue, ...]:
         """All queues, each parent before its children, for nodes without a label."""
@@ -139,10 +204,15 @@ class ResourceManager:
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
         """What applications have, by id; without those that have just ended or hide it."""
         found = {}
-        for application_id, attempt in attempts.items():
+
+        def ask(application_id: str, attempt: str) -> None:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
             with contextlib.suppress(HopsGpuError):
                 found[application_id] = containers_of(self._get(path))
+
+        if attempts:
+            with ThreadPoolExecutor(_AT_ONCE, "hopsgpu-containers") as pool:
+                list(pool.map(ask, *zip(*attempts.items(), strict=True)))
         return found
 
     def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
@@ -159,11 +229,22 @@ class ResourceManager:
             self._rounds = rounding_of({name: self._configured(name) for name in names}, fair)
         return self._rounds
 
+    def _acls(self) -> bool | None:
+        said = self._property("yarn.acl.enable")
+        return None if said is None else said == "true"
+
     def _configured(self, name: str) -> int | None:
         """A number of the ResourceManager's configuration; None where it is not told."""
+        said = self._property(name)
         try:
-            return int(self._get(f"/conf?name={name}")["property"]["value"])
-        except (HopsGpuError, KeyError, ValueError):
+            return None if said is None else int(said)
+        except ValueError:
+            return None
+
+    def _property(self, name: str) -> str | None:
+        try:
+            return str(self._get(f"/conf?name={name}")["property"]["value"])
+        except (HopsGpuError, KeyError):
             return None
 
     def gpus(self) -> tuple[int, int]:
@@ -200,22 +281,17 @@ class ResourceManager:
     def _app(self, application_id: str) -> Any:
         return self._get(f"/ws/v1/cluster/apps/{application_id}")["app"]
 
-    def _get(self, path: str, ask: Callable[..., Any] | None = None) -> Any:
-        import requests
-
-        ask = requests.get if ask is None else ask
+    def _get(self, path: str) -> Any:
         problems = []
         for address in sorted(self.addresses, key=lambda one: one != self._answered):
             try:
                 # A standby answers with a redirect to the active one.
-                answer = ask(
-                    address + path, headers={"Accept": "application/json"}, timeout=_SECONDS
-                )
-                answer.raise_for_status()
-                self._answered = address
-                return answer.json()
-            except (requests.RequestException, ValueError) as error:
+                found = get_json(address + path, _SECONDS)
+            except NoAnswer as error:
                 problems.append(f"{address}: {error}")
+            else:
+                self._answered = address
+                return found
         raise HopsGpuError(
             "the ResourceManager does not answer ("
             + ("; ".join(problems) or "no web address in the Hadoop configuration")

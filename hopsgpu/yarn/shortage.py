@@ -37,7 +37,38 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
         snapshot: a look at the ResourceManager.
         held: how many of its executors the gang has; the snapshot counts them as used.
     """
-    one, wanted = snapshot.granted(demand.container), demand.executors - held
+    wanted = demand.executors - held
+    found, on_nodes = _bounds(demand, snapshot, wanted)
+    room, tightest = min(found, key=lambda bound: bound[0])
+    if room >= wanted:
+        return Shortage(Bound.NONE, "")
+    if on_nodes[0] < wanted:
+        # Others' queues and users have a part in it, whatever else there is.
+        return replace(tightest, bound=on_nodes[1].bound)
+    return tightest
+
+
+def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
+    """How many executors would be granted now, and the tightest bound, beyond which none would.
+
+    Nobody else asks meanwhile, and nothing is preempted.
+
+    Args:
+        container: of each, with a GPU at least.
+        snapshot: a look at the ResourceManager.
+    """
+    most = total(node.total for node in snapshot.running).gpus // container.gpus
+    found, _ = _bounds(Demand(container, most + 1), snapshot, most + 1)
+    room, tightest = min(found, key=lambda bound: bound[0])
+    return max(room, 0), tightest
+
+
+_Bound = tuple[int, Shortage]
+
+
+def _bounds(demand: Demand, snapshot: Snapshot, wanted: int) -> tuple[list[_Bound], _Bound]:
+    """Each bound with its room for executors, and which of them is that of the nodes."""
+    one = snapshot.granted(demand.container)
     free = {node: node.total - node.used for node in snapshot.running}
     places = {node: places_on(amount, one, demand.spread) for node, amount in free.items()}
     beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
@@ -47,13 +78,7 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
     on_nodes = sum(places.values()), _nodes(demand, free, places, one, wanted)
     found.append(on_nodes)
     found.append(_queue(snapshot.queues[-1], one, wanted, beside))
-    room, tightest = min(found, key=lambda bound: bound[0])
-    if room >= wanted:
-        return Shortage(Bound.NONE, "")
-    if on_nodes[0] < wanted:
-        # Others' queues and users have a part in it, whatever else there is.
-        return replace(tightest, bound=on_nodes[1].bound)
-    return tightest
+    return found, on_nodes
 
 
 def _queue(queue: Queue, one: Amount, wanted: int, beside: int) -> tuple[int, Shortage]:

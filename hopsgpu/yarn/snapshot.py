@@ -6,6 +6,7 @@ Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/data.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hopsgpu.gang import Avoid
@@ -23,6 +24,8 @@ class Node:
         total: what it has.
         used: what its containers have.
         partition: its node label, "" without one.
+        web: host and port of its HTTP interface; "" where it has none now.
+        health: what its health check reported last; "" where all is well.
     """
 
     id: str
@@ -31,6 +34,8 @@ class Node:
     total: Amount
     used: Amount
     partition: str = ""
+    web: str = ""
+    health: str = ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class Queue:
         used: what all applications in it have, with what is reserved for them.
         largest: the largest container that it grants.
         children: whether it makes queues that are asked for below it.
+        pending: what applications in it ask for and do not have; None where that is not told.
     """
 
     path: str
@@ -57,6 +63,7 @@ class Queue:
     used: Amount
     largest: Amount
     children: bool = False
+    pending: Amount | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +92,7 @@ class App:
         user: who runs it.
         queue: path of its queue.
         used: what its containers have; nothing where access control hides it.
+        started: when it was submitted, seconds since the epoch.
     """
 
     id: str
@@ -92,6 +100,24 @@ class App:
     user: str
     queue: str
     used: Amount
+    started: float = 0.0
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container of an application.
+
+    Attributes:
+        node: id of its node.
+        id: YARN's.
+        size: of it.
+        granted: when it was, seconds since the epoch.
+    """
+
+    node: str
+    id: str
+    size: Amount
+    granted: float
 
 
 @dataclass(frozen=True)
@@ -122,15 +148,16 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at the ResourceManager, for one application.
+    """One look at the ResourceManager, for one application, or for a user in a queue.
 
     Attributes:
-        application_id: ours.
+        application_id: ours; "" for a user who has none yet.
         partition: the node label for which we ask, "" for none.
         nodes: all, whatever their state.
         shared: other partitions whose idle nodes we may get, beside every queue's limit.
-        queues: the application's queue first, then its parents up to the root.
-        user: ours, in the application's queue.
+        queues: the application's queue, or the one that is meant, first, then its parents up to
+            the root.
+        user: ours, in that queue.
         applications: all that run and that we are shown.
         master: our application master's container; None where it is not shown.
         rounding: of containers.
@@ -173,7 +200,7 @@ class Snapshot:
 
     @property
     def largest(self) -> Amount:
-        """The largest container that the application's queue grants."""
+        """The largest container that the queue grants."""
         return self.queues[0].largest
 
     def master_on(self, node: Node) -> Amount:
@@ -191,3 +218,25 @@ class Snapshot:
         """What YARN grants to one who asks for a container: rounded up, within the largest."""
         up = container.most(self.rounding.smallest).rounded_up(self.rounding.step)
         return up.least(self.largest).most(container)
+
+
+@dataclass(frozen=True)
+class Overview:
+    """One look at the whole of YARN, for a user.
+
+    Attributes:
+        nodes: all, whatever their state.
+        queues: by node label, of the labels that nodes with GPUs have; each parent before its
+            children.
+        standings: what the user would find in each leaf queue, by node label.
+        applications: all that run and that the caller is shown.
+        containers: by application id, of those that have GPUs and tell it.
+        acls: whether queues have access control; None where that is not told.
+    """
+
+    nodes: tuple[Node, ...]
+    queues: Mapping[str, tuple[Queue, ...]]
+    standings: Mapping[str, tuple[Snapshot, ...]]
+    applications: tuple[App, ...]
+    containers: Mapping[str, Sequence[Container]]
+    acls: bool | None = None

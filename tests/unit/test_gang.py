@@ -118,6 +118,19 @@ def test_several_ranks_in_a_container_share_out_its_gpus() -> None:
     assert world.of_container(0) == world.places
 
 
+def test_ranks_that_share_a_gpu_are_neighbours() -> None:
+    world = assign_ranks([container(0, "a", "g0"), container(1, "b", "g1")], 2)
+    assert [(p.rank, p.local_rank, p.gpus) for p in world.places] == [
+        (0, 0, ("g0",)),
+        (1, 1, ("g0",)),
+        (2, 0, ("g1",)),
+        (3, 1, ("g1",)),
+    ]
+    packed = assign_ranks([container(0, "a", "g0", "g1")], 6)
+    assert [p.gpus for p in packed.places] == [("g0",)] * 3 + [("g1",)] * 3
+    assert [p.gpus for p in assign_ranks([container(0, "a")], 2).places] == [(), ()]
+
+
 def test_parameter_servers_are_dealt_to_the_first_containers() -> None:
     containers = [container(0, "b", "g0", "g1"), container(1, "a", "g2", "g3")]
     world = assign_ranks(containers, 2, parameter_servers=3)

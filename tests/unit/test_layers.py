@@ -23,7 +23,7 @@ LAYERS = (
     ("failures", "retries", "values", "background", "call"),
     ("results", "progress", "output", "run", "records", "interrupts"),
     ("arguments", "planning", "meeting", "ending", "training", "execution", "holding", "launcher"),
-    ("study",),
+    ("study", "doctor"),
     ("cli",),
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}

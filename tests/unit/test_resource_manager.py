@@ -5,13 +5,32 @@ The answers are those of a real one, shortened; the cluster tests ask a real one
 
 from __future__ import annotations
 
-import pytest
+import datetime
+import ipaddress
+import ssl
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
 
-from hopsgpu.errors import CapacityError, HopsGpuError
+import pytest
+import requests
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hopsgpu.errors import CapacityError, ConfigError, HopsGpuError
 from hopsgpu.yarn.amounts import Amount
 from hopsgpu.yarn.capacity import check_container, cores_per_gpu
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.snapshot import Node
+from hopsgpu.yarn.web import NoAnswer, get_json
+from tests.unit.rest import Daemon, serving
+
+NODES: dict[str, Any] = {"/ws/v1/cluster/nodes": {"nodes": None}}
+SECONDS = (2.0, 5.0)
 
 
 @pytest.mark.parametrize(
@@ -71,3 +90,165 @@ def test_no_answer_says_where_it_was_asked(addresses: tuple[str, ...]) -> None:
     with pytest.raises(HopsGpuError, match="HADOOP_CONF_DIR") as error:
         ResourceManager(addresses).nodes()
     assert all(address in str(error.value) for address in addresses)
+
+
+def test_of_two_resource_managers_the_one_that_answers_is_asked_first() -> None:
+    with serving(NODES) as daemon:
+        manager = ResourceManager(("http://127.0.0.1:1", daemon.url))
+        assert manager.nodes() == ()
+        assert manager.nodes() == ()
+    assert daemon.asked == ["/ws/v1/cluster/nodes"] * 2
+    with pytest.raises(HopsGpuError) as error:
+        manager.nodes()
+    assert str(error.value).startswith(
+        f"the ResourceManager does not answer ({daemon.url}: Connection refused;"
+        " http://127.0.0.1:1: Connection refused). Is YARN up"
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ((500, "boom"), "HTTP 500 Internal Server Error"),
+        ((403, "no"), "HTTP 403 Forbidden"),
+        ((200, "<html>log in</html>"), "its answer is no JSON"),
+        ((401, "basic is wanted"), "HTTP 401 Unauthorized"),
+        # As a real NodeManager said whose nvidia-smi failed.
+        (
+            (
+                503,
+                '{"RemoteException":{"exception":"YarnException","message":"Failed to\\nrun it"}}',
+            ),
+            "HTTP 503 Service Unavailable: Failed to run it",
+        ),
+        ((503, "[1]"), "HTTP 503 Service Unavailable"),
+    ],
+)
+def test_why_there_is_no_answer_in_a_few_words(answer: object, reason: str) -> None:
+    with serving({"/x": answer}) as daemon, pytest.raises(NoAnswer) as error:
+        get_json(f"{daemon.url}/x", SECONDS)
+    assert str(error.value) == reason
+
+
+def test_a_name_that_nobody_knows() -> None:
+    with pytest.raises(NoAnswer) as error:
+        get_json("http://nowhere.invalid:1/x", SECONDS)
+    assert "0x" not in str(error.value)
+    assert len(str(error.value)) < 60
+
+
+def test_an_answer_that_does_not_come() -> None:
+    release = threading.Event()
+    try:
+        with serving({"/x": lambda: release.wait(30) and {}}) as daemon:
+            with pytest.raises(NoAnswer, match="^timed out$"):
+                get_json(f"{daemon.url}/x", (1.0, 0.2))
+            release.set()
+    finally:
+        release.set()
+
+
+# Kerberos: the handshake against a server that plays it, with a stand-in for requests-gssapi.
+
+
+class Ticket(requests.auth.AuthBase):
+    """Sends a token as HTTPSPNEGOAuth would."""
+
+    token = "dGlja2V0"
+
+    def __init__(self, *, opportunistic_auth: bool) -> None:
+        assert opportunistic_auth
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Negotiate {self.token}"
+        return request
+
+
+@pytest.fixture
+def gssapi(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = types.SimpleNamespace(HTTPSPNEGOAuth=Ticket)
+    monkeypatch.setitem(sys.modules, "requests_gssapi", package)
+
+
+@pytest.mark.usefixtures("gssapi")
+def test_kerberos_where_it_is_wanted() -> None:
+    with serving(NODES, token=Ticket.token) as daemon:
+        assert ResourceManager((daemon.url,)).nodes() == ()
+    assert daemon.tokens == [None, f"Negotiate {Ticket.token}"]
+
+
+@pytest.mark.usefixtures("gssapi")
+def test_no_ticket_is_shown_where_none_is_wanted() -> None:
+    with serving(NODES) as daemon:
+        ResourceManager((daemon.url,)).nodes()
+    assert daemon.tokens == [None]
+
+
+@pytest.mark.usefixtures("gssapi")
+def test_a_ticket_that_is_refused() -> None:
+    with serving(NODES, token="of another") as daemon:
+        with pytest.raises(HopsGpuError, match=r"wants Kerberos .* run kinit.*klist") as error:
+            ResourceManager((daemon.url,)).nodes()
+        assert daemon.url in str(error.value)
+    assert len(daemon.asked) == 2
+
+
+def test_kerberos_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "requests_gssapi", None)
+    with (
+        serving(NODES, token=Ticket.token) as daemon,
+        pytest.raises(ConfigError, match=r"pip install 'hopsgpu\[kerberos\]', then run kinit"),
+    ):
+        ResourceManager((daemon.url,)).nodes()
+
+
+# HTTPS with a certificate that a private authority has signed.
+
+
+@pytest.fixture
+def private(tmp_path: Path) -> tuple[Path, ssl.SSLContext]:
+    """A certificate that is its own authority, and a server's end of TLS with it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "private")])
+    now = datetime.datetime.now(datetime.UTC)
+    loopback = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(loopback, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    pem, both = tmp_path / "authority.pem", tmp_path / "server.pem"
+    pem.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    form = serialization.PrivateFormat.PKCS8
+    secret = key.private_bytes(serialization.Encoding.PEM, form, plain)
+    both.write_bytes(secret + pem.read_bytes())
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(both)
+    return pem, context
+
+
+def test_https_with_a_private_authority(
+    private: tuple[Path, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = private
+
+    def addresses(daemon: Daemon) -> tuple[str, ...]:
+        settings = {
+            "yarn.http.policy": "HTTPS_ONLY",
+            "yarn.resourcemanager.webapp.https.address": daemon.address,
+        }
+        return web_addresses(settings.get)
+
+    with serving(NODES, tls=context) as daemon:
+        with pytest.raises(HopsGpuError, match="REQUESTS_CA_BUNDLE"):
+            ResourceManager(addresses(daemon)).nodes()
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority))
+        assert ResourceManager(addresses(daemon)).nodes() == ()

@@ -29,10 +29,25 @@ def test_gpus(gpus: object) -> None:
         GpuRequest(gpus)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("gpus", [0.25, 0.5])
-def test_gpus_of_a_later_day(gpus: object) -> None:
-    with pytest.raises(ConfigError, match="not available yet"):
-        GpuRequest(gpus)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("part", "sharing"), [(0.5, 2), (1 / 3, 3), (0.33, 3), (0.25, 4), (0.2, 5), (1 / 16, 16)]
+)
+def test_parts_of_a_gpu(part: float, sharing: int) -> None:
+    gpus = GpuRequest(part)
+    assert gpus.sharing == sharing
+    assert [gpus.of(ranks * sharing) for ranks in (1, 2, 3)] == [1, 2, 3]
+    spec = GangSpec("run", workers=2 * sharing, gpus=gpus)
+    assert spec.visible == "rank"
+    shape = shape_of(spec, cores_per_gpu=8, ranks=sharing)
+    assert (shape.gpus, shape.cores) == (1, max(8 // sharing, 1) * sharing)
+    with pytest.raises(ConfigError, match=f"workers={sharing + 1}.*multiple of {sharing}"):
+        GangSpec("run", workers=sharing + 1, gpus=gpus)
+
+
+@pytest.mark.parametrize("part", [0.3, 0.75, 0.6, 1 / 17, 1e-9, 0.999])
+def test_parts_that_no_ranks_share(part: float) -> None:
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*1/2, 1/3, ... 1/16 are accepted"):
+        GpuRequest(part)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-x", "a b", "x" * 101, 5, "a\n"])

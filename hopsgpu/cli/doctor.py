@@ -1,0 +1,76 @@
+"""`hopsgpu doctor`: what of a cluster and a session is fine, what is not, and what mends it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hopsgpu.doctor.report import Check
+
+_COLOURS = {"ok": "green", "wrong": "red", "unknown": "yellow"}
+_STATE, _NAME = 9, 17
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs: a line for each check.")
+@click.option("--no-session", is_flag=True, help="Only what needs no Spark application.")
+@click.option("--queue", metavar="NAME", help="YARN's queue of the session.")
+@click.option(
+    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="A Spark property of the session."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=1),
+    default=45.0,
+    show_default=True,
+    help="How long to wait for a container on each node.",
+)
+def doctor(
+    as_json: bool, no_session: bool, queue: str | None, conf: tuple[str, ...], seconds: float
+) -> None:
+    """Check a cluster and a session, and say what mends what is wrong.
+
+    The cluster is that of HADOOP_CONF_DIR; the session is one of the doctor's own, as
+    hopsgpu.session() starts it, with an executor for a moment on each node that has a free GPU.
+    Exit code 0 if nothing is wrong; what could not be checked is not wrong.
+    """
+    from hopsgpu.doctor.examine import Examination
+    from hopsgpu.doctor.report import State
+
+    given = dict(map(_property, conf))
+    if queue is not None:
+        given["spark.yarn.queue"] = queue
+    counts = dict.fromkeys(State, 0)
+    for check in Examination(given, session=not no_session, seconds=seconds).checks():
+        counts[check.state] += 1
+        click.echo(json.dumps(check.to_json()) if as_json else shown(check))
+        sys.stdout.flush()
+    if not as_json:
+        said = ", ".join(f"{count} {state.value}" for state, count in counts.items())
+        click.echo(f"\n{said}")
+    sys.exit(1 if counts[State.WRONG] else 0)
+
+
+def shown(check: Check) -> str:
+    """A check, for people: a line, and more only where something is to be done."""
+    state = click.style(check.state.value.ljust(_STATE), fg=_COLOURS[check.state.value], bold=True)
+    lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]
+    if check.state.value != "ok":
+        lines += [textwrap.indent(detail, " " * (_STATE + 2)) for detail in check.details]
+        if check.mend:
+            lines.append(f"{' ' * _STATE}{click.style('mend', bold=True)}: {check.mend}")
+    return "\n".join(lines)
+
+
+def _property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise ConfigError(f"--conf {text}: NAME=VALUE is wanted, as spark.yarn.queue=training")
+    return name, value

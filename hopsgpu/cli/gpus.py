@@ -1,0 +1,111 @@
+"""`hopsgpu gpus`: the cluster's GPUs, who has them, and what one could get."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from hopsgpu.errors import ConfigError, HopsGpuError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from hopsgpu.yarn.gpus import ClusterGpus
+
+_WATCH_SECONDS = 5.0
+_Look = Callable[[], "ClusterGpus"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="For programs; a line a look with --watch.")
+@click.option(
+    "--watch",
+    "seconds",
+    is_flag=False,
+    flag_value=_WATCH_SECONDS,
+    default=None,
+    type=click.FloatRange(min=0.5),
+    metavar="[SECONDS]",
+    help=f"Look again and again until Ctrl-C, every {_WATCH_SECONDS:g} seconds by default.",
+)
+@click.option("--user", metavar="NAME", help="For whom to say what could be had; else yourself.")
+def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
+    """Show the cluster's GPUs: where they are, who has them, what you could get.
+
+    The cluster is that of HADOOP_CONF_DIR. Its ResourceManager and NodeManagers are asked; Spark
+    is not started.
+    """
+    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.yarn.inventory import Observer
+
+    look = Observer(HadoopConf.load().get, user).look
+    if as_json:
+        indent = 2 if seconds is None else None
+        _again(look, seconds, lambda found: click.echo(json.dumps(found.to_json(), indent=indent)))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if seconds is not None and console.is_terminal:
+        _redraw(look, seconds, console)
+    else:
+        _again(look, seconds, lambda found: _print(found, console))
+
+
+def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], None]) -> None:
+    """Looks and shows once, or until Ctrl-C."""
+    if seconds is None:
+        show(look())
+        return
+    with contextlib.suppress(KeyboardInterrupt):
+        for found in _looks(look, seconds):
+            if isinstance(found, HopsGpuError):
+                click.echo(f"hopsgpu: {found}", err=True)
+            else:
+                show(found)
+
+
+def _looks(look: _Look, seconds: float) -> Iterator[ClusterGpus | HopsGpuError]:
+    while True:
+        try:
+            yield look()
+        except ConfigError:
+            raise
+        except HopsGpuError as error:  # a ResourceManager that restarts is there again soon
+            yield error
+        # YARN announces no change.
+        time.sleep(seconds)
+
+
+def _redraw(look: _Look, seconds: float, console: Console) -> None:
+    """On a terminal: in place, and the last table stays."""
+    from rich.live import Live
+    from rich.text import Text
+
+    from hopsgpu.cli.gpu_tables import tables
+
+    last: ClusterGpus | None = None
+    with (
+        contextlib.suppress(KeyboardInterrupt),
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        for found in _looks(look, seconds):
+            if isinstance(found, HopsGpuError):
+                live.update(Text(f"hopsgpu: {found}", style="red"), refresh=True)
+            else:
+                last = found
+                live.update(tables(found, console.encoding), refresh=True)
+    if last is not None:
+        _print(last, console)
+
+
+def _print(found: ClusterGpus, console: Console) -> None:
+    from hopsgpu.cli.gpu_tables import tables
+
+    # A line stays a line, whatever the width: a broken one no program and no eye can read.
+    console.print(tables(found, console.encoding), soft_wrap=True)

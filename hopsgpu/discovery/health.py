@@ -1,0 +1,223 @@
+"""Whether a GPU is fit for work: rules over what the driver tells of it, pure.
+
+A GPU is healthy, to be watched (it computes, and is given out after the healthy ones), or bad
+(what runs on it fails, or its results are not to be trusted).
+"""
+
+from types import MappingProxyType
+from typing import Iterator, Mapping, NamedTuple, Optional, Tuple
+
+HEALTHY = "healthy"
+WATCH = "watch"
+BAD = "bad"
+# From the best to the worst, and so the order in which GPUs are given out.
+STATES = (HEALTHY, WATCH, BAD)
+
+# nvmlDeviceGpuRecoveryAction_t of nvml.h: value → (state, nvidia-smi's word, what to do). The
+# guide "GPU Memory Error Management" (Error Recovery and Response Flags) says of each whether
+# new work may start. A GPU to be drained and reset computes, at a reduced capacity.
+RECOVERY_ACTIONS: Mapping[int, Tuple[str, str, str]] = MappingProxyType(
+    {
+        0: (HEALTHY, "None", ""),
+        1: (BAD, "Reset", "nvidia-smi --gpu-reset"),
+        2: (BAD, "Reboot", "reboot the node"),
+        3: (BAD, "Drain P2P", "end what uses peer-to-peer traffic"),
+        4: (WATCH, "Drain and Reset", "drain it and nvidia-smi --gpu-reset"),
+        5: (BAD, "Recover IMEX Domain", "restore the IMEX domain"),
+        6: (BAD, "Bus Reset", "reset its PCIe bus"),
+        7: (BAD, "System Reboot", "reboot the system"),
+    }
+)
+_NO_ACTION = 0
+
+
+class Verdict(NamedTuple):
+    """What is thought of a GPU.
+
+    Attributes:
+        state: HEALTHY, WATCH or BAD.
+        reason: with the numbers; "" where there is nothing to say.
+    """
+
+    state: str
+    reason: str
+
+
+class Readings(NamedTuple):
+    """What NVML or nvidia-smi told of a GPU's health; None for what it did not tell.
+
+    A MIG device has the readings of its GPU.
+
+    Attributes:
+        problem: why the GPU cannot be asked, in the driver's words, or "".
+        recovery_action: a key of RECOVERY_ACTIONS (drivers from R565 on).
+        volatile_double_bit: uncorrectable ECC errors since the driver was loaded.
+        aggregate_double_bit: the same over the GPU's life.
+        sram_threshold_exceeded: whether its SRAM had more of them than NVIDIA accepts.
+        remapped_correctable: rows of memory remapped for correctable errors (from Ampere on).
+        remapped_uncorrectable: for uncorrectable ones.
+        remap_pending: whether a row waits for the GPU's reset to be remapped.
+        remap_failed: whether a remapping has ever failed.
+        retired_pages: pages of memory no longer used (before Ampere).
+        retirement_pending: whether a page waits for the driver to be reloaded to be retired.
+        hw_thermal: whether the hardware halves the clocks, or worse, for the temperature.
+        hw_power_brake: the same at the power supply's request.
+        sw_thermal: whether the driver lowers the clocks for the temperature.
+    """
+
+    problem: str = ""
+    recovery_action: Optional[int] = None
+    volatile_double_bit: Optional[int] = None
+    aggregate_double_bit: Optional[int] = None
+    sram_threshold_exceeded: Optional[bool] = None
+    remapped_correctable: Optional[int] = None
+    remapped_uncorrectable: Optional[int] = None
+    remap_pending: Optional[bool] = None
+    remap_failed: Optional[bool] = None
+    retired_pages: Optional[int] = None
+    retirement_pending: Optional[bool] = None
+    hw_thermal: Optional[bool] = None
+    hw_power_brake: Optional[bool] = None
+    sw_thermal: Optional[bool] = None
+
+
+def judge(readings: Readings) -> Verdict:
+    """The verdict on a GPU; what was not told counts for nothing.
+
+    The sources are NVIDIA's: the NVML API reference, and the guides "GPU Memory Error
+    Management" (row remapping, recovery actions) and "Dynamic Page Retirement".
+
+    Returns:
+        The worst of what the rules say, with all their reasons, the worst first.
+    """
+    if readings.problem:
+        # nothing else that is told of a GPU that does not answer can be trusted
+        return Verdict(BAD, readings.problem)
+    said = [*_recovery(readings), *_errors(readings), *_memory(readings), *_clocks(readings)]
+    said.sort(key=lambda verdict: -STATES.index(verdict.state))
+    state = said[0].state if said else HEALTHY
+    return Verdict(state, "; ".join(verdict.reason for verdict in said))
+
+
+def _recovery(readings: Readings) -> Iterator[Verdict]:
+    """NVML's own word, which counts for most: nvmlDeviceGpuRecoveryAction_t."""
+    action = readings.recovery_action
+    if action is None or action == _NO_ACTION:
+        return
+    unknown = (WATCH, str(action), "see the NVML API reference")
+    state, name, remedy = RECOVERY_ACTIONS.get(action, unknown)
+    yield Verdict(state, f"the driver's recovery action is {name!r}: {remedy}")
+
+
+def _errors(readings: Readings) -> Iterator[Verdict]:
+    """Uncorrectable ECC errors: nvmlDeviceGetTotalEccErrors, nvmlDeviceGetSramEccErrorStatus.
+
+    Data was lost, and what goes on with the memory that lost it is to be feared: bad until the
+    GPU is reset, which clears the volatile count. But where the driver knows recovery actions
+    and wants none "the GPU can be immediately used again by starting a new GPU process" (GPU
+    Memory Error Management, Error Recovery and Response Flags). The count over its life says
+    that a GPU has had errors, not that it has one. The threshold of its SRAM is the one above
+    which NVIDIA takes it back.
+    """
+    if readings.sram_threshold_exceeded:
+        yield Verdict(BAD, "more uncorrectable SRAM errors than NVIDIA's threshold: replace it")
+    count, lifetime = readings.volatile_double_bit, readings.aggregate_double_bit
+    if count:
+        state = WATCH if readings.recovery_action == _NO_ACTION else BAD
+        yield Verdict(state, f"{count} double-bit ECC errors since the driver was loaded")
+    elif lifetime:
+        yield Verdict(WATCH, f"{lifetime} double-bit ECC errors over its life")
+
+
+def _memory(readings: Readings) -> Iterator[Verdict]:
+    """Rows and pages of memory: nvmlDeviceGetRemappedRows, nvmlDeviceGetRetiredPages.
+
+    A remapping that failed leaves bad memory in use. One that is pending does not: until the
+    reset "unaffected applications can continue running without affecting accuracy and
+    performance, and new workloads can be launched", as the page is kept out of use.
+    """
+    rows = (
+        f"{readings.remapped_uncorrectable or 0} rows remapped for uncorrectable errors,"
+        f" {readings.remapped_correctable or 0} for correctable ones"
+    )
+    if readings.remap_failed:
+        yield Verdict(BAD, f"a row of its memory could not be remapped ({rows}): replace it")
+    if readings.remap_pending:
+        yield Verdict(WATCH, f"a row waits to be remapped ({rows}): nvidia-smi --gpu-reset")
+    if readings.retirement_pending:
+        pages = readings.retired_pages or 0
+        yield Verdict(WATCH, f"a page waits to be retired ({pages} are): reload the driver")
+
+
+def _clocks(readings: Readings) -> Iterator[Verdict]:
+    """Clocks held down: nvmlDeviceGetCurrentClocksEventReasons.
+
+    The GPU computes, and rightly, at half its clock or less: to be watched, as a slow rank
+    holds up its gang. It passes when the cause does.
+    """
+    if readings.hw_thermal:
+        yield Verdict(WATCH, "the hardware slows it down for its temperature: see to its cooling")
+    if readings.hw_power_brake:
+        yield Verdict(WATCH, "the power supply slows it down (power brake): see to its power")
+    if readings.sw_thermal:
+        yield Verdict(WATCH, "the driver slows it down for its temperature")
+
+
+class Xid(NamedTuple):
+    """A driver's error event.
+
+    Attributes:
+        state: what it makes of the GPU; HEALTHY for one that the application causes.
+        meaning: in the words of NVIDIA's catalogue.
+        action: what to do.
+    """
+
+    state: str
+    meaning: str
+    action: str
+
+
+_APPLICATION = "look for the cause in the program: the GPU is not to blame"
+_RESET = "nvidia-smi --gpu-reset, or reboot the node"
+
+# NVIDIA, "Analyzing Xid Errors with the Xid Catalog", its immediate actions. HEALTHY are those
+# that NVIDIA's k8s-device-plugin ignores as the application's (internal/rm/health.go); but 109,
+# which it ignores too, is one for which the catalogue wants a reset: it is watched.
+XIDS: Mapping[int, Xid] = MappingProxyType(
+    {
+        13: Xid(HEALTHY, "graphics engine exception", _APPLICATION),
+        31: Xid(HEALTHY, "GPU memory page fault", _APPLICATION),
+        43: Xid(HEALTHY, "GPU stopped processing the application", _APPLICATION),
+        45: Xid(HEALTHY, "cleanup after an application that was ended", _APPLICATION),
+        68: Xid(HEALTHY, "NVDEC0 exception", _APPLICATION),
+        46: Xid(BAD, "GPU stopped processing", _RESET),
+        48: Xid(BAD, "double-bit ECC error", _RESET),
+        62: Xid(BAD, "internal micro-controller halt", _RESET),
+        63: Xid(WATCH, "memory row remapped or page retired", "reset it when it is free"),
+        64: Xid(BAD, "memory row or page could not be put out of use", _RESET),
+        74: Xid(BAD, "NVLink error", _RESET),
+        79: Xid(BAD, "GPU has fallen off the bus", "reboot the node; see to its PCIe slot"),
+        92: Xid(WATCH, "high rate of single-bit ECC errors", "ask the vendor if it stays"),
+        94: Xid(WATCH, "contained memory error", "start again; reset it when it is free"),
+        95: Xid(BAD, "uncontained memory error", _RESET),
+        109: Xid(WATCH, "context switch timeout", "reset it if this comes again"),
+        110: Xid(BAD, "security fault", "power-cycle the node"),
+        119: Xid(BAD, "GSP RPC timeout", _RESET),
+        120: Xid(BAD, "GSP error", _RESET),
+        140: Xid(BAD, "unrecovered ECC error", _RESET),
+        143: Xid(BAD, "GPU initialisation error", _RESET),
+        154: Xid(WATCH, "recovery action changed", "nvidia-smi -q tells the action"),
+        158: Xid(BAD, "GPU fatal timeout", _RESET),
+    }
+)
+
+
+def judge_xid(number: int) -> Verdict:
+    """The verdict on a GPU of which the driver has just told an event.
+
+    Args:
+        number: of the event; one that is not in XIDS has its GPU watched.
+    """
+    unknown = Xid(WATCH, "not known to hopsgpu", "see NVIDIA's Xid catalogue")
+    state, meaning, action = XIDS.get(number, unknown)
+    return Verdict(state, f"XID {number}, {meaning}: {action}")

@@ -1,0 +1,32 @@
+"""The lake. Checks are pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopsgpu.doctor.report import Check, ok, unknown, wrong
+
+
+@dataclass(frozen=True)
+class LakeFacts:
+    """How writing to the root of runs and models went.
+
+    Attributes:
+        root: URL of the directory.
+        problem: what went wrong, or "".
+        seconds: that it took; None where it was given up.
+    """
+
+    root: str
+    problem: str
+    seconds: float | None
+
+
+def check_lake(facts: LakeFacts) -> Check:
+    """Whether models can be published: written, renamed and read back."""
+    elsewhere = "HOPSGPU_ROOT, or spark.hopsgpu.root, names a directory that is yours"
+    if facts.seconds is None:
+        return unknown("hdfs", f"{facts.root} did not answer: {facts.problem}", elsewhere)
+    if facts.problem:
+        return wrong("hdfs", facts.problem, elsewhere)
+    return ok("hdfs", f"{facts.root}: written, renamed and read back in {facts.seconds:.1f} s")

@@ -1,0 +1,67 @@
+"""Why a container ended again: the last words of its log, from its NodeManager.
+
+Source of the path: the Hadoop documentation, "NodeManager REST API's".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from hopsgpu.yarn.snapshot import Node
+
+_SECONDS = (2.0, 5.0)
+_ENOUGH = 64 * 1024
+_LONGEST = 300
+
+
+class Logs:
+    """The logs of containers on some nodes.
+
+    Args:
+        nodes: as the ResourceManager tells them.
+        addresses: of hosts whose names only YARN's own JVMs know.
+        scheme: "http" or "https".
+    """
+
+    def __init__(self, nodes: Iterable[Node], addresses: dict[str, str], scheme: str) -> None:
+        self._bases = {
+            node.host: f"{scheme}://{addresses.get(host, host)}:{port}"
+            for node in nodes
+            for host, _, port in [node.web.rpartition(":")]
+            if node.web
+        }
+
+    def reason(self, container: str, hosts: Sequence[str]) -> tuple[str, str] | None:
+        """(host, reason) of a container that ended, which is one of these hosts'.
+
+        None where no NodeManager tells.
+        """
+        for host in hosts:
+            text = self._text(host, container)
+            if text is not None and (found := reason_in(text)):
+                return host, found
+        return None
+
+    def _text(self, host: str, container: str) -> str | None:
+        import requests
+
+        if host not in self._bases:
+            return None
+        url = f"{self._bases[host]}/ws/v1/node/containers/{container}/logs/stderr"
+        try:
+            answer = requests.get(url, params={"size": f"-{_ENOUGH}"}, timeout=_SECONDS)
+        except requests.RequestException:
+            return None  # the check of the nodes says so
+        return answer.text if answer.ok else None
+
+
+def reason_in(log: str) -> str:
+    """What a person needs of an executor's log: the discovery script's word, or the last error."""
+    lines = [line.strip() for line in log.splitlines()]
+    ours = [
+        line.partition("hopsgpu discovery: ")[2] for line in lines if "hopsgpu discovery: " in line
+    ]
+    errors = [line for line in lines if re.search(r"\b(ERROR|[\w.]+(Error|Exception)\b)", line)]
+    found = ours or errors or [line for line in lines if line]
+    return found[-1][:_LONGEST] if found else ""

@@ -1,0 +1,164 @@
+"""A container on each node with GPUs, by a gang of the doctor's own."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hopsgpu
+from hopsgpu.doctor.logs import Logs
+from hopsgpu.doctor.node import NodeFacts, look
+from hopsgpu.doctor.yarn import RANK_MIB
+from hopsgpu.errors import Cancelled, CapacityError, GangTimeout, HopsGpuError
+from hopsgpu.planning import lake_root
+from hopsgpu.run import Run
+from hopsgpu.spark.application import application_of
+from hopsgpu.stores.lake import Lake
+
+_SHAPE: Mapping[str, Any] = {
+    "gpus_per_worker": 1,
+    "cores_per_worker": 1,
+    "memory_per_worker": f"{RANK_MIB}m",
+}
+_LOOK_SECONDS = 1.0
+_RUN_SECONDS = 30.0
+_ENDING_SECONDS = 45.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How the gang fared.
+
+    Attributes:
+        facts: what its containers have seen.
+        failed: by host, why no container came to stay there.
+        skipped: by host, why none was to be had.
+        error: what ended it, or None.
+        seconds: until all containers were there; 0 where they never were.
+    """
+
+    facts: tuple[NodeFacts, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
+    """Looks at nodes from containers on them.
+
+    Args:
+        hosts: nodes with a GPU that is free.
+        logs: of containers that ended again.
+        seconds: to wait for the containers.
+    """
+    try:
+        workers = _most(len(hosts))
+        run = hopsgpu.submit(
+            look,
+            workers=workers,
+            placement="spread",
+            name="doctor",
+            acquire_timeout=seconds,
+            run_timeout=_RUN_SECONDS,
+            progress="off",
+            **_SHAPE,
+        )
+    except Exception as error:  # noqa: BLE001 - Spark's own too: they are what is looked for
+        return Trial(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
+    watched = _Watched(hosts, logs)
+    with _ended(run):
+        while not run.wait(_LOOK_SECONDS):
+            watched.look(run)
+            if watched.is_clear:
+                run.cancel()  # those that are left will fail as they have until now
+        try:
+            result = run.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            left = [host for host in hosts if host not in watched.failed]
+            skipped = {host: _skipped(host, watched, error) for host in left}
+            return Trial(failed=watched.failed, skipped=skipped, error=error)
+    facts: tuple[NodeFacts, ...] = tuple(result.values)
+    left = sorted(set(hosts) - {node.host for node in facts})
+    allowed = f"queue and user may have {workers} of {len(hosts)} containers at once"
+    line = result.timeline
+    return Trial(
+        facts=facts,
+        skipped=dict.fromkeys(left, allowed),
+        seconds=(line.granted or 0.0) - (line.requested or 0.0),
+    )
+
+
+def _skipped(host: str, watched: _Watched, error: Exception) -> str:
+    if not isinstance(error, GangTimeout | Cancelled):
+        return "the gang failed"
+    why = watched.why or str(error)
+    return f"its container came, and others did not: {why}" if host in watched.came else why
+
+
+def _most(nodes: int) -> int:
+    """On how many nodes the queue, and the user's limit, allow for a container at once.
+
+    Raises:
+        CapacityError: not even on one.
+    """
+    while True:
+        try:
+            hopsgpu.plan(look, workers=nodes, placement="spread", **_SHAPE)
+        except CapacityError:
+            if nodes == 1:
+                raise
+            nodes -= 1
+        else:
+            return nodes
+
+
+@contextlib.contextmanager
+def _ended(run: Run) -> Iterator[None]:
+    """Ends the run on every way out, and removes its record, which is of no use to anybody."""
+    try:
+        yield
+    finally:
+        run.cancel()
+        run.wait(_ENDING_SECONDS)
+        with contextlib.suppress(HopsGpuError):  # told by the check of the lake
+            (Lake(lake_root(application_of(None)), quick=True) / "runs" / run.run_id).remove()
+
+
+class _Watched:
+    """What is seen of the gang while it waits."""
+
+    def __init__(self, hosts: Sequence[str], logs: Logs) -> None:
+        self._hosts = frozenset(hosts)
+        self._logs = logs
+        self._ended: set[str] = set()
+        self.came: frozenset[str] = frozenset()
+        self.failed: dict[str, str] = {}
+        self.why = ""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is known of each node how it ends, and not well of some."""
+        return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
+
+    def look(self, run: Run) -> None:
+        """Notes who came, what it waits for, and what containers that ended have said."""
+        status = run.status()
+        if status.state != "waiting":
+            self.why = ""
+            return
+        self.came |= frozenset(status.granted_hosts)
+        self.why = status.waiting_for
+        for container in _containers(self.why):
+            if container not in self._ended:
+                self._ended.add(container)
+                missing = sorted(self._hosts - self.came)
+                if (found := self._logs.reason(container, missing)) is not None:
+                    self.failed.setdefault(*found)
+
+
+def _containers(text: str) -> Iterable[str]:
+    return re.findall(r"\bcontainer_\w+", text)

@@ -1,0 +1,201 @@
+"""What the NodeManagers say over REST of their GPUs: product, memory, driver.
+
+Source of path and fields: Hadoop's NMGpuResourceInfo, GpuDeviceInformation and
+PerGpuDeviceInformation, whose names are written in two ways: as in the XML of nvidia-smi
+("product_name"), or as the classes' fields ("productName").
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.yarn.snapshot import Node
+from hopsgpu.yarn.web import get_json
+
+# To connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some seconds on
+# eight GPUs without persistence mode.
+_SECONDS = (2.0, 5.0)
+_AT_ONCE = 64
+# Neither a driver nor a GPU changes while its NodeManager runs, and each question costs the node
+# a run of nvidia-smi. One that did not answer would hold up each look.
+_REMEMBERED_SECONDS = 300.0
+_AGAIN_SECONDS = 30.0
+_PATH = "/ws/v1/node/resources/yarn.io%2Fgpu"
+_HOSTS = "hopsgpu.hosts"
+_Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU that YARN has on a node.
+
+    Attributes:
+        name: the product's, as "NVIDIA A100-SXM4-80GB"; "" where it is not told.
+        memory_mib: MiB; None where that is not told.
+        uuid: NVIDIA's; "" where it is not told.
+    """
+
+    name: str
+    memory_mib: int | None
+    uuid: str
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The GPUs of a node.
+
+    Attributes:
+        gpus: those that YARN gives out.
+        driver: NVIDIA's version, as "550.54.15"; "" where it is not told.
+    """
+
+    gpus: tuple[Device, ...]
+    driver: str
+
+
+@dataclass(frozen=True)
+class Told:
+    """What NodeManagers answered.
+
+    Attributes:
+        devices: by node id, of those that told.
+        problems: by node id, why the others did not.
+    """
+
+    devices: Mapping[str, Devices]
+    problems: Mapping[str, str]
+
+
+class NodeManagers:
+    """Asks NodeManagers for their GPUs, and remembers what they told; for less if they did not.
+
+    Args:
+        setting: a property of Hadoop's configuration, or None. `yarn.http.policy` tells whether
+            they speak HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts, for nodes
+            whose names only YARN's own JVMs know, as those of the development cluster.
+        clock: in seconds.
+
+    Raises:
+        ConfigError: the hosts file cannot be read.
+    """
+
+    def __init__(
+        self,
+        setting: Callable[[str], str | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheme = "https" if setting("yarn.http.policy") == "HTTPS_ONLY" else "http"
+        self._addresses = _addresses(setting(_HOSTS))
+        self._clock = clock
+        # By node id, with when it is to be asked again.
+        self._known: dict[str, tuple[float, Devices | str]] = {}
+
+    def devices(self, nodes: Sequence[Node]) -> Told:
+        """The GPUs of nodes; all are asked at once, each for some seconds at most."""
+        now = self._clock()
+        self._known = {name: known for name, known in self._known.items() if known[0] > now}
+        # One without an address is gone.
+        asked = [node for node in nodes if node.web and node.id not in self._known]
+        if asked:
+            with ThreadPoolExecutor(min(len(asked), _AT_ONCE), "hopsgpu-nodes") as pool:
+                answers = list(pool.map(self._ask, asked))
+            now = self._clock()
+            for node, answer in zip(asked, answers, strict=True):
+                lasts = _AGAIN_SECONDS if isinstance(answer, str) else _REMEMBERED_SECONDS
+                self._known[node.id] = (now + lasts, answer)
+        known = {node.id: self._known[node.id][1] for node in nodes if node.id in self._known}
+        return Told(
+            devices={name: found for name, found in known.items() if isinstance(found, Devices)},
+            problems={name: found for name, found in known.items() if isinstance(found, str)},
+        )
+
+    def _ask(self, node: Node) -> Devices | str:
+        host, _, port = node.web.rpartition(":")
+        url = f"{self._scheme}://{self._addresses.get(host, host)}:{port}{_PATH}"
+        try:
+            found = devices_of(get_json(url, _SECONDS))
+        except HopsGpuError as error:
+            return f"the NodeManager does not describe its GPUs: {error}"
+        except (AttributeError, TypeError, ValueError) as error:
+            return f"the NodeManager's answer has an unknown form ({error})"
+        if not found.gpus:
+            return (
+                "the NodeManager describes no GPU (does nvidia-smi fail there, or does"
+                " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices list them?)"
+            )
+        return found
+
+
+def devices_of(answer: object) -> Devices:
+    """The GPUs in a NodeManager's answer; none where it does not describe them."""
+    whole = answer if isinstance(answer, Mapping) else {}
+    said = whole.get("gpuDeviceInformation") or {}
+    given = {_minor(device) for device in _listed(whole.get("totalGpuDevices"))}
+    listed = _listed(_field(said, "gpu", "gpus"))
+    gpus = tuple(
+        Device(
+            name=_text(_field(gpu, "product_name", "productName")),
+            memory_mib=_memory(gpu),
+            uuid=_text(gpu.get("uuid")),
+        )
+        for gpu in listed
+        # nvidia-smi lists those too that the administrator keeps from YARN.
+        if not given or _minor(gpu) in given
+    )
+    return Devices(gpus, _text(_field(said, "driver_version", "driverVersion")))
+
+
+def _field(said: _Answer, *names: str) -> Any:
+    return next((said[name] for name in names if name in said), None)
+
+
+def _listed(found: Any) -> list[_Answer]:
+    # A list of one can come as the one itself.
+    return [found] if isinstance(found, Mapping) else list(found or [])
+
+
+def _text(found: Any) -> str:
+    return "" if found in (None, "N/A") else str(found)
+
+
+def _minor(device: _Answer) -> int | None:
+    found = _field(device, "minor_number", "minorNumber")
+    return None if found is None else int(found)
+
+
+def _memory(gpu: _Answer) -> int | None:
+    # Old Hadoop tells of "bar1_memory_usage" instead, which is not the GPU's memory.
+    usage = _field(gpu, "fb_memory_usage", "gpuMemoryUsage") or {}
+    whole = _mib(_field(usage, "total", "totalMemoryMiB"))
+    if whole is not None:
+        return whole
+    used = _mib(_field(usage, "used", "usedMemoryMiB"))
+    free = _mib(_field(usage, "free", "availMemoryMiB"))
+    return None if used is None or free is None else used + free
+
+
+def _mib(found: Any) -> int | None:
+    """MiB of 40960 or "40960 MiB"; Hadoop's -1 is not told."""
+    number = str(found).split(" ")[0]
+    return int(number) if number.isdigit() else None
+
+
+def _addresses(path: str | None) -> dict[str, str]:
+    """Names → addresses of a hosts file."""
+    if not path:
+        return {}
+    try:
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{_HOSTS} in the Hadoop configuration: {error}") from error
+    found: dict[str, str] = {}
+    for address, *names in (line.partition("#")[0].split() or [""] for line in lines):
+        for name in names:
+            found.setdefault(name, address)
+    return found

@@ -1,0 +1,109 @@
+"""What `hopsgpu gpus` and `inventory()` say of a real YARN, by its REST interfaces alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu import cluster
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import until
+
+
+def said(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hopsgpu.cli.main", "gpus", *options]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def as_json(env: dict[str, str]) -> dict[str, Any]:
+    ran = said(env, "--json")
+    assert ran.returncode == 0, ran.stderr
+    return dict(json.loads(ran.stdout))
+
+
+def test_the_nodes_and_their_gpus(cluster_env: dict[str, str]) -> None:
+    found = hopsgpu.inventory()
+    assert found.problems == ()
+    assert [node.host for node in found.nodes] == ["node1", "node2"]
+    for node in found.nodes:
+        assert (node.state, node.total, node.free + node.used) == ("RUNNING", 2, 2)
+        (kind,) = node.types
+        assert kind.count == 2
+        assert kind.name
+        assert (kind.memory_mib or 0) > 1024
+        assert node.driver
+    assert found.acls is False
+    (queue,) = [queue for queue in found.queues if queue.path == "root.default"]
+    assert (queue.path, queue.maximum) == ("root.default", 4)
+    table = said(cluster_env)
+    assert table.returncode == 0, table.stderr
+    assert "node1  RUNNING" in table.stdout
+    assert found.types[0].name in table.stdout
+
+
+def test_who_has_them_and_since_when(
+    spark: SparkSession,
+    manager: ResourceManager,
+    cluster_env: dict[str, str],
+    gpus_back: Callable[[], int],
+) -> None:
+    before, began = hopsgpu.inventory(), time.time()
+    with hopsgpu.hold(workers=2, placement="spread", progress="off"):
+        # What a node has reported comes a heartbeat after the grant.
+        assert until(lambda: hopsgpu.inventory().free == before.free - 2, 10)
+        found = as_json(cluster_env)
+    ours = spark.sparkContext.applicationId
+    (user,) = [user for user in found["users"] if user["id"] == ours]
+    assert (user["gpus"], user["hosts"]) == (2, {"node1": 1, "node2": 1})
+    assert user["name"] == spark.sparkContext.appName
+    assert user["queue"] == "root.default"
+    # The application is older than its GPUs.
+    assert user["started"] < began - 1 <= user["since"] <= found["time"]
+    assert found["gpus"]["used"] == before.used + 2
+    (queue,) = [queue for queue in found["queues"] if queue["path"] == "root.default"]
+    assert queue["used"] == before.used + 2
+    assert queue["obtainable"] == found["gpus"]["obtainable"] <= before.free - 2
+    assert until(lambda: hopsgpu.inventory().used == before.used, 10)
+    assert ours not in {user.id for user in hopsgpu.inventory().users}
+
+
+def test_a_node_manager_that_is_frozen_is_one_line_and_the_rest(
+    cluster_env: dict[str, str], cluster_dir: Path
+) -> None:
+    (pid,) = [d.pid for d in cluster.status(cluster_dir).daemons if d.name == "node2"]
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        ran = said(cluster_env)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert ran.returncode == 0
+    (problem,) = [line for line in ran.stdout.splitlines() if line.startswith("node2: ")]
+    assert problem == "node2: the NodeManager does not describe its GPUs: timed out"
+    rows = {line.split()[0]: line for line in ran.stdout.splitlines() if "RUNNING" in line}
+    assert set(rows) == {"node1", "node2"}
+    # Until the ResourceManager misses it, which takes ten minutes, its GPUs are there.
+    assert rows["node2"].split()[4:6] == ["2", "-"]
+    assert until(lambda: not hopsgpu.inventory().problems, 20)
+
+
+def test_a_resource_manager_that_is_not_there_is_one_line(
+    cluster_env: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "yarn-site.xml").write_text(
+        '<configuration><property name="yarn.resourcemanager.webapp.address"'
+        ' value="127.0.0.1:1"/></configuration>'
+    )
+    ran = said({**cluster_env, "HADOOP_CONF_DIR": str(tmp_path), "YARN_CONF_DIR": str(tmp_path)})
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert len(ran.stderr.splitlines()) == 1
+    assert "http://127.0.0.1:1: Connection refused" in ran.stderr

@@ -1,0 +1,165 @@
+"""A node on which the discovery script runs as it does there, and its executors."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.discovery import shipping
+from hopsgpu.discovery.script import GIVEN_OUT, Patience
+from tests.unit import discovery_standins as standins
+
+IMPATIENT = Patience(leased=0.3, busy=0.2, bad=0.1, driver=20.0)
+# Runs the script as its child, as the executor's JVM does, and lives on.
+_EXECUTOR = """
+import subprocess, sys
+ran = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+out, err = ran.communicate()
+print(repr((ran.returncode, out.decode(), err.decode())), flush=True)
+sys.stdin.read()
+"""
+
+
+def pythons() -> dict[str, str]:
+    """Version → path of every Python of this machine that the nodes may have."""
+    homes = [Path(sys.executable).parent]
+    if root := os.environ.get("PYENV_ROOT"):
+        homes += sorted(Path(root, "versions").glob("3.*/bin"))
+    homes += map(Path, os.environ.get("PATH", "").split(os.pathsep))
+    found: dict[str, str] = {}
+    for minor in range(6, 14):
+        for home in homes:
+            python = home / f"python3.{minor}"
+            # A shim of a version manager is there for versions that are not.
+            if (
+                python.exists()
+                and subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
+            ):
+                found.setdefault(f"3.{minor}", str(python))
+    return found
+
+
+class Executor:
+    """A process that ran the script as its child and lives on."""
+
+    def __init__(self, directory: Path, command: list[str], environ: dict[str, str]) -> None:
+        self.directory = directory
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _EXECUTOR, *command],
+            cwd=directory,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.code, self.out, self.err = ast.literal_eval(self.process.stdout.readline())
+
+    @property
+    def given_out(self) -> list[dict[str, Any]]:
+        """What the agent finds; the same GPUs as Spark was told of."""
+        assert self.code == 0, self.err
+        said = json.loads(self.out)
+        assert said["name"] == "gpu"
+        left = json.loads((self.directory / GIVEN_OUT).read_text())
+        assert [gpu["address"] for gpu in left["gpus"]] == said["addresses"]
+        return list(left["gpus"])
+
+    @property
+    def gpus(self) -> list[str]:
+        return [gpu["address"] for gpu in self.given_out]
+
+    @property
+    def refusal(self) -> str:
+        """What a script that gave out nothing said."""
+        assert (self.code, self.out) == (1, "")
+        assert not (self.directory / GIVEN_OUT).exists()
+        assert len(self.err.splitlines()) == 1, self.err
+        assert self.err.startswith("hopsgpu discovery: ")
+        return self.err
+
+    def end(self, number: signal.Signals = signal.SIGKILL) -> None:
+        self.process.send_signal(number)
+        self.process.communicate()
+
+
+class Node:
+    """A node: its driver, which is played, its leases, and what YARN has unpacked there.
+
+    Args:
+        root: a directory.
+        python: that `/usr/bin/env python3` finds.
+    """
+
+    def __init__(self, root: Path, python: str = sys.executable) -> None:
+        self.root = root
+        self._stack = contextlib.ExitStack()
+        self._containers = 0
+        self.bin = root / "bin"
+        standins.install(self.bin)
+        (self.bin / "python3").symlink_to(python)
+        unpacked = root / shipping.ALIAS
+        with tarfile.open(shipping.pack_scripts(root / "scripts.tar.gz")) as archive:
+            archive.extractall(unpacked, filter="data")
+        self.environ = {
+            "PATH": f"{self.bin}:/usr/bin:/bin",
+            "HOPSGPU_LEASE_DIR": str(root / "leases"),
+            "STANDIN_GPUS": str(root / "node.json"),
+            "CONTAINER_ID": "container_1_0001_01_000002",
+        }
+
+    def __enter__(self) -> Node:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+        # What played a driver that does not let its callers die.
+        with contextlib.suppress(FileNotFoundError):
+            hung = int((self.root / "node.json.hung").read_text())
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(hung, signal.SIGKILL)
+
+    def play(self, gpus: list[dict[str, Any]], **more: Any) -> None:
+        standins.play(self.root / "node.json", gpus, **more)
+
+    def with_nvml(self) -> None:
+        """From now on Python has a `pynvml`, and there is no nvidia-smi."""
+        self.environ["PYTHONPATH"] = str(standins.HERE)
+        (self.bin / "nvidia-smi").unlink()
+
+    def start(self, amount: int, patience: Patience | None = None) -> Executor:
+        """An executor whose JVM has just run the script."""
+        script = f"./{shipping.ALIAS}/gpus-{amount}"
+        if patience is not None:
+            script += "-impatient"
+            shipped = self.root / script
+            text = self.root / shipping.ALIAS / f"gpus-{amount}"
+            shipped.write_text(
+                text.read_text().replace(
+                    f"main({amount})",
+                    f"main({amount}, __import__('hopsgpu.discovery.script', fromlist='x')"
+                    f".{patience})",
+                )
+            )
+            shipped.chmod(0o755)
+        directory = self.root / f"container{self._containers}"
+        self._containers += 1
+        directory.mkdir()
+        (directory / shipping.ALIAS).symlink_to(self.root / shipping.ALIAS)
+        executor = Executor(directory, [script], self.environ)
+        self._stack.callback(executor.end)
+        return executor
+
+
+def no_real_driver() -> bool:
+    """Whether this machine has no nvidia-smi of its own, which the script would find."""
+    return shutil.which("nvidia-smi", path="/usr/bin:/bin:/usr/local/nvidia/bin") is None

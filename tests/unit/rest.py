@@ -1,0 +1,92 @@
+"""A small HTTP server that stands in for Hadoop's daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Daemon:
+    """What it serves, and what it was asked.
+
+    Attributes:
+        answers: path without query → JSON value, (status, text), or a function that waits and gives
+            one.
+        token: what "Authorization: Negotiate" must bring; None where anybody is served.
+        asked: paths with their queries, in the order in which they came.
+        tokens: what came as Authorization, None where nothing did.
+    """
+
+    answers: dict[str, Any] = field(default_factory=dict)
+    token: str | None = None
+    asked: list[str] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
+    port: int = 0
+    scheme: str = "http"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+
+@contextlib.contextmanager
+def serving(
+    answers: Mapping[str, Any] | None = None,
+    token: str | None = None,
+    tls: ssl.SSLContext | None = None,
+) -> Iterator[Daemon]:
+    """Serves answers on a port of the loopback address."""
+    daemon = Daemon(dict(answers or {}), token, scheme="https" if tls else "http")
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            given = self.headers.get("Authorization")
+            daemon.asked.append(self.path)
+            daemon.tokens.append(given)
+            if daemon.token is not None and given != f"Negotiate {daemon.token}":
+                self._answer(401, "who are you?", {"WWW-Authenticate": "Negotiate"})
+                return
+            answer = daemon.answers.get(self.path.partition("?")[0], (404, "no such thing"))
+            if isinstance(answer, Callable):  # type: ignore[arg-type]
+                answer = answer()
+            if isinstance(answer, tuple):
+                self._answer(*answer)
+            else:
+                self._answer(200, json.dumps(answer))
+
+        def _answer(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
+            body = text.encode()
+            with contextlib.suppress(ConnectionError):  # whoever asked has stopped waiting
+                self.send_response(status)
+                for name, value in (headers or {}).items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    daemon.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield daemon
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

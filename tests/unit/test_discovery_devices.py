@@ -1,0 +1,252 @@
+"""What NVML and nvidia-smi tell, read; and a driver that does not answer."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.discovery import devices, nvml, smi
+from hopsgpu.discovery.devices import (
+    Device,
+    DriverError,
+    HungDriverError,
+    Listing,
+    Process,
+    list_devices,
+    run_bounded,
+)
+from hopsgpu.discovery.health import Readings
+from tests.conftest import gone, until
+from tests.unit import discovery_standins as standins
+from tests.unit.discovery_standins import gpu, mig_device
+
+NO_PERMISSION, LOST, RESET_REQUIRED, UNKNOWN = 4, 15, 16, 999
+
+
+class Reader:
+    """Both readers, in this process, on a node that is played."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._root = root
+        self._patch = monkeypatch
+        standins.install(root / "bin")
+        monkeypatch.setenv("STANDIN_GPUS", str(root / "node.json"))
+
+    def play(
+        self, gpus: list[dict[str, Any]], kernel: list[str] | None = None, **more: Any
+    ) -> None:
+        """`kernel`: bus ids of the GPUs that the kernel lists; by default those of all."""
+        standins.play(self._root / "node.json", gpus, **more)
+        buses = tuple(sorted(kernel if kernel is not None else [one["bus"] for one in gpus]))
+        for module in (nvml, smi, devices):
+            self._patch.setattr(module, "bus_ids", lambda: buses)
+
+    def nvml(self) -> Listing:
+        spec = importlib.util.spec_from_file_location("pynvml", standins.HERE / "pynvml.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return nvml.read(module)
+
+    def smi(self, **environ: str) -> Listing:
+        python = Path(sys.executable).parent
+        path = {"PATH": f"{self._root / 'bin'}:{python}:/usr/bin:/bin"}
+        return smi.read(path | environ, 20.0)
+
+
+@pytest.fixture
+def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reader:
+    return Reader(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("told", "readings"),
+    [
+        ({"recovery": 4}, {"recovery_action": 4}),
+        ({"ecc": [2, 5]}, {"volatile_double_bit": 2, "aggregate_double_bit": 5}),
+        (
+            {"rows": [1, 2, 1, 0]},
+            {
+                "remapped_correctable": 1,
+                "remapped_uncorrectable": 2,
+                "remap_pending": True,
+                "remap_failed": False,
+            },
+        ),
+        ({"rows": [0, 8, 0, 1]}, {"remap_pending": False, "remap_failed": True}),
+        (
+            {"retired": [3, 4], "retirement_pending": 1},
+            {"retired_pages": 7, "retirement_pending": True},
+        ),
+        ({"clocks": 0x20}, {"sw_thermal": True, "hw_thermal": False, "hw_power_brake": False}),
+        ({"clocks": 0xC0}, {"sw_thermal": False, "hw_thermal": True, "hw_power_brake": True}),
+        ({"clocks": 0x40, "clocks_word": "throttle"}, {"hw_thermal": True}),
+    ],
+)
+def test_both_tell_the_same(node: Reader, told: dict[str, Any], readings: dict[str, Any]) -> None:
+    node.play([gpu(0, **told)])
+    (by_nvml,) = node.nvml().devices
+    (by_smi,) = node.smi().devices
+    for device in (by_nvml, by_smi):
+        said = device.readings._asdict()
+        assert {key: said[key] for key in readings} == readings
+    assert by_nvml == by_smi._replace(
+        # NVML's is asked for by a call that the stand-in does not have
+        readings=by_smi.readings._replace(sram_threshold_exceeded=None)
+    )
+
+
+def test_a_gpu_that_tells_little_is_not_judged_by_it(node: Reader) -> None:
+    """An old driver, or a board without ECC: absent is not zero, and not wrong."""
+    bare = {key: gpu(0)[key] for key in ("bus", "uuid", "name", "mib")}
+    node.play([bare | {"processes": [], "clocks": 0}])
+    for listing in (node.nvml(), node.smi()):
+        (device,) = listing.devices
+        assert device.verdict.state == "healthy"
+        assert device.readings.volatile_double_bit is None
+        assert device.readings.remap_pending is None
+        assert device.readings.recovery_action is None
+
+
+def test_ecc_errors_before_ampere(node: Reader) -> None:
+    node.play([{key: value for key, value in gpu(0, ecc_old=[2, 3]).items() if key != "ecc"}])
+    (device,) = node.smi().devices
+    assert (device.readings.volatile_double_bit, device.readings.aggregate_double_bit) == (2, 3)
+
+
+def test_too_many_errors_of_sram(node: Reader) -> None:
+    node.play([gpu(0, sram_threshold=True)])
+    (device,) = node.smi().devices
+    assert device.verdict.state == "bad"
+
+
+@pytest.mark.parametrize("error", [LOST, RESET_REQUIRED])
+def test_a_gpu_that_answers_with_an_error(node: Reader, error: int) -> None:
+    node.play([gpu(0), gpu(1, error=error)])
+    for listing in (node.nvml(), node.smi()):
+        well, lost = listing.devices
+        assert well.verdict.state == "healthy"
+        assert (lost.address, lost.verdict.state) == (gpu(1)["uuid"], "bad")
+        assert "GPU " in lost.verdict.reason
+
+
+@pytest.mark.parametrize("new_words", [True, False])
+def test_a_gpu_that_does_not_answer(node: Reader, new_words: bool) -> None:
+    """By its bus id: of some drivers nvidia-smi then tells nothing of the others either."""
+    node.play([gpu(0), gpu(1, handle_error=UNKNOWN), gpu(2)], new_words=new_words)
+    for listing in (node.nvml(), node.smi()):
+        assert [one.address for one in listing.devices] == [
+            gpu(0)["uuid"],
+            "PCI-00000000:02:00.0",
+            gpu(2)["uuid"],
+        ]
+        assert [one.verdict.state for one in listing.devices] == ["healthy", "bad", "healthy"]
+        assert "Unknown Error" in listing.devices[1].verdict.reason
+        assert not listing.isolated
+
+
+def test_gpus_of_other_containers_are_not_shown(node: Reader) -> None:
+    """With cgroups: NVML refuses them, nvidia-smi leaves them out."""
+    node.play([gpu(0, handle_error=NO_PERMISSION), gpu(1)])
+    for listing in (node.nvml(), node.smi()):
+        assert [one.address for one in listing.devices] == [gpu(1)["uuid"]]
+        assert listing.isolated
+    assert not node.smi(HOPSGPU_NVIDIA_SMI=str(node._root / "bin")).isolated
+
+
+def test_processes_of_a_gpu_and_of_its_mig_devices(node: Reader) -> None:
+    mine = {"pid": os.getpid(), "name": "python"}
+    node.play([gpu(0, mig=[mig_device(0), mig_device(1, processes=[mine])])])
+    assert [one.processes for one in node.smi().devices] == [(), (Process(os.getpid(), "python"),)]
+    node.play([gpu(0, processes=[mine, {"pid": 2**22 + 1, "name": "gone"}])])
+    for listing in (node.nvml(), node.smi()):
+        assert listing.devices[0].processes == (Process(os.getpid(), "python"),)
+
+
+def test_graphics_is_no_computing(node: Reader) -> None:
+    node.play([gpu(0, processes=[{"pid": os.getpid(), "name": "Xorg", "type": "G"}])])
+    assert node.smi().devices[0].processes == ()
+
+
+def test_listings_survive_their_way(node: Reader) -> None:
+    node.play([gpu(0, rows=[0, 1, 1, 0], processes=[{"pid": os.getpid(), "name": "é"}]), gpu(1)])
+    listing = node.smi()
+    assert devices._decode(json.loads(json.dumps(devices.encode(listing)))) == listing
+    for error in (DriverError("a"), HungDriverError("b"), devices.NoDriverError("c")):
+        with pytest.raises(type(error), match=str(error)):
+            devices._decode(json.loads(json.dumps(devices.encode(error))))
+
+
+@pytest.mark.parametrize(
+    "text", ["raise RuntimeError('Python 2')", "print('hi')", "import os; os.abort()"]
+)
+def test_a_module_called_pynvml_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    standins.install(tmp_path / "bin")
+    standins.play(tmp_path / "node.json", [gpu(0)])
+    (tmp_path / "pynvml.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("STANDIN_GPUS", str(tmp_path / "node.json"))
+    assert [one.address for one in list_devices(30.0).devices] == [gpu(0)["uuid"]]
+
+
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def hangs(command: list[str], seconds: float) -> tuple[int, str, str]:
+        raise HungDriverError("the driver hangs")
+
+    monkeypatch.setattr(devices, "run_bounded", hangs)
+    yield
+
+
+def test_the_kernels_gpus_where_the_driver_hangs(hung: None, node: Reader) -> None:
+    node.play([gpu(0), gpu(1)])
+    first, second = list_devices(1.0).devices
+    assert (first.address, second.address) == ("PCI-00000000:01:00.0", "PCI-00000000:02:00.0")
+    assert first.verdict == ("bad", "the driver hangs")
+    node.play([], kernel=[])
+    with pytest.raises(HungDriverError):
+        list_devices(1.0)
+
+
+def test_what_is_listed_here_as_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The one function, from an installed package."""
+    standins.install(tmp_path / "bin")
+    standins.play(tmp_path / "node.json", [gpu(0)])
+    monkeypatch.setenv("HOPSGPU_NVIDIA_SMI", str(tmp_path / "bin"))
+    monkeypatch.setenv("STANDIN_GPUS", str(tmp_path / "node.json"))
+    expected = Device(gpu(0)["uuid"], gpu(0)["name"], 81559, "550.54.15")
+    (device,) = list_devices(30.0).devices
+    assert device._replace(readings=Readings()) == expected
+
+
+def test_a_program_that_hangs_ends_with_what_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    command = f"sleep 600 & echo $! > {pids}; echo $$ >> {pids}; wait"
+    with pytest.raises(HungDriverError, match="the driver hangs: no answer in 1 s"):
+        run_bounded(["sh", "-c", command], 1.0)
+    for pid in map(int, pids.read_text().split()):
+        assert until(lambda pid=pid: gone(pid), 10)
+
+
+def test_a_program_that_cannot_be_killed_is_left(tmp_path: Path) -> None:
+    """As one in the driver's uninterruptible sleep: it keeps the pipes, and nobody waits."""
+    file = tmp_path / "pid"
+    before = time.monotonic()
+    with pytest.raises(HungDriverError):
+        run_bounded(["sh", "-c", f"setsid sleep 600 & echo $! > {file}; sleep 600"], 0.5)
+    assert time.monotonic() - before < 30
+    pid = int(file.read_text())
+    assert not gone(pid)
+    os.kill(pid, signal.SIGKILL)

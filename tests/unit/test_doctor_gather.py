@@ -1,0 +1,268 @@
+"""What the doctor gathers: of a node, of this machine, logs over HTTP, Hadoop's configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.cluster.sites import xml_text
+from hopsgpu.doctor import gather, node, trial
+from hopsgpu.doctor.bounded import Bounded
+from hopsgpu.doctor.logs import Logs, reason_in
+from hopsgpu.doctor.session import first_cause
+from hopsgpu.results import RunStatus
+from hopsgpu.yarn.amounts import NOTHING
+from hopsgpu.yarn.snapshot import Node
+
+
+def test_the_version_of_a_java_is_in_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="17.0.15"\nOS_NAME="Linux"\n')
+    assert node.java_version(tmp_path) == "17.0.15"
+    assert node.java_version(tmp_path / "none") == ""
+
+
+def test_the_version_of_an_executors_spark_is_on_its_class_path(tmp_path: Path) -> None:
+    for name in ("spark-core_2.13-4.3.0.jar", "spark-sql_2.13-4.3.0.jar"):
+        (tmp_path / "libs" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "libs" / name).touch()
+    path = "{{PWD}}:{{PWD}}/other/*:{{PWD}}/libs/*:/etc/hadoop"
+    assert node.spark_version(path, tmp_path) == "4.3.0"
+    assert node.spark_version(path, tmp_path / "none") == ""
+    (tmp_path / "libs" / "spark-core_2.13-4.3.0.jar").rename(
+        tmp_path / "libs" / "spark-core_2.13-4.4.0-SNAPSHOT.jar"
+    )
+    assert node.jar_version(tmp_path / "libs") == "4.4.0-SNAPSHOT"
+
+
+LOOKS = """
+import json, sys
+from hopsgpu.doctor.node import frameworks
+found = {f.name: [f.version, f.cuda] for f in frameworks()}
+print(json.dumps([found, sorted({"torch", "tensorflow", "jax"} & sys.modules.keys())]))
+"""
+
+
+def test_frameworks_are_told_without_importing_them(tmp_path: Path) -> None:
+    """Packages as they are installed, made up here: what is read of each is its build."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (tmp_path / "torch" / "version.py").write_text("__version__ = '9.1+cu126'\ncuda = '12.6'\n")
+    built = tmp_path / "tensorflow" / "python" / "platform"
+    built.mkdir(parents=True)
+    (tmp_path / "tensorflow" / "__init__.py").write_text("raise RuntimeError('imported')")
+    (built / "build_info.py").write_text("build_info = {'cuda_version': '12.5.1'}\n")
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("raise RuntimeError('imported')")
+    for name, version in (("tensorflow", "9.2"), ("jax", "9.3"), ("jax_cuda13_plugin", "9.3")):
+        info = tmp_path / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{Path(__file__).resolve().parents[2]}"}
+    ran = subprocess.run(
+        [sys.executable, "-c", LOOKS], env=env, capture_output=True, text=True, check=True
+    )
+    expected = {
+        "torch": ["9.1+cu126", "12.6"],
+        "tensorflow": ["9.2", "12.5.1"],
+        "jax": ["9.3", "13"],
+    }
+    assert json.loads(ran.stdout) == [expected, []]
+
+
+class _NodeManager(BaseHTTPRequestHandler):
+    """A stand-in that has the log of one container."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        known = path == "/ws/v1/node/containers/container_e1_2_3/logs/stderr"
+        body = b"starting\nERROR Executor: x\nhopsgpu discovery: no nvidia-smi here\n\tat java.x\n"
+        self.send_response(200 if known else 404)
+        self.end_headers()
+        self.wfile.write(body if known else b"no such container")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def logs() -> Iterator[Logs]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _NodeManager) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        nodes = [
+            Node("a:1", "a", "RUNNING", NOTHING, NOTHING, web="a:1"),
+            Node("b:1", "b", "RUNNING", NOTHING, NOTHING, web=f"b:{server.server_port}"),
+        ]
+        # Nobody listens on port 1.
+        yield Logs(nodes, {"a": "127.0.0.1", "b": "127.0.0.1"}, "http")
+        server.shutdown()
+
+
+def test_why_a_container_ended_is_in_its_nodes_log(logs: Logs) -> None:
+    assert logs.reason("container_e1_2_3", ["a", "b"]) == ("b", "no nvidia-smi here")
+    assert logs.reason("container_e1_2_4", ["a", "b"]) is None
+    assert logs.reason("container_e1_2_3", ["a", "elsewhere"]) is None
+
+
+@pytest.mark.parametrize(
+    ("log", "reason"),
+    [
+        ("x\n26/11/21 ERROR Main: y\nz\n", "26/11/21 ERROR Main: y"),
+        ("java.io.IOException: gone\n\tat a.b\n", "java.io.IOException: gone"),
+        ("x\ny\n\n", "y"),
+        ("", ""),
+    ],
+)
+def test_without_the_scripts_word_the_last_error_counts(log: str, reason: str) -> None:
+    assert reason_in(log) == reason
+
+
+class _Run:
+    """A stand-in for a run that waits."""
+
+    def __init__(self, hosts: tuple[str, ...], why: str) -> None:
+        self._hosts, self._why = hosts, why
+
+    def status(self) -> RunStatus:
+        return RunStatus("r", "waiting", 0, len(self._hosts), 2, self._hosts, self._why, 1.0)
+
+
+def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None:
+    watched = trial._Watched(["a", "b"], logs)
+    waiting: Any = _Run((), "YARN has not granted 2")
+    watched.look(waiting)
+    assert not watched.is_clear
+    waiting = _Run((), "2 ended again, see the node's log of container_e1_2_3 (a GPU")
+    watched.look(waiting)
+    assert watched.failed == {"b": "no nvidia-smi here"}
+    assert not watched.is_clear
+    waiting = _Run(("a",), "1 granted and starting")
+    watched.look(waiting)
+    assert watched.is_clear
+
+
+def test_what_hangs_is_given_up_and_may_be_asked_again() -> None:
+    gate = threading.Event()
+    hanging = Bounded("hangs", lambda: gate.wait(60))
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        hanging.result(0.05)
+    assert time.monotonic() - began < 30
+    gate.set()
+    assert hanging.result(30) is True
+
+    def fail() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        Bounded("fails", fail).result(30)
+
+
+def test_the_cause_of_a_java_error_is_its_own_line() -> None:
+    error = "An error occurred while calling None.x.\n: java.lang.E: too much\n\tat a.b(C.java)\n"
+    assert first_cause(error) == "java.lang.E: too much"
+    assert first_cause("plain\nwords") == "plain"
+    assert first_cause("") == "no reason given"
+
+
+def conf_dir(path: Path, **files: dict[str, str]) -> dict[str, str]:
+    path.mkdir()
+    for name, properties in files.items():
+        (path / f"{name.replace('_', '-')}.xml").write_text(xml_text(properties))
+    return {"HADOOP_CONF_DIR": str(path)}
+
+
+def test_the_hadoop_configuration(tmp_path: Path) -> None:
+    core = {"fs.defaultFS": "hdfs://nn:8020"}
+    site = {"yarn.resourcemanager.hostname": "rm"}
+    types = {"yarn.resource-types": " yarn.io/gpu, other"}
+    environ = conf_dir(tmp_path / "a", core_site=core, yarn_site=site, resource_types=types)
+    client, setting = gather.client_facts(environ)
+    assert client.problem == ""
+    assert client.managers == ("http://rm:8088",)
+    assert client.types == ("yarn.io/gpu", "other")
+    assert gather.lake_root({}, {"HADOOP_USER_NAME": "me"}, setting) == (
+        "hdfs://nn:8020/user/me/hopsgpu"
+    )
+    # YARN reads the name in yarn-site.xml too.
+    environ = conf_dir(tmp_path / "b", core_site=core, yarn_site={**site, **types})
+    assert gather.client_facts(environ)[0].types == ("yarn.io/gpu", "other")
+    environ = conf_dir(tmp_path / "c", core_site=core, yarn_site=site)
+    assert gather.client_facts(environ)[0].types is None
+    (tmp_path / "c" / "resource-types.xml").write_text("<configuration>")
+    assert "resource-types.xml" in gather.client_facts(environ)[0].problem
+    assert "HADOOP_CONF_DIR" in gather.client_facts({})[0].problem
+
+
+def test_the_root_of_the_lake_is_named_by_property_then_variable() -> None:
+    environ = {"HOPSGPU_ROOT": "hdfs://a/x/"}
+    root = gather.lake_root({"spark.hopsgpu.root": "hdfs://b/y"}, environ, lambda name: None)
+    assert root == "hdfs://b/y"
+    assert gather.lake_root({}, environ, lambda name: None) == "hdfs://a/x"
+
+
+def test_the_lake_is_written_renamed_read_and_left_empty(tmp_path: Path) -> None:
+    facts = gather.lake_facts(f"file://{tmp_path}/root")
+    assert facts.problem == ""
+    assert list((tmp_path / "root").iterdir()) == []
+    (tmp_path / "file").touch()
+    assert "cannot create" in gather.lake_facts(f"file://{tmp_path}/file/root").problem
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'java.specification.version = 1.8'; echo 'java.home = /j'\n")
+    java.chmod(0o755)
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-core_2.13-4.1.0.jar").touch()
+    environ = {"JAVA_HOME": str(tmp_path), "SPARK_HOME": str(tmp_path), "PATH": "/nowhere"}
+    here = gather.machine_facts(environ, {})
+    assert (here.java, here.java_at) == (8, f"{java}, by JAVA_HOME")
+    assert here.spark == "4.1.0"
+    assert here.executors_python == f"{sys.executable} (this one)"
+    assert gather.machine_facts({**environ, "PYSPARK_PYTHON": "py"}, {}).executors_python == (
+        "py (PYSPARK_PYTHON)"
+    )
+    none = gather.machine_facts({"PATH": "/nowhere"}, {"spark.pyspark.python": "./env/python"})
+    assert none.java is None
+    assert none.executors_python == "./env/python (spark.pyspark.python)"
+
+
+def test_without_a_cluster_each_check_says_so_and_the_exit_code_is_1() -> None:
+    names = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT")
+    env = {name: value for name, value in os.environ.items() if name not in names}
+
+    def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "hopsgpu.cli.main", "doctor", *arguments],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    told = ran("--json")
+    assert told.returncode == 1
+    checks = {check["name"]: check for check in map(json.loads, told.stdout.splitlines())}
+    assert checks["hadoop conf"]["state"] == "wrong"
+    assert "HADOOP_CONF_DIR" in checks["hadoop conf"]["mend"]
+    for name in ("resource types", "gpus", "queue", "hdfs", "session", "discovery", "cuda"):
+        assert checks[name]["state"] == "unknown", name
+    told = ran("--no-session")
+    assert told.returncode == 1
+    assert "wrong    hadoop conf" in told.stdout
+    assert "session" not in told.stdout.replace("hopsgpu.session()", "")
+    told = ran("--conf", "spark.x")
+    assert (told.returncode, told.stdout) == (1, "")
+    assert told.stderr.startswith("hopsgpu: --conf spark.x: NAME=VALUE")
