@@ -108,7 +108,6 @@ def arguments(
     """
     _refuse_nested()
     _refuse_later(
-        gpu_type=(gpu_type, None),
         data=(data, None),
         resume=(resume, None),
         python_env=(python_env, None),
@@ -122,6 +121,7 @@ def arguments(
         workers=workers,
         cores_per_worker=cores_per_worker,
         placement=placement,
+        gpu_type=gpu_type,
         parameter_servers=parameter_servers,
         visible=visible,
         model=model,
@@ -158,7 +158,7 @@ def held_arguments(
         ConfigError: naming the argument, what was given and what is accepted.
     """
     _refuse_nested()
-    _refuse_later(gpu_type=(gpu_type, None), python_env=(python_env, None))
+    _refuse_later(python_env=(python_env, None))
     spec = _gang_spec(
         gpus_per_worker,
         memory_per_worker,
@@ -167,6 +167,7 @@ def held_arguments(
         workers=workers,
         cores_per_worker=cores_per_worker,
         placement=placement,
+        gpu_type=gpu_type,
         parameter_servers=parameter_servers,
         visible=visible,
     )

@@ -94,6 +94,8 @@ def request_of(
         shape=plan.shape,
         executors=plan.executors,
         placement=plan.spec.placement,
+        gpu_type=plan.spec.gpu_type,
+        hosts=plan.hosts,
         timeout=plan.spec.acquire_timeout,
         cancelled=cancelled,
         watcher=board,

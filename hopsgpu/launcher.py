@@ -65,6 +65,8 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         placement: "pack" for as many ranks as fit into one container (the largest number that
             divides `workers`), on the fullest node with room; "spread" for one rank on each
             node; None to leave it to YARN.
+        gpu_type: part of the GPUs' product name, in whatever case, as "A100"; None for any. Nodes
+            that have it are asked for, and a GPU of another type gets no rank.
         model: name under which what rank 0 leaves in `context().model_dir` is published.
         name: of the run, the function's name by default.
         acquire_timeout: how long the gang may wait for its executors; None for no bound.
@@ -103,7 +105,7 @@ def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
     Args:
         workers: the world size.
         gpus_per_worker, cores_per_worker, memory_per_worker, parameter_servers, visible,
-            placement, progress, spark: as of `launch`.
+            placement, gpu_type, progress, spark: as of `launch`.
         name: of the gang.
         acquire_timeout: how long it may wait for its executors, on entry and again where some
             were lost.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from hopsgpu.arguments import Arguments
-from hopsgpu.errors import CapacityError
-from hopsgpu.gang import Avoid
+from hopsgpu.errors import CapacityError, ConfigError
+from hopsgpu.gang import Avoid, has_type
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.checks import check_gang
 from hopsgpu.spark.request import demand_of
@@ -18,6 +18,8 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.snapshot import Snapshot
 
+_SHOWN = 8
+
 
 def plan_of(
     spec: GangSpec, application: Application, run_id: str, warnings: tuple[str, ...]
@@ -25,10 +27,13 @@ def plan_of(
     """The plan of a launch.
 
     Raises:
-        ConfigError: the application may not have so many executors.
+        ConfigError: the application may not have so many executors, or no node has GPUs of the
+            wanted type.
         CapacityError: YARN can never grant them; nothing was asked for.
     """
-    snapshot = application.snapshot(0.0)
+    everywhere = application.snapshot(0.0)
+    hosts = _hosts(spec.gpu_type, everywhere, application)
+    snapshot = everywhere.only(hosts)
     ranks, shape = _containers(spec, snapshot)
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
@@ -46,7 +51,60 @@ def plan_of(
         environment=_environment(spec, shape.cores // ranks),
         paths=_paths(Lake(lake_root(application)).url, spec, run_id),
         warnings=warnings,
+        hosts=hosts,
     )
+
+
+def _hosts(
+    gpu_type: str | None, snapshot: Snapshot, application: Application
+) -> frozenset[str] | None:
+    """Nodes that have GPUs of a type; None where any will do.
+
+    Raises:
+        ConfigError: no node has one.
+    """
+    if gpu_type is None:
+        return None
+    nodes = {node.id: node for node in snapshot.running if node.total.gpus}
+    told = application.node_managers.devices(list(nodes.values()))
+    models = {
+        nodes[node].host: sorted({gpu.name for gpu in found.gpus})
+        for node, found in told.devices.items()
+    }
+    return nodes_with(gpu_type, models, [nodes[node].host for node in told.problems])
+
+
+def nodes_with(
+    gpu_type: str, models: Mapping[str, Sequence[str]], silent: Sequence[str]
+) -> frozenset[str]:
+    """The nodes that have GPUs of a type.
+
+    Args:
+        gpu_type: part of a product name, in whatever case.
+        models: product names of the GPUs of each node.
+        silent: nodes that do not tell theirs.
+
+    Raises:
+        ConfigError: there is none; it lists the types that there are.
+    """
+    found = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
+    if found:
+        return found
+    where: dict[str, list[str]] = {}
+    for host, names in sorted(models.items()):
+        for name in names:
+            where.setdefault(name or "(a GPU without a name)", []).append(host)
+    there = "; ".join(f"{name!r} on {_shown(hosts)}" for name, hosts in sorted(where.items()))
+    unknown = f"; not told by {_shown(sorted(silent))}" if silent else ""
+    raise ConfigError(
+        f"gpu_type={gpu_type!r}: no node that this application can use has such a GPU. There are:"
+        f" {there or 'none'}{unknown}"
+    )
+
+
+def _shown(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
+    return ", ".join(hosts[:_SHOWN]) + more
 
 
 def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
@@ -70,7 +128,7 @@ def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> Non
         HopsGpuError: the ResourceManager does not tell.
     """
     demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
-    check_possible(demand, application.snapshot(0.0).without(avoid))
+    check_possible(demand, application.snapshot(0.0).only(plan.hosts).without(avoid))
 
 
 def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -136,6 +136,7 @@ class GangSpec:
         memory_per_worker: bytes a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
             node, None to leave it to YARN.
+        gpu_type: part of the product name of the GPUs that are wanted, or None for any.
         parameter_servers: processes without GPU beside the workers, for TensorFlow's
             ParameterServerStrategy.
         visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
@@ -153,6 +154,7 @@ class GangSpec:
     cores_per_worker: int | None = None
     memory_per_worker: int = 4 * 2**30
     placement: str | None = None
+    gpu_type: str | None = None
     parameter_servers: int = 0
     visible: str | None = None
     model: str | None = None
@@ -175,6 +177,7 @@ class GangSpec:
                 f"placement={self.placement!r}: 'pack' (ranks share containers), 'spread' (one rank"
                 " on each node) or None is wanted"
             )
+        _check_gpu_type(self.gpu_type, self.gpus)
         _check_count(self.parameter_servers, "parameter_servers", 0)
         if self.parameter_servers and self.workers < 2:
             raise ConfigError(
@@ -194,6 +197,17 @@ class GangSpec:
         if self.model is not None:
             object.__setattr__(self, "model", check_name(self.model, "model"))
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
+
+
+def _check_gpu_type(given: object, gpus: GpuRequest) -> None:
+    if given is None:
+        return
+    if not isinstance(given, str) or not given.strip():
+        raise ConfigError(f"gpu_type={given!r}: part of a GPU's product name is wanted, as 'A100'")
+    if not gpus.per_worker:
+        raise ConfigError(
+            f"gpu_type={given!r} with gpus_per_worker=0: ask for GPUs, or leave it out"
+        )
 
 
 def _check_variables(given: object) -> Mapping[str, str]:
@@ -280,6 +294,7 @@ class LaunchPlan:
         queue: YARN's queue.
         environment: variables that every rank gets with the same value.
         paths: what goes where on the lake: "root", "run", "model".
+        hosts: nodes that have GPUs of the wanted type; None where any will do.
         warnings: what a person should know before.
     """
 
@@ -291,6 +306,7 @@ class LaunchPlan:
     environment: Mapping[str, str] = field(repr=False)
     paths: Mapping[str, str]
     warnings: tuple[str, ...] = ()
+    hosts: frozenset[str] | None = None
 
     def __str__(self) -> str:
         s, servers = self.shape, self.spec.parameter_servers
@@ -298,6 +314,11 @@ class LaunchPlan:
             f"{self.spec.name}: {self.spec.workers} ranks in {self.executors} executors"
             f" of {self.ranks_per_executor}, queue {self.queue}",
             *([f"  {servers} parameter servers beside them"] if servers else []),
+            *(
+                [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]
+                if self.hosts
+                else []
+            ),
             f"  each executor: {s.gpus} GPU, {s.cores} cores,"
             f" {s.heap_mib} MiB heap + {s.overhead_mib} MiB beside it",
             *(f"  {what}: {path}" for what, path in self.paths.items()),
@@ -305,3 +326,7 @@ class LaunchPlan:
             *(f"  warning: {text}" for text in self.warnings),
         ]
         return "\n".join(lines)
+
+
+def _listed(hosts: Collection[str]) -> str:
+    return ", ".join(sorted(hosts))

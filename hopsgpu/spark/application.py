@@ -24,6 +24,7 @@ from hopsgpu.stores.line import make_line
 from hopsgpu.units import parse_duration
 from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.yarn.amounts import GPU
+from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.snapshot import Snapshot
 
@@ -143,6 +144,11 @@ class Application:
         return self.looks.get(
             most_seconds, lambda: self.manager.snapshot(self.id, self.user, label)
         )
+
+    @functools.cached_property
+    def node_managers(self) -> NodeManagers:
+        """The nodes, to be asked for their GPUs."""
+        return NodeManagers(self.jvm.hadoop)
 
     @functools.cached_property
     def user(self) -> str:

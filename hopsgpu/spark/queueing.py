@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -95,25 +96,34 @@ class Queueing:
     def facts(self) -> str:
         """Who holds what, in a line."""
         try:
-            return waiting_facts(self._application.snapshot(_SNAPSHOT_SECONDS), self._demand)
+            return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand)
         except HopsGpuError as error:
             return str(error)
 
     def hosts(self) -> tuple[str, ...]:
         """Where the executors are best asked for, one host for each; none leaves it to YARN."""
-        if self._request.placement is None:
+        wanted = self._request.hosts
+        if self._request.placement is None and wanted is None:
             return ()
         try:
-            snapshot = self._application.snapshot(_SNAPSHOT_SECONDS)
+            snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError:  # only a preference; whoever waits next says that YARN is silent
             return ()
-        return preferred_hosts(self._demand, snapshot)
+        chosen = preferred_hosts(self._demand, snapshot)
+        if chosen or wanted is None:
+            return chosen
+        # None has room now, and no other will do.
+        return tuple(itertools.islice(itertools.cycle(sorted(wanted)), self._demand.executors))
+
+    def _snapshot(self, most_seconds: float) -> Snapshot:
+        """How YARN stands on the nodes that will do."""
+        return self._application.snapshot(most_seconds).only(self._request.hosts)
 
     def _is_ours(self, has: int) -> bool:
         """Looks once, and tells; True when the gang is to ask YARN now."""
         self._patience.check(Grants(connected=has))
         try:
-            snapshot = self._application.snapshot(_SNAPSHOT_SECONDS)
+            snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError as error:
             self._patience.tell((), str(error))
             return False
@@ -165,7 +175,7 @@ class Queueing:
         if probe:
             return True
         try:
-            missing = shortage(self._demand, self._application.snapshot(0.0), has)
+            missing = shortage(self._demand, self._snapshot(0.0), has)
         except HopsGpuError as error:
             missing = Shortage(Bound.CLUSTER, str(error))
         if missing.bound is not Bound.NONE:

@@ -193,6 +193,12 @@ class Snapshot:
         )
         return replace(self, nodes=nodes)
 
+    def only(self, hosts: frozenset[str] | None) -> Snapshot:
+        """The same as if there were these nodes only; None for all."""
+        if hosts is None:
+            return self
+        return replace(self, nodes=tuple(node for node in self.nodes if node.host in hosts))
+
     @property
     def cluster(self) -> Amount:
         """All that the scheduler has, in every partition."""

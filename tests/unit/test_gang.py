@@ -6,7 +6,9 @@ import pytest
 
 from hopsgpu.gang import (
     PART_SECONDS,
+    Avoid,
     Container,
+    Device,
     GangState,
     Grants,
     Verdict,
@@ -16,6 +18,7 @@ from hopsgpu.gang import (
     duplicate_gpu,
     may_follow,
     shared_hosts,
+    unwanted,
 )
 
 RELEASING, KEEPING = GangState.RELEASING, GangState.KEEPING
@@ -129,6 +132,36 @@ def test_ranks_that_share_a_gpu_are_neighbours() -> None:
     packed = assign_ranks([container(0, "a", "g0", "g1")], 6)
     assert [p.gpus for p in packed.places] == [("g0",)] * 3 + [("g1",)] * 3
     assert [p.gpus for p in assign_ranks([container(0, "a")], 2).places] == [(), ()]
+
+
+A100 = "NVIDIA A100-SXM4-40GB"
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpu_type", "why"),
+    [
+        ((Device("g0", A100),), None, None),
+        ((Device("g0", A100),), "a100", None),
+        ((Device("g0", A100),), "A100-sxm4", None),
+        ((Device("g0", A100), Device("g1", "Tesla T4")), "A100", "node has Tesla T4, not 'A100'"),
+        ((Device("g0"),), "A100", "node has a GPU that tells no name, not 'A100'"),
+        ((Device("g0", A100, bad="XID 79"),), "A100", "g0 of node is bad: XID 79"),
+        ((), None, None),
+    ],
+)
+def test_what_gets_no_rank(
+    devices: tuple[Device, ...], gpu_type: str | None, why: str | None
+) -> None:
+    given = Container(0, "c", "node", "10.0.0.1", tuple(d.gpu for d in devices), devices=devices)
+    assert unwanted(given, Avoid(), gpu_type) == why
+
+
+def test_what_failed_before_gets_no_rank() -> None:
+    given = container(0, "a", "g0")
+    assert unwanted(given, Avoid(gpus=frozenset({("a", "g1")})), None) is None
+    told = unwanted(given, Avoid(gpus=frozenset({("a", "g0")})), None)
+    assert told == "g0 of a failed an earlier attempt"
+    assert unwanted(given, Avoid(hosts=frozenset({"a"})), None) == "a failed an earlier attempt"
 
 
 def test_parameter_servers_are_dealt_to_the_first_containers() -> None:
