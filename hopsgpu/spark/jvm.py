@@ -88,12 +88,10 @@ class Jvm:
         return tuple(sorted(found, key=int))
 
     def busy(self, profile: int) -> tuple[str, ...]:
-        """Ids of the executors of a resource profile that run a task."""
-        listed = self._scala.statusStore().executorList(True)
-        executors = (listed.apply(index) for index in range(listed.size()))
-        return tuple(
-            str(e.id()) for e in executors if e.resourceProfileId() == profile and e.activeTasks()
-        )
+        """Ids of the executors of a resource profile that run a task, by Spark's scheduler."""
+        running = self._scala.taskScheduler().runningTasksByExecutors()
+        found = ((executor, running.get(executor)) for executor in self.executors(profile))
+        return tuple(e for e, tasks in found if tasks.isDefined() and tasks.get())
 
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
         """A Java RDD of the numbers from 0, one in each partition, with its preferred hosts."""
