@@ -1,19 +1,16 @@
-"""What makes a forked process like a fresh interpreter, before and after the user's code."""
+"""What makes a forked process like a fresh interpreter, before the user's code."""
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import os
 import random
 import sys
 import tempfile
-import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 from hopsgpu.worker import kernel, rank
 
@@ -103,38 +100,6 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     # Of the fork server's TMPDIR, where somebody has asked for it.
     tempfile.tempdir = None
     rank.prepare_output()
-
-
-def end(body: Callable[[], int]) -> NoReturn:
-    """Runs the body and ends this process as the interpreter ends, in its order.
-
-    Waits for threads, runs exit functions, flushes; without taking modules apart, which would run
-    destructors of the fork server's objects.
-    """
-    code = 1
-    try:
-        try:
-            code = body()
-        except SystemExit as error:
-            code = _exit_code(error)
-        except BaseException:  # noqa: BLE001 - as the interpreter shows it
-            sys.excepthook(*sys.exc_info())
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kernel.flush_c()
-    finally:
-        os._exit(code)
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def _entries(environment: Mapping[str, str]) -> list[str]:

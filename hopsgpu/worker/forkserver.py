@@ -29,7 +29,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.worker import forked, forksafe, kernel, rank
+from hopsgpu.worker import exiting, forked, forksafe, kernel, rank
 from hopsgpu.worker.lines import Lines, error_fields
 from hopsgpu.worker.reaping import Reaper
 
@@ -139,7 +139,7 @@ class ForkServer:
             self._lines.send(id=number, **error_fields(error))
             return
         if child == 0:
-            forked.end(lambda: self._child(server, log, set_up, body, [*keep, writing]))
+            exiting.end(lambda: self._child(server, log, set_up, body, [*keep, writing]))
         os.close(writing)
         self._reaper.add(child, serves=serves)
         try:

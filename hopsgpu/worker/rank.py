@@ -19,6 +19,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.worker import exiting
 from hopsgpu.worker.kernel import die_with
 
 CALL = "call.pickle"
@@ -125,4 +126,4 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))
     prepare_output()
-    sys.exit(run(Path(sys.argv[1])))
+    exiting.end(lambda: run(Path(sys.argv[1])))
