@@ -61,6 +61,11 @@ _ADVICE = (
         Blame.NOTHING,
     ),
     (
+        r"No space left on device|Disk quota exceeded",
+        "the disk of {host}, or a quota on it, is full: write less there, or have it cleared",
+        Blame.NOTHING,
+    ),
+    (
         r"^(ModuleNotFoundError|ImportError)",
         "the executors' Python (spark.pyspark.python) lacks it, or it lies beside none of the"
         " script's modules",
@@ -248,6 +253,8 @@ def _how(end: Ended) -> str:
             return f"returned a value that could not be kept: {outcome['error']}"
         case "over memory":
             return f"used more memory than it may: {outcome['error']}"
+        case "files lost":
+            return f"could not read or write its files, as on a full disk: {outcome['error']}"
         case "not started":
             return f"could not be started: {outcome['error']}"
     return _how_without_a_word(end)

@@ -37,7 +37,7 @@ def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
         first: the first failure.
         ends: of all workers that have ended, whatever way.
     """
-    if first.status == "not started":
+    if first.status in ("not started", "files lost"):
         return Fault.INFRASTRUCTURE
     if first.status in _ALWAYS:
         return Fault.CODE

@@ -118,7 +118,7 @@ class Context:
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(Lake(self.checkpoint_dir), self.rank)
+        return Checkpoints(Lake(self.checkpoint_dir), self.rank, self.attempt)
 
     def dump(self, file: Path) -> None:
         """Writes the description that `context()` reads in the rank."""
