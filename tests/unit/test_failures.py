@@ -138,38 +138,6 @@ def test_a_lost_executor_gives_yarns_own_reason_and_where_to_look() -> None:
     assert "memory_per_worker" not in str(executor_lost(place(1), "Container preempted", URL))
 
 
-@pytest.mark.parametrize(
-    ("reason", "suspect"),
-    [
-        # Spark's words (YarnAllocator) for YARN's exit codes.
-        ("Container container_1 on host: node1 was preempted.", None),
-        ("Container killed by YARN for exceeding physical memory limits. 5 GB of 4 GB used.", None),
-        ("Container from a bad node: container_1 on host: node1. Exit status: 143.", "node1"),
-        ("Executor heartbeat timed out after 200000 ms", "node1"),
-    ],
-)
-def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_to_blame(
-    reason: str, suspect: str | None
-) -> None:
-    world = assign_ranks([place(0).container, place(1).container], 1)
-    ends = Ends(world, lambda _: URL)
-    ends.lose(world.processes[1], "closed")
-    ends.end(ended(rank=0, stopped=True, signal="SIGTERM", exit_code=None))
-    spark = "ExecutorLostFailure (executor 1 exited unrelated to the running tasks)"
-    error = f"{spark} Reason: {reason}\nDriver stacktrace:\n\tat org"
-    conclusion = ends.conclude(None, lambda: reason_of(error))
-    assert conclusion is not None
-    assert f"(container container_1): {reason.rstrip('.')}" in str(conclusion.failure)
-    assert (conclusion.fault, conclusion.avoid.is_any) == (Fault.INFRASTRUCTURE, False)
-    assert conclusion.suspect == suspect
-    assert may_retry(conclusion.fault, attempt=0, retries=1, code_too=False)
-
-
-def test_only_a_node_that_was_suspected_twice_is_left_out() -> None:
-    assert not avoid_next(Avoid(), ["node1", "node2"]).is_any
-    assert avoid_next(Avoid(), ["node1", "node2", "node1"]) == Avoid(hosts=frozenset({"node1"}))
-
-
 def test_a_parameter_server_is_called_one() -> None:
     end = Ended(place(2, "ps"), 0.0, 1, None, {}, (), stopped=False)
     assert str(rank_failed(end, URL)).startswith("parameter server 2 on node2")
