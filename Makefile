@@ -42,7 +42,7 @@ check: $(VENV)/.installed-check
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit tests/contract tests/cluster
+	$(BIN)/python -m pytest --durations=20 tests/unit tests/contract tests/cluster
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/unit

@@ -9,13 +9,13 @@ import inspect
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks.preload import likely_preloads, preloads
 from hopsgpu.interrupts import interrupts_noted
-from hopsgpu.modules import PackedModules, module_roots, pack_modules
+from hopsgpu.modules import PackedModules, Packer, module_roots
 from hopsgpu.pickling import name_of, pickle_call
 from hopsgpu.progress import Shielded, progress_of
 from hopsgpu.run import Run
@@ -64,6 +64,7 @@ class HeldArguments:
         frameworks: packages that its executors import while they wait, for whichever launch.
         progress: what is shown while it waits.
         application: in which it runs.
+        packer: of the modules of its launches.
     """
 
     spec: GangSpec
@@ -71,6 +72,7 @@ class HeldArguments:
     frameworks: tuple[str, ...]
     progress: Shielded
     application: Application
+    packer: Packer = field(default_factory=Packer)
 
 
 Duration = str | float | datetime.timedelta | None
@@ -130,7 +132,7 @@ def arguments(
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
-    call, modules = _packed(train_fn, args, kwargs)
+    call, modules = _packed(Packer(), train_fn, args, kwargs)
     frameworks = preloads(train_fn, modules)
     return Arguments(spec, call, modules, frameworks, shown, application_of(spark))
 
@@ -207,7 +209,7 @@ def launch_on(
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
-    call, modules = _packed(train_fn, args, kwargs)
+    call, modules = _packed(held.packer, train_fn, args, kwargs)
     return Arguments(spec, call, modules, preloads(train_fn, modules), shown, held.application)
 
 
@@ -232,13 +234,13 @@ def _check_callable(train_fn: object) -> None:
 
 
 def _packed(
-    train_fn: Callable[..., Any], args: object, kwargs: object
+    packer: Packer, train_fn: Callable[..., Any], args: object, kwargs: object
 ) -> tuple[bytes, PackedModules]:
     """The pickled function with its arguments, and the user's modules that it needs."""
     positional, keywords = _positional(args), _keywords(kwargs)
     _check_call(train_fn, positional, keywords)
     call = pickle_call(train_fn, positional, keywords)
-    modules = pack_modules(module_roots(train_fn))
+    modules = packer.pack(module_roots(train_fn))
     if len(call) + len(modules.archive) > MOST_PAYLOAD:
         raise ConfigError(
             f"train_fn with its arguments is {len(call)} bytes pickled, its modules are"

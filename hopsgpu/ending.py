@@ -10,7 +10,7 @@ from hopsgpu import failures
 from hopsgpu.errors import RankFailed
 from hopsgpu.failures import Ended
 from hopsgpu.gang import Avoid, RankPlace, World
-from hopsgpu.retries import Fault, fault_of
+from hopsgpu.retries import Fault, fault_of, suspect
 from hopsgpu.worker.channel import Message
 
 # A lost container is a cause; what follows from it can be told before it is noticed.
@@ -53,11 +53,13 @@ class Conclusion:
         failure: the first by time.
         fault: whose it was.
         avoid: the GPU or node that was to blame for it.
+        suspect: the node that may be to blame for a lost executor, or None.
     """
 
     failure: RankFailed
     fault: Fault
     avoid: Avoid = Avoid()
+    suspect: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,20 @@ class Ends:
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason() or loss.reason or "its connection ended"
             url = self._log_url(loss.place.rank)
-            return Conclusion(failures.executor_lost(loss.place, why, url), Fault.INFRASTRUCTURE)
+            return Conclusion(
+                failures.executor_lost(loss.place, why, url),
+                Fault.INFRASTRUCTURE,
+                suspect=suspect(loss.place.container.host, why),
+            )
         if first is None:
             return None
         workers = [end for rank, end in self._ends.items() if rank < self._world.size]
+        fault = fault_of(first, workers)
         return Conclusion(
             failures.rank_failed(first, self._log_url(first.place.rank)),
-            fault_of(first, workers),
+            fault,
             failures.to_avoid(first),
+            first.place.container.host if fault is Fault.INFRASTRUCTURE else None,
         )
 
     def _too_late(self, timeout: float) -> Conclusion:

@@ -17,7 +17,7 @@ from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, S
 from hopsgpu.gang import Avoid, GangState, assign_ranks
 from hopsgpu.planning import check_again
 from hopsgpu.results import GangResult
-from hopsgpu.retries import Fault, avoid_next, may_retry
+from hopsgpu.retries import avoid_next, may_retry
 from hopsgpu.run import Board
 from hopsgpu.spark.lease import Lease
 from hopsgpu.spark.request import Request
@@ -195,8 +195,8 @@ class Execution:
             fault, attempt=self._attempt, retries=retries, code_too=code_too
         ):
             return False
-        if fault is Fault.INFRASTRUCTURE and failure.host is not None:
-            self._lost.append(failure.host)
+        if self._trained.suspect is not None:
+            self._lost.append(self._trained.suspect)
         self._avoid = avoid_next(self._avoid | self._trained.avoid, self._lost)
         if not self._is_left(failure):
             return False
@@ -206,15 +206,14 @@ class Execution:
 
     def _is_left(self, failure: RankFailed) -> bool:
         """Whether the gang can be had again without what is to blame; tells why where it cannot."""
-        if not self._avoid.is_any:
-            return True
         try:
-            check_again(self._plan, self._given.application, self._avoid)
+            if self._avoid.is_any:
+                check_again(self._plan, self._given.application, self._avoid)
         except CapacityError as error:
             failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
             return False
-        except HopsGpuError:  # whoever waits for the gang next is told, again and again
-            return True
+        except HopsGpuError as error:
+            self._warnings.append(f"whether the gang still fits was not known: {error}")
         return True
 
     def _publish(self, training: Training, name: str) -> None:

@@ -61,11 +61,20 @@ _ADVICE = (
         Blame.NOTHING,
     ),
     (
+        r"No space left on device|Disk quota exceeded",
+        "the disk of {host}, or a quota on it, is full: write less there, or have it cleared",
+        Blame.NOTHING,
+    ),
+    (
         r"^(ModuleNotFoundError|ImportError)",
         "the executors' Python (spark.pyspark.python) lacks it, or it lies beside none of the"
         " script's modules",
         Blame.NOTHING,
     ),
+)
+_NO_GPU = (
+    "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
+    " keep the function to the CPU"
 )
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
@@ -244,6 +253,8 @@ def _how(end: Ended) -> str:
             return f"returned a value that could not be kept: {outcome['error']}"
         case "over memory":
             return f"used more memory than it may: {outcome['error']}"
+        case "files lost":
+            return f"could not read or write its files, as on a full disk: {outcome['error']}"
         case "not started":
             return f"could not be started: {outcome['error']}"
     return _how_without_a_word(end)
@@ -274,14 +285,20 @@ def _how_without_a_word(end: Ended) -> str:
 
 
 def _known(end: Ended) -> tuple[str | None, Blame]:
-    """What to do about an error that is known, and what is to blame for it."""
-    if end.status not in ("raised", None):
+    """What to do about an error that is known, and what is to blame for it.
+
+    The last lines of a log may tell of what was overcome: they blame nobody, and are not asked
+    where the signal says all.
+    """
+    told = end.outcome.get("error") if end.status == "raised" else None
+    if told is None and (end.status is not None or end.signal == "SIGKILL"):
         return None, Blame.NOTHING
-    error = end.outcome.get("error") or "\n".join(end.log_tail)
     for pattern, advice, blame in _ADVICE:
-        if re.search(pattern, error):
-            gpus = ", ".join(end.place.gpus) or "none"
-            return advice.format(host=end.place.container.host, gpus=gpus), blame
+        if re.search(pattern, "\n".join(end.log_tail) if told is None else told, re.MULTILINE):
+            if not end.place.gpus and "{gpus}" in advice:
+                return _NO_GPU, Blame.NOTHING
+            gpus, host = ", ".join(end.place.gpus), end.place.container.host
+            return advice.format(host=host, gpus=gpus), Blame.NOTHING if told is None else blame
     return None, Blame.NOTHING
 
 

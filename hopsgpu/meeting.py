@@ -67,7 +67,7 @@ def meet(
 
     Raises:
         Cancelled: the run is no longer wanted.
-        ConfigError: a node cannot hold a port, or lacks the wanted interface.
+        ConfigError: a node lacks the wanted interface.
     """
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
@@ -94,7 +94,9 @@ def meet(
                 why = event.reason or "its connection ended"
                 return Unmet(_failure(containers[event.peer], why))
             if event.message.kind == "reserved":
-                answers[event.peer] = _answer(event.message)
+                answer = answers[event.peer] = event.message
+                if "problem" in answer.fields:
+                    return _unmet(containers[event.peer], answer)
         elif time.monotonic() > deadline:
             silent = tuple(key for key in containers if key not in answers)
             why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
@@ -106,10 +108,18 @@ def _failure(place: RankPlace, why: str) -> RankFailed:
     return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
 
 
-def _answer(message: Message) -> Message:
-    if message.fields.get("problem"):
-        raise ConfigError(message["problem"])
-    return message
+def _unmet(place: RankPlace, answer: Message) -> Unmet:
+    """What an agent says that cannot hold ports or a store.
+
+    Raises:
+        ConfigError: it lacks what was configured.
+    """
+    problem = answer["problem"]
+    if answer["configured"]:
+        raise ConfigError(f"{place.container.host}: {problem}")
+    outcome = {"status": "not started", "error": problem}
+    end = failures.Ended(place, time.time(), None, None, outcome, (), stopped=False)
+    return Unmet(failures.rank_failed(end, "(none)"))
 
 
 def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Meeting:

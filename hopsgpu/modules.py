@@ -67,33 +67,76 @@ def _of_environment(root: Path) -> bool:
     return root.parent == root or any(root.is_relative_to(Path(p).resolve()) for p in own)
 
 
+class Packer:
+    """Packs modules for several launches: again only where a file has changed."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, PackedModules] | None = None
+
+    def pack(self, roots: Sequence[Path]) -> PackedModules:
+        """As `pack_modules`; a file has changed if its time or its size has."""
+        found = [_Found.below(root) for root in roots]
+        state = [(f.root, f.warnings, [_state(path) for path in f.files]) for f in found]
+        last = self._last
+        if last is None or last[0] != state:
+            last = self._last = (state, _packed(found))
+        return last[1]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What of a root is to be packed."""
+
+    root: Path
+    files: tuple[Path, ...]
+    warnings: tuple[str, ...]
+
+    @classmethod
+    def below(cls, root: Path) -> _Found:
+        files = _files_below(root)
+        if files is not None:
+            return cls(root, tuple(sorted(files)), ())
+        too_much = (
+            f"{root} holds too much to be sent to the ranks: only the modules at its top"
+            " are importable there; start from a directory of its own"
+        )
+        return cls(root, tuple(sorted(f for f in root.glob("*.py") if f.is_file())), (too_much,))
+
+
+def _state(path: Path) -> tuple[object, ...]:
+    """What tells whether a file is still the same."""
+    try:
+        found = path.stat()
+    except OSError:
+        return (path,)
+    return path, found.st_mtime_ns, found.st_size, found.st_ino
+
+
 def pack_modules(roots: Sequence[Path]) -> PackedModules:
     """The `*.py` files below each root, and every small file of the packages among them.
 
     Hidden directories, virtual environments and caches are left out. A root that holds more
     than 5,000 entries or 20 MiB gives only the `*.py` files at its top, with a warning.
     """
-    warnings = []
+    return Packer().pack(roots)
+
+
+def _packed(found: Sequence[_Found]) -> PackedModules:
+    warnings: list[str] = []
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for number, root in enumerate(roots):
-            files = _files_below(root)
-            if files is None:
-                warnings.append(
-                    f"{root} holds too much to be sent to the ranks: only the modules at its top"
-                    " are importable there; start from a directory of its own"
-                )
-                files = [f for f in root.glob("*.py") if f.is_file()]
-            for file in sorted(files):
+        for number, part in enumerate(found):
+            warnings += part.warnings
+            for file in part.files:
                 # A fixed time keeps equal modules equal bytes.
-                entry = zipfile.ZipInfo(f"{number}/{file.relative_to(root).as_posix()}")
+                entry = zipfile.ZipInfo(f"{number}/{file.relative_to(part.root).as_posix()}")
                 try:
                     content = file.read_bytes()
                 except OSError as error:
                     warnings.append(f"{file} is not sent to the ranks: {error.strerror}")
                 else:
                     archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
-    return PackedModules(buffer.getvalue(), len(roots), tuple(warnings))
+    return PackedModules(buffer.getvalue(), len(found), tuple(warnings))
 
 
 def _files_below(root: Path) -> list[Path] | None:

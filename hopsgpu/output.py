@@ -15,6 +15,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.gang import RankPlace, World
 from hopsgpu.progress import Progress
 from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.kernel import allow_descriptors
 from hopsgpu.worker.logs import LineSplitter
 from hopsgpu.worker.measures import Metrics, record_name
 
@@ -177,6 +178,8 @@ class Outputs:
         self._owned = contextlib.ExitStack()
 
     def __enter__(self) -> Outputs:
+        # Two files for each process, and its executor's connection.
+        allow_descriptors(3 * len(self._places))
         for spool in (*(output.spool for output in self._ranks.values()), *self._records.values()):
             self._owned.callback(spool.close)
         return self

@@ -10,6 +10,7 @@ from hopsgpu.errors import StoreError
 from hopsgpu.results import GangResult
 from hopsgpu.spec import GangSpec, LaunchPlan, redacted
 from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.measures import for_json
 
 RECORD = "run.json"
 
@@ -23,7 +24,7 @@ def content(
     attempt: int,
     error: str | None,
 ) -> bytes:
-    """The record as JSON, schema 1.
+    """The record as JSON (RFC 8259), schema 1; metrics as `measures.for_json` gives them.
 
     Args:
         plan: what was to be done.
@@ -47,11 +48,12 @@ def content(
             "timeline": asdict(result.timeline),
             "gpu_seconds": asdict(result.gpu_seconds),
             "ranks": [asdict(rank) for rank in result.ranks],
-            "metrics": [dict(metrics) for metrics in result.metrics],
+            "metrics": [{n: for_json(v) for n, v in last.items()} for last in result.metrics],
             "warnings": result.warnings,
             "model": result.model.url if result.model is not None else None,
         },
         indent=1,
+        allow_nan=False,
     ).encode()
 
 

@@ -101,7 +101,8 @@ class GangResult:
     Attributes:
         values: what the function returned, one per rank, in order.
         run_id: names the run's directory on the lake.
-        metrics: last reported ones, per rank.
+        metrics: per rank what it reported last, by name, with "step"; and of its n-th GPU
+            "gpu.n.utilisation", "gpu.n.memory_peak" and what else NVML tells.
         warnings: what a person should know.
         ranks: a report for each rank that has ended, in order; none of one whose executor was
             lost.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import Enum
 
-from hopsgpu.failures import Ended
+from hopsgpu.failures import Ended, to_avoid
 from hopsgpu.gang import Avoid
 
 # What a rank does again in the same way, however often it is started.
 _ALWAYS = frozenset({"unpicklable", "too large"})
+_NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
+_FRAME = re.compile(r'^  File "(?:.*)", line \d+, in .*$', re.MULTILINE)
+# YARN's exit codes -102, and -103, -104: Spark's words for them.
+_EXCUSED = re.compile(r"preempt|exceeding (physical|virtual) memory|beyond the .* memory", re.I)
 
 
 class Fault(Enum):
@@ -17,7 +22,7 @@ class Fault(Enum):
 
     INFRASTRUCTURE: an executor, its node or its connection was lost, YARN took it for others, or a
     rank could not be started. RANK: one of the ranks, or too little time. CODE: the same exception
-    in all of several ranks at once, or a value that can never travel.
+    at the same place in all of several ranks at once, or a value that can never travel.
     """
 
     INFRASTRUCTURE = "infrastructure"
@@ -32,18 +37,32 @@ def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
         first: the first failure.
         ends: of all workers that have ended, whatever way.
     """
-    if first.status == "not started":
+    if first.status in ("not started", "files lost"):
         return Fault.INFRASTRUCTURE
     if first.status in _ALWAYS:
         return Fault.CODE
-    raised = {_kind(end) for end in ends if end.status == "raised"}
-    all_raised = all(end.status == "raised" for end in ends)
-    return Fault.CODE if len(ends) > 1 and all_raised and len(raised) == 1 else Fault.RANK
+    if len(ends) < 2 or to_avoid(first).is_any:
+        return Fault.RANK
+    # The peers of a rank that fails raise too, of a connection that was closed, say.
+    raised = {_raised(end) if end.status == "raised" else None for end in ends}
+    return Fault.CODE if len(raised) == 1 and None not in raised else Fault.RANK
 
 
-def _kind(end: Ended) -> str:
-    """The exception's class."""
-    return end.outcome["error"].partition(":")[0]
+def _raised(end: Ended) -> tuple[str, str]:
+    """An exception's class and words without numbers, which differ by rank, and its last frame."""
+    frames = _FRAME.findall(end.outcome.get("traceback", ""))
+    return _NUMBER.sub("#", end.outcome["error"]), frames[-1] if frames else ""
+
+
+def suspect(host: str, reason: str) -> str | None:
+    """The node that may be to blame for the loss of an executor, or None where it is not.
+
+    Args:
+        host: its name.
+        reason: of the loss, YARN's or Spark's: what was preempted, or used more memory than it
+            may, says nothing of the node.
+    """
+    return None if _EXCUSED.search(reason) else host
 
 
 def avoid_next(avoid: Avoid, lost: Sequence[str]) -> Avoid:
@@ -51,8 +70,8 @@ def avoid_next(avoid: Avoid, lost: Sequence[str]) -> Avoid:
 
     Args:
         avoid: what was to blame until now.
-        lost: host of the executor whose loss ended an attempt, for each that ended so. Once, it may
-            have been anyone's fault; a node that loses another is left out.
+        lost: the suspect of each attempt that ended by the loss of an executor. Once, it may have
+            been anyone's fault; a node that loses another is left out.
     """
     twice = frozenset(host for host in lost if lost.count(host) > 1)
     return avoid | Avoid(hosts=twice)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
@@ -219,7 +220,7 @@ def _check_variables(given: object) -> Mapping[str, str]:
                 f"env_vars: {name!r} is a name or has a value that no environment takes; "
                 "names of letters, digits and '_' with string values are accepted"
             )
-        if len(name) + len(value.encode()) > _MOST_VARIABLE:
+        if len(name) + len(os.fsencode(value)) > _MOST_VARIABLE:
             raise ConfigError(
                 f"env_vars: {name} is over {_MOST_VARIABLE} bytes, more than Linux takes; pass it"
                 " in kwargs, or by a file on the lake"
@@ -231,7 +232,7 @@ def _check_variables(given: object) -> Mapping[str, str]:
                 f"env_vars sets {name}, which hopsgpu sets in every rank; leave it out "
                 f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
             )
-    if sum(len(n) + len(v.encode()) for n, v in given.items()) > 4 * _MOST_VARIABLE:
+    if sum(len(n) + len(os.fsencode(v)) for n, v in given.items()) > 4 * _MOST_VARIABLE:
         raise ConfigError(
             f"env_vars are over {4 * _MOST_VARIABLE} bytes in all; pass them in kwargs"
         )

@@ -47,6 +47,7 @@ class Trained:
         failure: the first by time.
         fault: whose it was, where there is a failure.
         avoid: the GPU or node that was to blame for it.
+        suspect: the node that may be to blame for a lost executor, or None.
         warnings: what a person should know.
     """
 
@@ -55,6 +56,7 @@ class Trained:
     failure: RankFailed | None = None
     fault: Fault = Fault.RANK
     avoid: Avoid = Avoid()
+    suspect: str | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -96,6 +98,7 @@ class Training:
         if isinstance(meeting, Unmet):
             self._drop(meeting.silent)
             self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
+            self.trained.suspect = meeting.failure.host
             return self.trained
         try:
             self._start(meeting)
@@ -325,8 +328,8 @@ class Training:
         """Which failure was the first, and whose fault it was."""
         conclusion = self._ends.conclude(self._call.timeout, self._reason)
         if conclusion is not None:
-            self.trained.failure = conclusion.failure
-            self.trained.fault, self.trained.avoid = conclusion.fault, conclusion.avoid
+            self.trained.failure, self.trained.fault = conclusion.failure, conclusion.fault
+            self.trained.avoid, self.trained.suspect = conclusion.avoid, conclusion.suspect
         elif self._world.servers and 0 in self.trained.values:
             # Stopped as successful: the chief is the one with a value.
             none = Value(pickle.dumps(None))

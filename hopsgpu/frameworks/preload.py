@@ -17,7 +17,7 @@ from importlib.util import find_spec, resolve_name
 from inspect import getattr_static
 from pathlib import PurePosixPath
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from hopsgpu.modules import PackedModules
 
@@ -46,26 +46,29 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
 
     An import counts wherever it stands in the function, in what it refers to (globals, closures,
     defaults, what it decorates) and in the user's modules that are imported on the way, but for
-    those under `if TYPE_CHECKING`. A name that only running the code would tell is not found:
-    then the import takes its time in the rank.
+    those under `if TYPE_CHECKING`. Of the modules in which these objects stand only what runs at
+    their import counts: other functions there are not called. A name that only running the code
+    would tell is not found: then the import takes its time in the rank.
 
     Args:
         function: the user's.
         modules: the user's own.
     """
-    sources = _sources(modules)
+    sources = _sources(modules.archive)
     own = {name.partition(".")[0] for name in sources}
     pending = list(_imports_of(function, own | {"__main__", _home(function)}))
-    met: set[str] = set()
+    met: set[_Module] = set()
     while pending:
-        name = pending.pop()
-        if name in met:
+        module = pending.pop()
+        if module in met:
             continue
-        met.add(name)
-        pending += [name.rpartition(".")[0]] if "." in name else []
+        met.add(module)
+        name = module.name
+        pending += [_Module(name.rpartition(".")[0], False)] if "." in name else []
         if name in sources:
-            pending += _imports_of_source(name, *sources[name])
-    firsts = {name.partition(".")[0] for name in met}
+            found = _imports_of_source(name, *sources[name], module.all)
+            pending += [_Module(imported, module.all) for imported in found]
+    firsts = {module.name.partition(".")[0] for module in met}
     # A module of the user's own that has a known name may do anything when it is imported.
     return tuple(package for package in PRELOADABLE if package in firsts - own)
 
@@ -79,31 +82,39 @@ def likely_preloads() -> tuple[str, ...]:
     return imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
 
 
-def _sources(modules: PackedModules) -> dict[str, tuple[str, bool]]:
+class _Module(NamedTuple):
+    """A module that will be imported; `all` where any of its functions may be called."""
+
+    name: str
+    all: bool
+
+
+@functools.lru_cache(maxsize=1)
+def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
     """Source, and whether it is a package's, of each module by its dotted name."""
     found: dict[str, tuple[str, bool]] = {}
-    with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:
-        for entry in archive.namelist():
+    with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
+        for entry in zipped.namelist():
             path = PurePosixPath(entry)
             if path.suffix != ".py":
                 continue
             _root, *parts = path.with_suffix("").parts
             package = parts[-1] == "__init__"
             name = ".".join(parts[:-1] if package else parts)
-            source = archive.read(entry).decode(errors="replace")
+            source = zipped.read(entry).decode(errors="replace")
             found.setdefault(name, (source, package))
     return found
 
 
 @functools.lru_cache(maxsize=_MOST_SOURCES)
-def _imports_of_source(name: str, source: str, package: bool) -> tuple[str, ...]:
+def _imports_of_source(name: str, source: str, package: bool, functions: bool) -> tuple[str, ...]:
     try:
         tree = ast.parse(source)
     except SyntaxError:
         return ()  # the rank that imports it will say so
     parent = name if package else name.rpartition(".")[0]
     found = []
-    for node in _executed(tree):
+    for node in _executed(tree, functions):
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -112,14 +123,16 @@ def _imports_of_source(name: str, source: str, package: bool) -> tuple[str, ...]
     return tuple(found)
 
 
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree's nodes without those that only a type checker reads."""
+def _executed(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
+    """A tree's nodes without those that only a type checker reads, or only a call runs."""
     yield node
     children = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         children = iter(node.orelse)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not functions:
+        children = iter(node.decorator_list)
     for child in children:
-        yield from _executed(child)
+        yield from _executed(child, functions)
 
 
 def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
@@ -134,7 +147,7 @@ def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
     return [module, *(f"{module}.{name}" for name in names)]
 
 
-def _imports_of(function: object, own: set[str]) -> Iterator[str]:
+def _imports_of(function: object, own: set[str]) -> Iterator[_Module]:
     """Modules that a function, or what it refers to, belongs to or imports."""
     pending, met = [function], dict[int, object]()
     while pending and len(met) < _MOST_OBJECTS:
@@ -144,16 +157,17 @@ def _imports_of(function: object, own: set[str]) -> Iterator[str]:
         # Kept, or its number could be another's next.
         met[id(value)] = value
         if isinstance(value, ModuleType):
-            yield value.__name__
+            yield _Module(value.__name__, False)
         elif isinstance(value, FunctionType):
-            yield str(value.__module__)
-            if _first(value) in own:
+            yield _Module(str(value.__module__), False)
+            if _first(value.__module__) in own:
                 package = str(value.__globals__.get("__package__") or "")
-                yield from _imports_of_code(value.__code__, package)
-                pending += _referred_to(value)
+                for name in _imports_of_code(value.__code__, package):
+                    yield _Module(name, True)
+                pending += _referred_to(value, own)
         elif isinstance(value, type):
-            yield from (kind.__module__ for kind in value.__mro__)
-            pending += vars(value).values() if _first(value) in own else ()
+            yield from (_Module(kind.__module__, False) for kind in value.__mro__)
+            pending += vars(value).values() if _first(value.__module__) in own else ()
         else:
             pending += _parts(value)
 
@@ -178,14 +192,15 @@ def _home(function: object) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     module = getattr(function, "__module__", None) or type(function).__module__
+    return _first(module)
+
+
+def _first(module: object) -> str:
+    """The top-level package of a module's name."""
     return str(module).partition(".")[0]
 
 
-def _first(value: FunctionType | type) -> str:
-    return str(value.__module__).partition(".")[0]
-
-
-def _referred_to(function: FunctionType) -> Iterator[object]:
+def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents
@@ -194,9 +209,19 @@ def _referred_to(function: FunctionType) -> Iterator[object]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
-    known: Mapping[str, object] = function.__globals__
     names = {name for code in _codes(function.__code__) for name in code.co_names}
-    yield from (known[name] for name in sorted(names & known.keys()))
+    pending: list[Mapping[str, object]] = [function.__globals__]
+    met: list[Mapping[str, object]] = []
+    while pending:
+        known = pending.pop()
+        if any(known is other for other in met):
+            continue
+        met.append(known)
+        for name in sorted(names & known.keys()):
+            yield known[name]
+            # What is called by way of a module of the user's.
+            if isinstance(value := known[name], ModuleType) and _first(value.__name__) in own:
+                pending.append(vars(value))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

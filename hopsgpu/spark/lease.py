@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from py4j.protocol import Py4JError
 from pyspark.resource import ResourceProfile
 
 from hopsgpu.errors import Cancelled, HopsGpuError
@@ -26,6 +27,7 @@ from hopsgpu.spark.release import RELEASE_SECONDS, Release, let_go
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.worker.channel import new_secret
 from hopsgpu.worker.encryption import network_is_encrypted
+from hopsgpu.worker.kernel import allow_descriptors
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer, serve
 
@@ -206,7 +208,11 @@ class GpuLease:
         if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
             return
         if not cancelled.is_set():
-            jvm.kill(jvm.busy(profile))
+            try:
+                jvm.kill(jvm.busy(profile))
+            except Py4JError as error:
+                told = f"an executor that does not answer could not be killed: {error}"
+                self.request.watcher.warn(told)
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
         barrier = role == "agent"
@@ -328,6 +334,7 @@ def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
+    allow_descriptors(request.executors)
     secret = new_secret()
     jvm = application.jvm
     address = application.driver_address

@@ -104,7 +104,8 @@ class Agent:
             ports = self._meeting.enter_context(held_ports(message["ports"], there.address)).ports
             store = await self._store(spec_of(message), int(message["store"]))
         except (ConfigError, OSError) as error:
-            await tell(problem=str(error))
+            configured = isinstance(error, ConfigError)
+            await tell(problem=str(error) or repr(error), configured=configured)
             return
         await tell(ports=ports, store=store, address=there.address, interface=there.interface)
 

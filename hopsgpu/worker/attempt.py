@@ -8,11 +8,12 @@ import hashlib
 import io
 import os
 import shutil
+import signal
 import sys
 import time
 import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hopsgpu.errors import StoreError
@@ -32,9 +33,16 @@ from hopsgpu.worker.keeping import Keeper
 from hopsgpu.worker.logs import follow, follow_reports
 from hopsgpu.worker.oom import oom_kills
 from hopsgpu.worker.process import RankEnd, RankProcess
+from hopsgpu.worker.rank import reserve
 
 # More travels by the lake: the driver's memory is shared by the values of all ranks.
 MOST_INLINE = 2**20
+
+# What an agent says of a rank that cannot say it, as its files could not be read or written.
+_FILES_LOST = "files lost"
+
+_Send = Callable[[bytes], Awaitable[None]]
+_Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,8 @@ class Attempt:
         )
         spec = spec_of(message)
         self._killed_before = oom_kills()
+        while keeper.warnings:
+            await self._tell("warning", text=keeper.warnings.pop(0))
         for described in message["ranks"]:
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
@@ -90,7 +100,8 @@ class Attempt:
             rank = RankProcess(keeper, home, Context(**given), spec, own, memory)
             self._ranks[rank.rank] = rank
             gpus = described["context"]["gpus"]
-            self._watching.append(self._tasks.create_task(self._run(rank, call, gpus)))
+            running = self._run(keeper, rank, call, gpus)
+            self._watching.append(self._tasks.create_task(running))
 
     async def refuse(self, error: OSError) -> None:
         """Tells that none of the ranks can be started."""
@@ -120,8 +131,9 @@ class Attempt:
         """Where a rank left its model."""
         return self._ranks[rank].model_dir
 
-    async def _run(self, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
+    async def _run(self, keeper: Keeper, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
         try:
+            reserve(rank.directory)
             started = await rank.start(call)
         except OSError as error:
             await self._not_started(rank.rank, error, stopped=rank.stopped)
@@ -129,7 +141,8 @@ class Attempt:
         await self._tell("started", rank=rank.rank, pid=started.pid)
         if started.warning is not None:
             await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
-        await self._watch(rank, gpus)
+        kill = functools.partial(keeper.signal, started.pid, signal.SIGKILL, "tree")
+        await self._watch(rank, gpus, kill)
 
     async def _not_started(self, rank: int, error: OSError, *, stopped: bool) -> None:
         outcome = {"status": "not started", "error": str(error)}
@@ -137,13 +150,21 @@ class Attempt:
         end = RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
         await self._report(rank, end)
 
-    async def _watch(self, rank: RankProcess, gpus: list[str]) -> None:
+    async def _watch(self, rank: RankProcess, gpus: list[str], kill: Callable[[], None]) -> None:
         ended = asyncio.Event()
         file = rank.directory / measures.FILE
-        file.touch(mode=0o600)
+        problems: list[OSError] = []
 
         def sampled(sample: GpuSample) -> None:
             measures.append(file, measures.sample_line(sample))
+
+        async def followed(follower: _Follower, path: Path, send: _Send) -> None:
+            try:
+                await follower(path, ended, send)
+            except OSError as error:
+                # Nobody would see what it writes from now on.
+                problems.append(error)
+                kill()
 
         async with asyncio.TaskGroup() as following:
             for kind, path, follower in (
@@ -151,12 +172,26 @@ class Attempt:
                 ("record", file, follow),
                 ("reports", file, follow_reports),
             ):
-                told = functools.partial(self._chunk, kind, rank.rank)
-                following.create_task(follower(path, ended, told))
+                send = functools.partial(self._chunk, kind, rank.rank)
+                following.create_task(followed(follower, path, send))
             async with sampling(gpus, sampled):
-                end = await rank.wait()
+                end = await self._end_of(rank, kill)
             ended.set()
-        await self._report(rank.rank, end)
+        for problem in problems[:1]:
+            text = f"what rank {rank.rank} wrote did not come whole: {problem}"
+            await self._tell("warning", text=text)
+        await self._report(rank.rank, _explained(end, problems))
+
+    async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankEnd:
+        try:
+            return await rank.wait()
+        except* OSError as group:
+            problem = group.exceptions[0]
+        # Its end may never be seen, so nobody may wait for it.
+        del self._ranks[rank.rank]
+        kill()
+        outcome = {"status": _FILES_LOST, "error": str(problem)}
+        return RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=rank.stopped)
 
     async def _chunk(self, kind: str, rank: int, chunk: bytes) -> None:
         await self._tell(kind, chunk, rank=rank)
@@ -199,6 +234,19 @@ class Attempt:
 
         await asyncio.to_thread(write)
         return _Told(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
+
+
+def _explained(end: RankEnd, problems: Sequence[OSError]) -> RankEnd:
+    """A rank's end; with the cause where it says none, as what it wrote is lost."""
+    if "status" in end.outcome or end.stopped:
+        return end
+    if problems:
+        error = str(problems[0])
+    elif end.exit_code == os.EX_IOERR:
+        error = "how it ended could not be written; why is at the end of its log, if that could be"
+    else:
+        return end
+    return replace(end, outcome={"status": _FILES_LOST, "error": error})
 
 
 def spec_of(message: Message) -> ServerSpec:

@@ -7,7 +7,7 @@ bytes:
 
     4 bytes   length of the JSON, big endian
     8 bytes   length of the payload
-    …         JSON (UTF-8), payload
+    …         JSON (UTF-8, in which lone surrogates pass), payload
     32 bytes  HMAC-SHA256 under the direction's key
 
 A frame without any JSON or payload is a sign of life (`hopsgpu.worker.heartbeat`); the channel
@@ -36,6 +36,7 @@ MOST_JSON = 2**20
 MOST_PAYLOAD = 256 * 2**20
 
 DIGEST = 32
+_SURROGATES = "surrogatepass"
 _LENGTHS = struct.Struct("!IQ")
 
 
@@ -117,7 +118,8 @@ class Channel:
             ChannelError: the frame is over the limits; nothing was sent.
             OSError: the connection is lost.
         """
-        body = json.dumps({"kind": kind, **fields}, ensure_ascii=False).encode()
+        # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
+        body = json.dumps({"kind": kind, **fields}, ensure_ascii=False).encode(errors=_SURROGATES)
         if len(body) > MOST_JSON or len(payload) > MOST_PAYLOAD:
             raise ChannelError(
                 f"a {kind!r} frame of {len(body)} + {len(payload)} bytes is over the limit of"
@@ -226,7 +228,7 @@ class Channel:
 
 def _message(body: bytes, payload: bytes) -> Message:
     try:
-        fields = json.loads(body.decode())
+        fields = json.loads(body.decode(errors=_SURROGATES))
     except (ValueError, RecursionError) as error:
         raise ChannelError(f"a frame whose JSON cannot be read ({error})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None

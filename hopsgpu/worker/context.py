@@ -39,12 +39,12 @@ class Context:
     """A rank's view of its gang.
 
     Attributes:
-        rank: in [0, world_size).
+        rank: in [0, world_size); of a parameter server its number, from world_size on.
         local_rank: within the container.
         world_size: ranks of the gang.
         host: the node's name.
         gpus: UUIDs of the rank's own GPUs.
-        role: "worker".
+        role: "worker" or "ps".
         run_id: names the run's directory on the lake.
         attempt: counts from 0.
         model_dir: a directory of the rank; what rank 0 leaves there is published when the gang
@@ -118,7 +118,7 @@ class Context:
 
     @property
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(Lake(self.checkpoint_dir), self.rank)
+        return Checkpoints(Lake(self.checkpoint_dir), self.rank, self.attempt)
 
     def dump(self, file: Path) -> None:
         """Writes the description that `context()` reads in the rank."""

@@ -1,19 +1,16 @@
-"""What makes a forked process like a fresh interpreter, before and after the user's code."""
+"""What makes a forked process like a fresh interpreter, before the user's code."""
 
 from __future__ import annotations
 
-import atexit
-import importlib
 import os
 import random
 import sys
 import tempfile
-import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import FileFinder
 from pathlib import Path
-from typing import NoReturn
 
 from hopsgpu.worker import kernel, rank
 
@@ -88,7 +85,7 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     given = _entries(environment)
     sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
     sys.argv[:] = [rank.__file__, str(directory), str(os.getppid())]
-    importlib.invalidate_caches()
+    _forget_directories()
     # As `python -m` has it; multiprocessing's spawn imports it by its name.
     main = types.ModuleType("__main__")
     main.__spec__, main.__file__ = rank.__spec__, rank.__file__
@@ -105,36 +102,16 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     rank.prepare_output()
 
 
-def end(body: Callable[[], int]) -> NoReturn:
-    """Runs the body and ends this process as the interpreter ends, in its order.
+def _forget_directories() -> None:
+    """As importlib.invalidate_caches(), but for zip files, of which Spark's path has large ones.
 
-    Waits for threads, runs exit functions, flushes; without taking modules apart, which would run
-    destructors of the fork server's objects.
+    Reading their directories again takes tens of milliseconds, and they do not change.
     """
-    code = 1
-    try:
-        try:
-            code = body()
-        except SystemExit as error:
-            code = _exit_code(error)
-        except BaseException:  # noqa: BLE001 - as the interpreter shows it
-            sys.excepthook(*sys.exc_info())
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kernel.flush_c()
-    finally:
-        os._exit(code)
-
-
-def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code & 0xFF
-    print(error.code, file=sys.stderr)
-    return 1
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None:
+            del sys.path_importer_cache[path]
+        elif isinstance(finder, FileFinder):
+            finder.invalidate_caches()
 
 
 def _entries(environment: Mapping[str, str]) -> list[str]:

@@ -29,11 +29,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.worker import forked, forksafe, kernel, rank
+from hopsgpu.worker import exiting, forked, forksafe, kernel, rank
 from hopsgpu.worker.lines import Lines, error_fields
 from hopsgpu.worker.reaping import Reaper
 
-_SET_UP_SECONDS = 10.0
+# A child's, while which nobody else is served.
+SET_UP_SECONDS = 10.0
 _MOST_ERROR = 64 * 1024
 
 
@@ -79,7 +80,10 @@ class ForkServer:
                 log = directory / rank.LOG
                 self._fork(message["id"], log, as_rank, lambda: rank.run(directory))
             case "store":
-                self._store(message)
+                try:
+                    self._store(message)
+                except OSError as error:
+                    self._lines.send(id=message["id"], **error_fields(error))
 
     def _store(self, message: Mapping[str, Any]) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -139,7 +143,7 @@ class ForkServer:
             self._lines.send(id=number, **error_fields(error))
             return
         if child == 0:
-            forked.end(lambda: self._child(server, log, set_up, body, [*keep, writing]))
+            exiting.end(lambda: self._child(server, log, set_up, body, [*keep, writing]))
         os.close(writing)
         self._reaper.add(child, serves=serves)
         try:
@@ -148,7 +152,7 @@ class ForkServer:
             os.close(reading)
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
-            late = f"its set-up took more than {_SET_UP_SECONDS:.0f} s"
+            late = f"its set-up took more than {SET_UP_SECONDS:.0f} s"
             self._lines.send(id=number, error=late, errno=None)
         elif problem:
             self._lines.send(id=number, **json.loads(problem))
@@ -188,7 +192,7 @@ def _read_all(descriptor: int) -> bytes | None:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     parts: list[bytes] = []
-    while poll.poll(_SET_UP_SECONDS * 1000):
+    while poll.poll(SET_UP_SECONDS * 1000):
         part = os.read(descriptor, _MOST_ERROR)
         if not part:
             return b"".join(parts)
@@ -229,7 +233,9 @@ def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
         sys.stderr.flush()
         kernel.flush_c()
         reason = forksafe.unsafe(sys.modules)
-        imported = {name.partition(".")[0] for name in sys.modules}
+        # None stands for one that must not be imported.
+        there = (name for name, module in sys.modules.items() if module is not None)
+        imported = {name.partition(".")[0] for name in there}
         lines.send(ready=reason, imported=sorted(imported))
         if reason is None:
             ForkServer(lines, birth).serve()

@@ -7,7 +7,8 @@ with all that descends from it. On the unix socket `socket` in DIRECTORY it firs
 
     warm     starts a fork server               → id, warning
     spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
-    store    starts a torch TCPStore            → id, pid, port (None: no torch); later ended
+    store    starts a torch TCPStore            → id, pid, port (None: no torch, or a warning tells
+                                                  why), warning; later ended
     signal   sends a signal to a rank
 
 A rank ends with the connection over which it was started.

@@ -66,6 +66,7 @@ class Keeper:
         pid: the keeper's.
         token: marks its ranks (`marking`).
         lost: whether the connection has ended.
+        warnings: what a person should know; whoever tells it takes it out.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Keeper:
         self.pid = int(hello["pid"])
         self.token = str(hello["token"])
         self.lost = False
+        self.warnings: list[str] = []
         self._reader = reader
         self._writer = writer
         self._numbers = itertools.count()
@@ -112,15 +114,20 @@ class Keeper:
         return Started(answer["pid"], answer["warning"])
 
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
-        """Starts a torch TCPStore for a process group; None where no fork server has torch.
+        """Starts a torch TCPStore for a process group; None where no fork server can.
 
-        `torch.distributed` joins it where TORCHELASTIC_USE_AGENT_STORE is "True".
+        It cannot without torch, or where it hangs, which becomes a warning. `torch.distributed`
+        joins the store where TORCHELASTIC_USE_AGENT_STORE is "True".
 
         Raises:
             OSError: it cannot be started, or the keeper ended.
         """
         answer = await self._ask("store", spec, world_size=world_size)
-        return None if answer["port"] is None else Store(answer["port"], answer["pid"])
+        if answer["port"] is not None:
+            return Store(answer["port"], answer["pid"])
+        if answer["warning"] is not None:
+            self.warnings.append(f"rank 0 serves torch's TCPStore itself: {answer['warning']}")
+        return None
 
     async def ended(self, pid: int) -> Ended:
         """Waits for the end of what was started; as killed where the keeper was.

@@ -2,8 +2,7 @@
 
 A report is one line of JSON, appended to a file in the rank's directory beside its log. Such an
 append takes some microseconds, waits for nobody and outlives a killed rank. Samples of the rank's
-GPUs go into the same file. NaN and the infinities, which JSON has no numbers for, are strings, as
-in the JSON mapping of Protocol Buffers.
+GPUs go into the same file.
 """
 
 from __future__ import annotations
@@ -39,8 +38,18 @@ def report_line(step: object, metrics: Mapping[str, object], time: float) -> byt
     """
     if len(metrics) > _MOST_NAMES:
         raise ConfigError(f"report() of {len(metrics)} metrics: at most {_MOST_NAMES} are accepted")
-    numbers = {_name(name): _number(name, value) for name, value in metrics.items()}
+    numbers = {_name(name): for_json(_number(name, value)) for name, value in metrics.items()}
     return _line({"time": time, "step": _step(step), "metrics": numbers})
+
+
+def for_json(number: float) -> float | str:
+    """A number; NaN and the infinities, which JSON lacks, as strings, which `float()` reads.
+
+    They are those of the JSON mapping of Protocol Buffers.
+    """
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
 
 
 def sample_line(sample: GpuSample) -> bytes:
@@ -194,10 +203,11 @@ def _name(name: object) -> str:
             f"report() of a metric named {_shown(name)}: a name of 1 to {_LONGEST_NAME} characters"
             " is wanted"
         )
-    return name
+    # One with lone surrogates could not be printed.
+    return name.encode(errors="backslashreplace").decode()
 
 
-def _number(name: str, value: Any) -> float | str:
+def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, (str, bytes, bytearray)):
             raise TypeError("a text")
@@ -212,9 +222,7 @@ def _number(name: str, value: Any) -> float | str:
             f"report({name}={_shown(value)}): a number is wanted, or what float() makes one of"
             f" ({error})"
         ) from error
-    if math.isfinite(number):
-        return number
-    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+    return number
 
 
 def _step(step: object) -> int:
@@ -237,4 +245,4 @@ def _shown(value: object) -> str:
 
 
 def _line(content: Mapping[str, object]) -> bytes:
-    return json.dumps(content).encode() + b"\n"
+    return json.dumps(content, allow_nan=False).encode() + b"\n"

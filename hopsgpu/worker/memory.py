@@ -154,7 +154,7 @@ def tree(root: int) -> dict[int, int]:
     """
     adopters = dict.fromkeys((_INIT, os.getpid(), parent_of(root)))
     todo = [(pid, parent) for parent in adopters for pid in children(parent)]
-    todo = [(root, 0), *(pair for pair in todo if _session(pair[0]) == root)]
+    todo = [(root, 0), *(pair for pair in todo if session(pair[0]) == root)]
     found: dict[int, int] = {}
     for pid, parent in todo:
         if pid not in found:
@@ -190,7 +190,8 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def _session(pid: int) -> int | None:
+def session(pid: int) -> int | None:
+    """The pid of the leader of a process's session, None where the process has ended."""
     try:
         return os.getsid(pid)
     except OSError:

@@ -14,10 +14,13 @@ from typing import Any
 
 from hopsgpu.worker import servers
 from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.forkserver import SET_UP_SECONDS
 from hopsgpu.worker.reaping import Ended, Reaper
 from hopsgpu.worker.servers import Request, Server
 
 _END_SECONDS = 5.0
+# A ready server does one thing after the other, and bounds each by itself.
+_ANSWER_SECONDS = SET_UP_SECONDS + 5.0
 
 
 class Pool:
@@ -53,6 +56,8 @@ class Pool:
         self._servers: list[Server] = []
         self._dying: list[Server] = []
         self._unsafe: dict[tuple[Any, ...], str] = {}
+        # What servers that were dropped have left to do, and why it is to be done without one.
+        self._left: list[tuple[Request, str | None]] = []
 
     def patience(self) -> float | None:
         """Seconds until the first deadline of a server, None where there is none."""
@@ -64,14 +69,14 @@ class Pool:
         now = time.monotonic()
         spec = request.spec
         if (reason := self._unsafe.get(spec.identity)) is not None:
-            self._without_server(request, reason)
+            self._without_server(request, _known_to_ranks(request, reason))
             return
         server = servers.serving(spec, self._servers)
         if server is None:
             try:
                 server = self._start_server(spec, now)
             except OSError as error:
-                self._without_server(request, str(error))
+                self._without_server(request, _known_to_ranks(request, str(error)))
                 return
         server.used = now
         if server.ready:
@@ -120,19 +125,26 @@ class Pool:
         return tuple(left)
 
     def end_late(self) -> None:
-        """Ends servers that have passed their deadlines."""
+        """Ends servers that have passed their deadlines; does without them what they have left."""
         now = time.monotonic()
         for server in tuple(self._servers):
-            if server.deadline is None or server.deadline > now:
-                continue
+            if server.deadline is not None and server.deadline <= now:
+                self._drop(server, self._lateness(server))
+        left, self._left = self._left, []
+        for request, reason in left:
+            self._without_server(request, reason)
+
+    def _lateness(self, server: Server) -> str:
+        if not server.ready:
             modules = ", ".join(server.spec.modules) or "nothing"
-            seconds = server.spec.import_seconds
-            late = f"importing {modules} took more than {seconds:g} s"
-            self._drop(server, "it hung up" if server.ready else late)
+            return f"importing {modules} took more than {server.spec.import_seconds:g} s"
+        if server.lines.connection in self._selector.get_map():
+            return f"the fork server did not answer for {_ANSWER_SECONDS:g} s"
+        return "the fork server hung up"
 
     def _forward(self, server: Server, request: Request) -> None:
         fields = request.fields
-        if request.do == "warm" or (request.do == "store" and "torch" not in server.spec.modules):
+        if request.do == "warm" or (request.do == "store" and "torch" not in server.has):
             self._without_server(request, None)
             return
         number = next(self._numbers)
@@ -144,6 +156,8 @@ class Pool:
         else:
             wanted = {"world_size": fields["world_size"], "log": str(server.log)}
         if server.lines.send(do=request.do, id=number, **wanted):
+            if not server.asked:
+                server.deadline = time.monotonic() + _ANSWER_SECONDS
             server.asked[number] = request
         else:
             self._without_server(request, "the fork server has just ended")
@@ -164,15 +178,23 @@ class Pool:
                     self._drop(server, message["ready"])
                     return
                 server.ready, server.deadline = True, None
-                server.imported |= set(message["imported"])
+                server.has = frozenset(message["imported"])
+                server.imported |= server.has
                 waiting, server.waiting = server.waiting, []
                 for request in waiting:
                     self._forward(server, request)
             else:
-                request = server.asked.pop(message.pop("id"))
-                if "pid" in message:
-                    server.ranks.add(message["pid"])
-                request.reply(server, warning=None, **message)
+                self._answered(server, server.asked.pop(message.pop("id")), message)
+
+    def _answered(self, server: Server, request: Request, answer: dict[str, Any]) -> None:
+        server.deadline = time.monotonic() + _ANSWER_SECONDS if server.asked else None
+        if "pid" in answer:
+            server.ranks.add(answer["pid"])
+        if request.do == "store" and "error" in answer:
+            # Rank 0 can serve it itself.
+            self._without_server(request, answer["error"])
+        else:
+            request.reply(server, warning=None, **answer)
 
     def _forget(self, server: Server) -> None:
         """Ends a server, which is then reaped."""
@@ -189,7 +211,11 @@ class Pool:
         self._forget(server)
         if not server.ready:
             self._unsafe[server.spec.identity] = reason
-        for request in server.asked.values():
-            request.reply(error=f"the fork server ended meanwhile: {reason}", errno=None)
-        for request in server.waiting:
-            self._without_server(request, reason)
+        # What it may have forked dies with it, and a rank's call is run by who comes first.
+        self._left += [(request, reason) for request in server.asked.values()]
+        self._left += [(r, _known_to_ranks(r, reason)) for r in server.waiting]
+
+
+def _known_to_ranks(request: Request, reason: str) -> str | None:
+    """A reason to do without a server; None where all ranks will be told of it as well."""
+    return None if request.do == "store" else reason

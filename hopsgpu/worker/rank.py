@@ -2,15 +2,18 @@
 
 Forked by a fork server, or started by the keeper as `python -m hopsgpu.worker.rank DIRECTORY
 KEEPER_PID`, with the rank's environment, in the rank's own session. It leaves `outcome.json`, and
-`value.pickle` where the function returned, in DIRECTORY.
+`value.pickle` where the function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h)
+where it cannot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import io
 import json
+import os
 import pickle
 import signal
 import sys
@@ -19,11 +22,14 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.worker import exiting
 from hopsgpu.worker.kernel import die_with
 
 CALL = "call.pickle"
+_TAKEN = "call.taken"
 VALUE = "value.pickle"
 OUTCOME = "outcome.json"
+_DRAFT = "outcome.draft"
 LOG = "log"
 WORK = "work"
 
@@ -32,16 +38,46 @@ WELL = ("returned", "exited normally")
 
 _IOLBF = 1
 _HALF = 16 * 1024
+# An outcome's two texts, and as much again for what takes more than a byte of JSON.
+_ROOM = 8 * _HALF
+
+
+def reserve(directory: Path) -> None:
+    """Holds the room that an outcome takes, so that a rank can tell that the disk is full.
+
+    Raises:
+        OSError: it is full already.
+    """
+    descriptor = _open_draft(directory)
+    try:
+        os.posix_fallocate(descriptor, 0, _ROOM)
+    finally:
+        os.close(descriptor)
 
 
 def run(directory: Path) -> int:
-    """Runs the call in a directory and returns the exit code.
+    """Runs the call in a directory, which runs once only, and returns the exit code.
 
     Raises:
-        SystemExit: as the function raised it, unless it stands for success.
+        SystemExit: as the function raised it, unless it stands for success; EX_IOERR where the
+            outcome cannot be written.
     """
     try:
-        function, args, kwargs = pickle.loads((directory / CALL).read_bytes())
+        (directory / CALL).rename(directory / _TAKEN)
+    except FileNotFoundError:
+        if not (directory / OUTCOME).exists():
+            begun = "it had begun, and was killed with its fork server, which hung or crashed"
+            _leave(directory, {"status": "not started", "error": begun})
+        return 1
+    except OSError as error:
+        _leave(directory, {"status": "not started", "error": str(error)})
+        return 1
+    return _run(directory)
+
+
+def _run(directory: Path) -> int:
+    try:
+        function, args, kwargs = pickle.loads((directory / _TAKEN).read_bytes())
         value = function(*args, **kwargs)
     except SystemExit as error:
         if error.code not in (None, 0):
@@ -51,7 +87,7 @@ def run(directory: Path) -> int:
         return 0
     except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
         text = _users_traceback(error)
-        print(text, file=sys.stderr, end="")
+        _say(text)
         kind = f"{type(error).__name__}: {_told(error)}"
         _leave(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
@@ -95,8 +131,16 @@ def _told(error: BaseException) -> str:
         return f"(its __str__ raised {type(problem).__name__})"
 
 
-def _cut(text: str) -> str:
-    """A text short enough for a message: its beginning and its end."""
+def _say(text: str) -> None:
+    # Stderr is a file on the disk that may be full, and the function may have closed it.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, end="", flush=True)
+
+
+def _fit(text: str) -> str:
+    """A text that can be printed, and short enough for a message: its beginning and its end."""
+    # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
+    text = text.encode(errors="backslashreplace").decode()
     if len(text) <= 2 * _HALF:
         return text
     return f"{text[:_HALF]}\n... ({len(text)} characters in all) ...\n{text[-_HALF:]}"
@@ -116,13 +160,23 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
         except OSError as error:
             (directory / VALUE).unlink(missing_ok=True)
             outcome = {"status": "value lost", "error": str(error)}
-    draft = directory / f"{OUTCOME}.draft"
-    left = {name: _cut(text) for name, text in outcome.items()}
-    draft.write_text(json.dumps({**left, "time": time.time()}))
-    draft.rename(directory / OUTCOME)
+    left = {name: _fit(text) for name, text in outcome.items()}
+    try:
+        # Not emptied first: its room is what a full disk has left for it.
+        with os.fdopen(_open_draft(directory), "wb") as draft:
+            draft.write(json.dumps({**left, "time": time.time()}).encode())
+            draft.truncate()
+        (directory / _DRAFT).rename(directory / OUTCOME)
+    except OSError as error:
+        _say(f"hopsgpu: how this rank ended ({left['status']}) cannot be written: {error}\n")
+        raise SystemExit(os.EX_IOERR) from error
+
+
+def _open_draft(directory: Path) -> int:
+    return os.open(directory / _DRAFT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 if __name__ == "__main__":
     die_with(int(sys.argv[2]))
     prepare_output()
-    sys.exit(run(Path(sys.argv[1])))
+    exiting.end(lambda: run(Path(sys.argv[1])))

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hopsgpu.worker.kernel import parent_of
-from hopsgpu.worker.memory import children, kill_tree, tree
+from hopsgpu.worker.memory import children, kill_tree, session, tree
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Reaper:
             self._ended.clear()
         if not self.ranks - self._serving:
             return adopted
-        return [pid for pid in adopted if _session(pid) in self._ended]
+        return [pid for pid in adopted if session(pid) in self._ended]
 
 
 def _first_ended() -> int | None:
@@ -132,13 +132,6 @@ def _first_ended() -> int | None:
     except ChildProcessError:
         return None
     return None if found is None else found.si_pid
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
 
 
 def _kill(pids: Iterable[int]) -> None:

@@ -229,7 +229,8 @@ def _listener(address: str, ports: range | None) -> socket.socket:
     problem: OSError | None = None
     for port in ports or (0,):
         try:
-            return socket.create_server((address, port), backlog=_BACKLOG)
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             problem = error
     raise ConfigError(

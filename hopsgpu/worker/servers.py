@@ -52,9 +52,12 @@ class Server:
         pid: of the process.
         lines: the connection to it.
         log: what its imports write.
-        deadline: the clock's reading at which it must be ready or have ended, if it must.
+        deadline: the clock's reading at which it must be ready, have answered or have ended, if it
+            must.
         used: the clock's reading when it was last wanted.
-        imported: top-level modules that it has, or will have once it is ready.
+        imported: top-level modules that it has or has been asked for: one that is not there is not
+            looked for again.
+        has: top-level modules that it has, once it is ready.
         ready: whether it has said that it may fork.
         waiting: what it is wanted for once it is ready.
         asked: what it has been told to do, by number.
@@ -68,6 +71,7 @@ class Server:
     deadline: float | None
     used: float
     imported: frozenset[str]
+    has: frozenset[str] = frozenset()
     ready: bool = False
     waiting: list[Request] = field(default_factory=list)
     asked: dict[int, Request] = field(default_factory=dict)

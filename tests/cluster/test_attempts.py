@@ -20,6 +20,7 @@ from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
 from tests.conftest import gone, gpus_become, until
+from tests.contention import start_script
 
 
 def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
@@ -28,6 +29,21 @@ def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
         os.kill(os.getpid() if whom == "rank" else executor_jvm(), signal.SIGKILL)
         threading.Event().wait(60)
     return context.attempt, os.getppid()
+
+
+def kill_when_noted(directory: str, first_attempts: int, whom: str) -> tuple[int, int]:
+    """As kill_at, once each of two ranks has noted in which container it is."""
+    context = hopsgpu.context()
+    notes = [Path(directory, f"{context.attempt}-{rank}") for rank in (0, 1)]
+    notes[context.rank].write_text(os.environ["CONTAINER_ID"])
+    while not all(note.exists() for note in notes):
+        threading.Event().wait(0.01)  # nobody tells
+    return kill_at(first_attempts, whom)
+
+
+def containers_of(directory: Path, attempt: int) -> list[str]:
+    """What the ranks of an attempt have noted."""
+    return [(directory / f"{attempt}-{rank}").read_text() for rank in (0, 1)]
 
 
 def executor_jvm() -> int:
@@ -44,20 +60,19 @@ def executor_jvm() -> int:
 
 
 def test_a_lost_executor_is_replaced_and_the_other_kept(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
+    spark: SparkSession, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
-    def kill_once(whom: str) -> tuple[int, str]:
-        attempt, _ = kill_at(1, whom)
-        return attempt, os.environ["CONTAINER_ID"]
-
     states: list[str] = []
 
     def note(status: RunStatus) -> None:
         if states[-1:] != [status.state]:
             states.append(status.state)
 
-    result = hopsgpu.launch(kill_once, args=("executor",), workers=2, retries=1, progress=note)
+    given = (str(tmp_path), 1, "executor")
+    result = hopsgpu.launch(kill_when_noted, args=given, workers=2, retries=1, progress=note)
     assert [attempt for attempt, _ in result.values] == [1, 1]
+    (kept, lost), after = containers_of(tmp_path, 0), containers_of(tmp_path, 1)
+    assert kept in after and lost not in after and len(set(after)) == 2
     assert states.count("training") == 2 and "waiting" in states[states.index("training") :]
     (warning,) = result.warnings
     assert "attempt 0 failed (infrastructure): the executor of rank 1 on node" in warning
@@ -68,14 +83,25 @@ def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     def breaks() -> tuple[str, ...]:
+        import torch
+        import torch.distributed as dist
+
         context = hopsgpu.context()
+        dist.init_process_group("gloo")
+        word, total = torch.zeros(1), torch.ones(1)
         if context.attempt == 0 and context.rank == 1:
-            print("bad", *context.gpus)
+            dist.recv(word, 0)
             raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+        reducing = dist.all_reduce(total, async_op=True)
+        if context.attempt == 0:
+            dist.send(word, 1)
+        # The peer of a rank that fails raises RuntimeError too: its connection is closed.
+        reducing.wait()
         return context.gpus
 
     result = hopsgpu.launch(breaks, workers=2, retries=1, progress="off")
     (warning,) = result.warnings
+    assert "rank 1 on node" in warning and "raised RuntimeError: CUDA error" in warning
     bad = warning.partition("GPU ")[2].partition(")")[0]
     assert bad.startswith("GPU-")
     assert bad not in {gpu for gpus in result.values for gpu in gpus}
@@ -110,6 +136,46 @@ def test_a_frozen_agent_is_lost_within_the_heartbeat(
     assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
 
 
+WAITING = """
+    import os, sys, threading
+    from pathlib import Path
+    import hopsgpu
+
+    def train(directory):
+        Path(directory, str(hopsgpu.context().rank)).write_text(str(os.getpid()))
+        threading.Event().wait(120)
+
+    hopsgpu.session("frozen")
+    hopsgpu.launch(train, args=(sys.argv[1],), workers=2, progress="off")
+"""
+
+
+def pids_in(directory: Path, number: int) -> list[int]:
+    """What so many ranks have written, each into its file."""
+    assert until(lambda: len([f for f in directory.iterdir() if f.read_text()]) == number, 90)
+    return [int((directory / str(rank)).read_text()) for rank in range(number)]
+
+
+def test_ranks_of_a_frozen_driver_end_within_the_heartbeat(
+    cluster_env: dict[str, str], gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    driver = start_script(cluster_env, WAITING, tmp_path, HOPSGPU_HEARTBEAT="4s")
+    try:
+        pids = pids_in(tmp_path, 2)
+        signal_all(driver.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        assert until(lambda: all(map(gone, pids)), 10)
+        print(f"the ranks ended {time.monotonic() - began:.1f} s after the driver froze")
+        signal_all(driver.pid, signal.SIGCONT)
+        _, error = driver.communicate(timeout=60)
+        assert "RankFailed: the executor of rank" in error
+    finally:
+        if driver.poll() is None:
+            signal_all(driver.pid, signal.SIGCONT)
+        driver.kill()
+        driver.communicate()
+
+
 def test_a_frozen_executor_is_replaced_in_the_next_attempt(
     spark: SparkSession, gpus_back: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +187,7 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
             if context.rank == 1:
                 jvm = executor_jvm()
                 for child in Path(f"/proc/{jvm}/task/{jvm}/children").read_text().split():
-                    freeze(int(child))
+                    signal_all(int(child), signal.SIGSTOP)
                 os.kill(jvm, signal.SIGSTOP)
             threading.Event().wait(60)
         return context.attempt, os.environ["CONTAINER_ID"]
@@ -135,11 +201,12 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
     assert time.monotonic() - began < 120
 
 
-def freeze(pid: int) -> None:
-    """Stops a process and its children."""
-    os.kill(pid, signal.SIGSTOP)
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        freeze(int(child))
+def signal_all(pid: int, number: signal.Signals) -> None:
+    """Sends a signal to a process and then to all that descends from it."""
+    os.kill(pid, number)
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        for child in (thread / "children").read_text().split():
+            signal_all(int(child), number)
 
 
 def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(
@@ -171,12 +238,50 @@ def python_workers() -> list[tuple[int, int]]:
 
 
 def test_a_driver_that_cannot_be_reached_ends_the_launch_at_once(
-    spark: SparkSession, gpus_back: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    gpus_back: Callable[[], int],
+    cluster_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The first executor that is there finds it; the gang never is whole."""
     # Port 1 has no listener.
     monkeypatch.setattr(ControlServer, "port", property(lambda _: 1))
+    frozen: set[int] = set()
+    given_up: list[float] = []
+
+    def thaw(status: RunStatus) -> None:
+        if status.state == "releasing":
+            given_up.append(time.monotonic())
+            for jvm in frozen:
+                os.kill(jvm, signal.SIGCONT)
+
+    before = executor_jvms(cluster_dir)
+    run = hopsgpu.submit(os.getpid, workers=2, progress=thaw)
+    assert until(lambda: len(executor_jvms(cluster_dir) - before) == 2, 60, step=0.05)
+    began = time.monotonic()
+    # Long before it has a Python. Spark can only end an executor that has told it of itself.
+    frozen.add((executor_jvms(cluster_dir) - before).pop())
+    for jvm in frozen:
+        os.kill(jvm, signal.SIGSTOP)
     with pytest.raises(hopsgpu.ConfigError, match=r"cannot be reached at .*:1 .*spark.hopsgpu"):
-        quiet(os.getpid)
+        run.result()
+    print(f"given up {given_up[0] - began:.1f} s after the executors were granted")
+    assert given_up[0] - began < 30
+    assert run.status().granted == 0
+
+
+def executor_jvms(cluster_dir: Path) -> set[int]:
+    """Those of all containers of a cluster, whatever the application."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes()
+            is_java = (process / "comm").read_text() == "java\n" and b"ExecutorBackend" in command
+            if is_java and (process / "cwd").readlink().is_relative_to(cluster_dir):
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
 
 
 def test_the_record_of_a_launch_has_its_metrics_logs_and_attempts(

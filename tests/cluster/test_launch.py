@@ -11,7 +11,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ import hopsgpu
 from hopsgpu.spark.application import application_of
 from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.conftest import BACK_SECONDS, gpus_become
+from tests.conftest import BACK_SECONDS, gpus_become, until
 
 quiet = functools.partial(hopsgpu.launch, progress="off")
 
@@ -288,16 +287,54 @@ def test_cancel_while_training(
     assert gpus_become(manager, 0, BACK_SECONDS)
 
 
-def test_two_launches_at_once_in_one_application(
-    spark: SparkSession, gpus_back: Callable[[], int]
-) -> None:
-    def launch(number: int) -> hopsgpu.GangResult:
-        return quiet(who_am_i, args=(str(number),), workers=3)
+def go_on_together(directory: str, number: int) -> tuple[int, int, int, bool]:
+    imported = "numpy" in sys.modules
+    import numpy
 
-    with ThreadPoolExecutor(2) as threads:
-        results = list(threads.map(launch, range(2)))
-    assert [[r["rank"] for r in result.values] for result in results] == [[0, 1, 2]] * 2
-    assert [result.value["greeting"] for result in results] == ["0", "1"]
+    assert numpy.arange(3).sum() == 3
+    context = hopsgpu.context()
+    Path(directory, f"{number}-{context.rank}").write_text(str(os.getppid()))
+    while not Path(directory, "go").exists():
+        threading.Event().wait(0.05)  # nobody tells
+    return number, context.rank, os.getppid(), imported
+
+
+def fork_servers(cluster_dir: Path) -> set[int]:
+    """Those of all containers of a cluster."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_server = b"hopsgpu.worker.forkserver" in (process / "cmdline").read_bytes()
+            if is_server and (process / "cwd").readlink().is_relative_to(cluster_dir):
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_two_launches_at_once_in_one_application(
+    spark: SparkSession, gpus_back: Callable[[], int], cluster_dir: Path, tmp_path: Path
+) -> None:
+    """The one that waits for its gang warms what its executors will be forked from."""
+    both = [
+        hopsgpu.submit(go_on_together, args=(str(tmp_path), n), workers=3, progress="off")
+        for n in range(2)
+    ]
+    assert until(lambda: len(list(tmp_path.iterdir())) == 3, 90)
+    (late,) = (run for run in both if run.status().state == "waiting")
+    assert until(lambda: late.status().granted == 1, 30)
+    at_work = {int(file.read_text()) for file in tmp_path.iterdir()}
+    assert until(lambda: len(fork_servers(cluster_dir) - at_work) == 1, 20)
+    warmed, seen = fork_servers(cluster_dir) - at_work, time.time()
+    (tmp_path / "go").touch()
+    results = [run.result() for run in both]
+    assert [[value[:2] for value in result.values] for result in results] == [
+        [(number, rank) for rank in range(3)] for number in range(2)
+    ]
+    assert all(imported for result in results for *_, imported in result.values)
+    waited = late.result()
+    assert warmed < {server for _, _, server, _ in waited.values}
+    assert waited.timeline.granted is not None and seen < waited.timeline.granted
 
 
 def test_a_running_application_is_not_told_other_settings(spark: SparkSession) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
+import statistics
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,9 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.results import RunStatus
 from hopsgpu.stores.lake import Lake
-from tests.cluster.test_attempts import kill_at
+from hopsgpu.worker.addresses import interface_addresses
+from hopsgpu.worker.kernel import parent_of
+from tests.cluster.test_attempts import containers_of, kill_at, kill_when_noted, pids_in
 from tests.conftest import gone, until
 
 WORKERS = 2
@@ -32,7 +38,7 @@ def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
 # Fresh processes, quickly.
 
 
-def leave_traces() -> tuple[int, list[str]]:
+def leave_traces() -> tuple[int, int, list[str]]:
     import random
 
     import numpy
@@ -43,7 +49,8 @@ def leave_traces() -> tuple[int, list[str]]:
     os.environ["TRACE"] = "1"
     Path("trace").write_text("1")
     numpy.trace_of_ours = 1  # type: ignore[attr-defined]
-    return os.getpid(), [*found, str(numpy.random.random()), str(random.random())]
+    drawn = [str(numpy.random.random()), str(random.random())]
+    return os.getpid(), os.getppid(), [*found, *drawn]
 
 
 def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
@@ -55,9 +62,11 @@ def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
     print(f"a launch takes {(time.monotonic() - began) / 10:.3f} s")
     assert [result.warnings for result in results] == [()] * 10
     values = [value for result in results for value in result.values]
-    assert len({pid for pid, _ in values}) == 2 * 10
-    assert {len(found) for _, found in values} == {2}
-    assert len({number for _, found in values for number in found}) == 2 * 2 * 10
+    assert len({pid for pid, _, _ in values}) == 2 * 10
+    # Each container's are forked from one and the same process.
+    assert len({server for _, server, _ in values}) == 2
+    assert {len(found) for _, _, found in values} == {2}
+    assert len({number for _, _, found in values for number in found}) == 2 * 2 * 10
 
 
 def test_a_gloo_all_reduce_on_a_held_gang(gang: hopsgpu.Gang) -> None:
@@ -75,7 +84,38 @@ def test_a_gloo_all_reduce_on_a_held_gang(gang: hopsgpu.Gang) -> None:
         assert gang.launch(all_reduce, progress="off").values == (3.0, 3.0)
 
 
+def test_the_interface_that_is_set_is_the_one_of_gloo_and_of_the_rendezvous(
+    gang: hopsgpu.Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def all_reduce() -> tuple[str, str, float]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        number = torch.ones(1)
+        dist.all_reduce(number)
+        dist.destroy_process_group()
+        return os.environ["GLOO_SOCKET_IFNAME"], os.environ["MASTER_ADDR"], float(number)
+
+    there = {name: addresses for name, addresses in interface_addresses().items() if addresses}
+    other = next((name for name in there if name != "lo"), "lo")
+    for wanted in (other, "lo"):
+        monkeypatch.setenv("HOPSGPU_INTERFACE", wanted)
+        for name, address, total in gang.launch(all_reduce, progress="off").values:
+            assert (name, total) == (wanted, 2.0)
+            assert address in there[wanted] or (wanted == "lo" and address.startswith("127."))
+    monkeypatch.setenv("HOPSGPU_INTERFACE", "ib7")
+    with pytest.raises(hopsgpu.ConfigError, match="interface='ib7' is not on this node; there are"):
+        gang.launch(all_reduce, progress="off")
+
+
 # Output.
+
+
+def kept(gang: hopsgpu.Gang, result: hopsgpu.GangResult) -> Lake:
+    """The directory of a launch, once its record and logs are there, which is soon after it."""
+    gang._background.flush(60)
+    return Lake(f"{hopsgpu.plan(os.getpid).paths['root']}/runs/{result.run_id}")
 
 
 def print_at_length(megabytes: int) -> float:
@@ -111,13 +151,71 @@ def test_output_comes_whole_and_in_order_and_is_kept_on_the_lake(
         assert "WARNING:root:a log line" in texts[2:5]
         assert texts.count("x" * 1023) == 1024
         assert "".join(t.strip("…") for t in texts).endswith("y" * 200_000)
+        complaints = "".join(f"{text}\n" for text in texts[2 : texts.index("x" * 1023)])
+        assert (kept(gang, result) / "logs" / f"rank-{rank}.log").read() == b"".join(
+            (
+                b"from C\nnot UTF-8: \xff\n",
+                complaints.encode(),
+                (b"x" * 1023 + b"\n") * 1024,
+                b"y" * 200_000 + b"\n",
+            )
+        )
     assert result.warnings == ()
 
 
+class Delays(io.StringIO):
+    """A screen that notes for how long each line was under way that says when it was printed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+
+    def write(self, text: str) -> int:
+        now = time.time()
+        self.seconds += [now - float(line.partition("] ")[2]) for line in text.splitlines()]
+        return len(text)
+
+
+def test_a_line_is_seen_within_a_second(
+    gang: hopsgpu.Gang, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell_the_time() -> None:
+        for _ in range(20):
+            print(time.time())
+            threading.Event().wait(0.1)
+
+    screen = Delays()
+    monkeypatch.setattr(sys, "stdout", screen)
+    gang.launch(tell_the_time, progress="lines")
+    monkeypatch.undo()
+    assert len(screen.seconds) == 20 * WORKERS
+    middle, longest = statistics.median(screen.seconds), max(screen.seconds)
+    print(f"lines were under way for {middle:.3f} s, {longest:.3f} s at the most")
+    assert middle < 1 and longest < 3
+
+
+def memory(of: str) -> int:
+    """Bytes of this process: resident now (VmRSS), or at the most (VmHWM)."""
+    (line,) = (s for s in Path("/proc/self/status").read_text().splitlines() if s.startswith(of))
+    return int(line.split()[1]) * 1024
+
+
 def test_a_rank_that_prints_200_mb_waits_for_nobody(gang: hopsgpu.Gang) -> None:
+    # Has the kernel forget what was the most, proc(5).
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
     result = gang.launch(print_at_length, args=(200,), progress="off", name="much")
     assert max(result.values) < 20
     print(f"200 MB printed within {max(result.values):.1f} s by each of {WORKERS} ranks")
+    directory = kept(gang, result)
+    grown = (memory("VmHWM") - before) / 2**20
+    print(f"the driver's memory has grown by {grown:.0f} MiB at the most")
+    assert grown < 100
+    for rank in range(WORKERS):
+        with (directory / "logs" / f"rank-{rank}.log").open() as log:
+            first = log.read(4096).index(b"x" * 1023)
+            log.seek(first + 200 * 2**20 - 1024)
+            assert log.read() == b"x" * 1023 + b"\n" + b"y" * 200_000 + b"\n"
 
 
 # Values.
@@ -226,9 +324,15 @@ def test_all_processes_of_a_rank_that_is_stopped_go(gang: hopsgpu.Gang, tmp_path
 # Retries.
 
 
-def test_a_rank_that_is_killed_is_tried_again_on_the_same_executors(gang: hopsgpu.Gang) -> None:
-    result = gang.launch(kill_at, args=(2, "rank"), retries=2, progress="off")
+def test_a_rank_that_is_killed_is_tried_again_on_the_same_executors(
+    gang: hopsgpu.Gang, tmp_path: Path
+) -> None:
+    result = gang.launch(
+        kill_when_noted, args=(str(tmp_path), 2, "rank"), retries=2, progress="off"
+    )
     assert [attempt for attempt, _ in result.values] == [2, 2]
+    first, second, third = (containers_of(tmp_path, attempt) for attempt in range(3))
+    assert len(set(first)) == 2 and first == second == third
     assert len(result.warnings) == 2
     assert "attempt 0 failed (rank): rank 1 on node" in result.warnings[0]
     with pytest.raises(hopsgpu.RankFailed, match="SIGKILL"):
@@ -286,3 +390,36 @@ def test_reports_reach_the_status_the_result_and_the_record(gang: hopsgpu.Gang) 
     assert [metrics["loss"] for metrics in result.metrics] == [0.2, 0.2]
     assert [metrics["rank"] for metrics in result.metrics] == [0, 1]
     assert any(status.metrics and 0.2 < status.metrics[0].get("loss", 0) <= 1 for status in seen)
+    directory = kept(gang, result)
+    record = json.loads((directory / "run.json").read())
+    assert [metrics["loss"] for metrics in record["metrics"]] == [0.2, 0.2]
+    for rank in range(WORKERS):
+        lines = map(json.loads, (directory / "logs" / f"metrics-{rank}.jsonl").read().splitlines())
+        told = [(line["step"], line["metrics"]) for line in lines if "metrics" in line]
+        assert told == [(step, {"loss": 1.0 / (step + 1), "rank": rank}) for step in range(5)]
+
+
+def test_sparks_python_daemon_that_is_killed_takes_nobody_along(
+    gang: hopsgpu.Gang, tmp_path: Path
+) -> None:
+    def go_on() -> tuple[int, int]:
+        (tmp_path / str(hopsgpu.context().rank)).write_text(str(os.getpid()))
+        while not (tmp_path / "go").exists():
+            threading.Event().wait(0.05)  # nobody tells
+        return os.getpid(), os.getppid()
+
+    with ThreadPoolExecutor(1) as threads:
+        launched = threads.submit(gang.launch, go_on, progress="off")
+        try:
+            pids = pids_in(tmp_path, WORKERS)
+            # rank, fork server, keeper, and who has adopted it
+            daemon = parent_of(parent_of(parent_of(pids[1])))
+            assert b"hopsgpu.spark.daemon" in Path(f"/proc/{daemon}/cmdline").read_bytes()
+            os.kill(daemon, signal.SIGKILL)
+            assert until(lambda: gone(daemon), 10)
+        finally:
+            (tmp_path / "go").touch()
+    result = launched.result()
+    assert [pid for pid, _ in result.values] == pids
+    servers = gang.launch(os.getppid, progress="off").values
+    assert list(servers) == [server for _, server in result.values]

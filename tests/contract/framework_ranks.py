@@ -22,6 +22,7 @@ from hopsgpu import frameworks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.gang import Container, World, assign_ranks
 from hopsgpu.worker.addresses import held_ports, interface_addresses, reach
+from hopsgpu.worker.exiting import end
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
@@ -133,11 +134,13 @@ def stray(address: tuple[str, int]) -> bool:
     return True
 
 
-def main(file: str, function: str, kwargs: str) -> None:
+def main(file: str, function: str, kwargs: str) -> int:
     """One process of a gang."""
     value = runpy.run_path(file)[function](**json.loads(kwargs))
     print(_RESULT + json.dumps(value), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    # As a rank does: an interpreter that takes torch's modules apart can crash in its threads.
+    end(lambda: main(*sys.argv[1:]))

@@ -20,8 +20,12 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.modules import pack_modules
+from hopsgpu.output import Outputs
 from hopsgpu.pickling import pickle_call
+from hopsgpu.progress import Off
+from hopsgpu.stores.lake import Lake
 from hopsgpu.units import MIB
 from hopsgpu.worker.channel import Message, new_secret
 from hopsgpu.worker.environment import own_part, package_path, rank_environment, server_spec
@@ -64,6 +68,7 @@ class Gang:
         ranks: int = 1,
         memory: int | None = None,
         frameworks: tuple[str, ...] = (),
+        gpus: tuple[str, ...] = (),
         **variables: str,
     ) -> None:
         call = pickle_call(function, args, {})
@@ -76,7 +81,7 @@ class Gang:
                     "local_rank": rank,
                     "world_size": ranks,
                     "host": "here",
-                    "gpus": [],
+                    "gpus": list(gpus),
                     "role": "worker",
                     "run_id": "r",
                     "attempt": 0,
@@ -615,6 +620,63 @@ def test_what_a_rank_reports_comes_folded_and_whole(gang: Gang) -> None:
     assert [json.loads(line)["step"] for line in record.splitlines()] == [0, 1, 2]
     folded = [json.loads(m.payload) for m in gang.seen if m.kind == "reports"]
     assert (folded[-1]["step"], folded[-1]["metrics"]) == (2, {"loss": -1.0})
+
+
+NVML = """
+from types import SimpleNamespace
+
+NVML_TEMPERATURE_GPU = 0
+NVMLError = NVMLError_NotSupported = OSError
+nvmlInit = nvmlShutdown = lambda: None
+nvmlDeviceGetHandleByUUID = {"GPU-7": "handle"}.__getitem__
+nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=75, memory=1)
+nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 << 30, used=2 << 30, free=0)
+nvmlDeviceGetPowerUsage = lambda handle: 301_500
+nvmlDeviceGetTemperature = lambda handle, sensor: 61
+"""
+
+
+@pytest.fixture
+def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NVML that knows GPU-7, on the path of the agent's process; before `gang`."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pynvml.py").write_text(NVML)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+
+
+def test_what_nvml_tells_comes_to_the_status_and_the_record(
+    nvml: None, gang: Gang, tmp_path: Path
+) -> None:
+    def train(go: str) -> None:
+        import hopsgpu
+
+        hopsgpu.context().report(3, loss=0.5)
+        while not Path(go).exists():
+            time.sleep(0.01)  # nobody tells
+
+    gang.run(train, str(tmp_path / "go"), gpus=("GPU-7",))
+    world = assign_ranks([Container(0, "container_7", "nodeX", "127.0.0.1", ("GPU-7",))], 1)
+    told = {"utilisation": 0.75, "memory_used": 2 << 30, "memory_total": 80 << 30}
+    told |= {"power": 301.5, "temperature": 61}
+    with Outputs(world, Off()) as outputs:
+        while "gpu.0.power" not in outputs.metrics()[0] or "loss" not in outputs.metrics()[0]:
+            outputs.take_reports(0, gang.wait_for("reports").payload)
+        (tmp_path / "go").touch()
+        assert gang.wait_for("ended")["exit_code"] == 0
+        seen = {f"gpu.0.{name}": value for name, value in told.items()}
+        seen |= {"gpu.0.memory_peak": 2 << 30, "step": 3, "loss": 0.5}
+        assert outputs.metrics() == (seen,)
+        assert outputs.utilisation(0) == 0.75
+        for message in gang.seen:
+            if message.kind == "record":
+                outputs.take_record(0, message.payload)
+        for _, upload in outputs.take_over().uploads(Lake(f"file://{gang.lake}/logs")):
+            upload()
+    lines = (gang.lake / "logs" / "metrics-0.jsonl").read_text().splitlines()
+    samples = [line for line in map(json.loads, lines) if "gpu" in line]
+    assert samples and all(sample["gpu"] == {"uuid": "GPU-7", **told} for sample in samples)
+    assert all(abs(sample["time"] - time.time()) < 60 for sample in samples)
+    assert len(lines) == len(samples) + 1
 
 
 def test_a_ranks_environment_is_pure() -> None:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import math
+import os
 import threading
 from pathlib import Path
 
@@ -114,3 +116,26 @@ def test_a_record_tells_all_but_secrets(tmp_path: Path) -> None:
     )
     with pytest.raises(StoreError, match="the run's record is not on the lake: "):
         records.write(Lake(f"file://{tmp_path}/none/here"), written)
+
+
+def test_a_record_is_json_whatever_was_reported() -> None:
+    plan = LaunchPlan(GangSpec("fit"), 1, 1, ExecutorShape(1, 1, 512, 4608), "default", {}, {})
+    last = {"step": 7, "loss": math.nan, "best": math.inf, "worst": -math.inf, "lr": 0.1}
+    written = records.content(
+        plan,
+        GangResult("fit-1", metrics=(last,)),
+        application="application_1",
+        state="failed",
+        attempt=0,
+        error=os.fsdecode(b"no caf\xe9"),
+    )
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    found = json.loads(written, parse_constant=refuse)
+    (told,) = found["metrics"]
+    assert told == {"step": 7, "loss": "NaN", "best": "Infinity", "worst": "-Infinity", "lr": 0.1}
+    assert {name: float(value) for name, value in told.items() if name != "loss"} == {
+        name: value for name, value in last.items() if name != "loss"
+    }

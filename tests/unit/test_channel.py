@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import struct
 import time
@@ -80,6 +81,23 @@ def test_frames_go_both_ways(server: ControlServer) -> None:
     end = next_event(server)
     assert (end.message, end.reason) == (None, "closed")
     assert server.send(end.peer, "run") is False
+
+
+@pytest.mark.parametrize(
+    "text", [os.fsdecode(b"caf\xe9"), "\ud83d\ude00", '\0\x1b"\\é😀'], ids=ascii
+)
+def test_any_text_goes_both_ways(server: ControlServer, text: str) -> None:
+    async def agent() -> Any:
+        async with connected(server) as channel:
+            await channel.send("said", word=text)
+            event = await asyncio.to_thread(next_event, server)
+            assert event.message is not None and event.message["word"] == text
+            await asyncio.to_thread(server.send, event.peer, "run", word=text)
+            message = await channel.receive()
+            assert message is not None
+            return message["word"]
+
+    assert asyncio.run(agent()) == text
 
 
 @pytest.mark.usefixtures("at_once")

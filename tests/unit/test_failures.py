@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from hopsgpu.failures import Ended, executor_lost, first_failure, ran_too_long, rank_failed
-from hopsgpu.gang import Container, RankPlace
-from hopsgpu.retries import Fault, fault_of, may_retry
+from hopsgpu.failures import (
+    Ended,
+    executor_lost,
+    first_failure,
+    ran_too_long,
+    rank_failed,
+    to_avoid,
+)
+from hopsgpu.gang import Avoid, Container, RankPlace
+from hopsgpu.retries import Fault, avoid_next, fault_of, may_retry, suspect
 
 URL = "file:///runs/r/logs/rank-1.log"
 
@@ -147,6 +156,74 @@ def test_whose_fault_an_attempt_was() -> None:
     assert fault_of(bug[0], [bug[0], not_started]) is Fault.RANK
     lock = ended(outcome={"status": "unpicklable"})
     assert fault_of(lock, [lock]) is Fault.CODE
+
+
+def test_a_rank_whose_peers_complain_of_it_is_no_error_of_the_code() -> None:
+    broken = raised("RuntimeError: CUDA error: unspecified launch failure", rank=1)
+    complaint = raised("RuntimeError: [pair.cc:547] Connection closed by peer [10.0.0.2]:5", rank=0)
+    assert fault_of(broken, [broken, complaint]) is Fault.RANK
+
+
+def test_errors_that_differ_in_numbers_are_the_same() -> None:
+    bug = [
+        raised(f"ValueError: shard {rank} at 0x7f{rank}a is empty", rank=rank) for rank in (0, 1)
+    ]
+    assert fault_of(bug[0], bug) is Fault.CODE
+
+
+def test_the_same_words_from_another_line_are_another_error() -> None:
+    def at(line: int) -> Ended:
+        text = f'Traceback:\n  File "/a/b.py", line {line}, in train\n    x\nValueError: bad\n'
+        outcome = {"status": "raised", "error": "ValueError: bad", "traceback": text}
+        return ended(rank=line, outcome=outcome)
+
+    assert fault_of(at(1), [at(1), at(2)]) is Fault.RANK
+    assert fault_of(at(1), [at(1), at(1)]) is Fault.CODE
+
+
+def test_a_broken_gpu_is_no_error_of_the_code_whoever_tells_of_it() -> None:
+    told = [raised("RuntimeError: CUDA error: uncorrectable ECC error", rank=r) for r in (0, 1)]
+    assert fault_of(told[0], told) is Fault.RANK
+
+
+def test_the_log_blames_nobody_and_explains_no_kill() -> None:
+    line = ("probe: No CUDA GPUs are available in a helper", "step 9")
+    crashed = ended(signal="SIGABRT", exit_code=None, log_tail=line)
+    assert "cannot open GPU GPU-1" in str(rank_failed(crashed, URL))
+    assert not to_avoid(crashed).is_any
+    killed = ended(signal="SIGKILL", exit_code=None, log_tail=line)
+    assert "cannot open" not in str(rank_failed(killed, URL))
+    said = raised("RuntimeError: No CUDA GPUs are available")
+    assert to_avoid(said) == Avoid(gpus=frozenset({("node1", "GPU-1")}))
+
+
+def test_a_process_without_gpu_is_told_so() -> None:
+    server = dataclasses.replace(
+        raised("RuntimeError: No CUDA GPUs are available"), place=place(role="ps")
+    )
+    assert "this process has no GPU" in str(rank_failed(server, URL))
+    assert not to_avoid(server).is_any
+
+
+@pytest.mark.parametrize(
+    ("reason", "suspected"),
+    [
+        ("Container container_1 on host: node1 was preempted.", None),
+        ("Container killed by YARN for exceeding physical memory limits. 2.0 GB of 2 GB", None),
+        ("Container killed by YARN for exceeding virtual memory limits.", None),
+        ("Container from a bad node: container_1 on host: node1. Exit status: 134.", "node1"),
+        ("no sign of life for 30 s", "node1"),
+    ],
+)
+def test_the_node_of_a_lost_executor_is_not_always_suspect(
+    reason: str, suspected: str | None
+) -> None:
+    assert suspect("node1", reason) == suspected
+
+
+def test_a_node_that_loses_two_is_left_out() -> None:
+    assert avoid_next(Avoid(), ["node1", "node2"]) == Avoid()
+    assert avoid_next(Avoid(), ["node1", "node2", "node1"]) == Avoid(hosts=frozenset({"node1"}))
 
 
 def test_what_is_tried_again() -> None:

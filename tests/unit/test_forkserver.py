@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +19,10 @@ from typing import Any
 import pytest
 
 from hopsgpu.worker import forksafe
-from hopsgpu.worker.rank import LOG
+from hopsgpu.worker.rank import LOG, OUTCOME, VALUE
 from tests.unit import rank_functions as functions
-from tests.unit.containers import SECONDS, Container, container, gone, until
+from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until
+from tests.unit.test_agent import Gang, gang, reserve  # noqa: F401
 
 # Its thread would be missing in a forked rank.
 THREADED = """
@@ -176,6 +180,166 @@ def test_a_rank_that_cannot_be_set_up_is_an_error(here: Container) -> None:
             assert await here.value(here.spec(), str.upper, "next") == "NEXT"
 
     asyncio.run(scenario())
+
+
+# Has the fork server stop itself once it has forked, before it tells of it.
+FREEZES = """
+import os, signal
+from hopsgpu.worker import lines
+
+send = lines.Lines.send
+
+def stop_and_send(self, **fields):
+    if "pid" in fields:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return send(self, **fields)
+
+lines.Lines.send = stop_and_send
+"""
+
+# A keeper that waits for a moment where others wait for 15 s.
+IMPATIENT = """
+import sys
+from pathlib import Path
+from hopsgpu.worker import keeper, pool
+pool._ANSWER_SECONDS = 1.0
+keeper.main(Path(sys.argv[1]), int(sys.argv[2]))
+"""
+SILENT = "the fork server did not answer for 1 s"
+
+
+@pytest.fixture
+def impatient(here: Container) -> Container:
+    """A container whose keeper waits for its fork servers for a second."""
+    home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
+    home.mkdir(parents=True)
+    jvm = os.pidfd_open(here.jvm)
+    command = [sys.executable, "-c", IMPATIENT, str(home), str(jvm)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    null = subprocess.DEVNULL
+    subprocess.run(command, pass_fds=[jvm], env=environment, stdout=null, check=True)
+    os.close(jvm)
+    return here
+
+
+def test_a_server_that_is_frozen_is_done_without(impatient: Container) -> None:
+    here = impatient
+    # A module of that name is all that a server needs to be asked for a store.
+    here.module("torch", "")
+    spec = here.spec("torch")
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            server = await (await here.start(keeper, spec, os.getppid)).value()
+            os.kill(server, signal.SIGSTOP)
+            asked = (here.start(keeper, spec, str.upper, "ok"), keeper.store(spec, 2))
+            rank, store = await asyncio.wait_for(asyncio.gather(*asked), SECONDS)
+            assert (rank.started.warning, await rank.value()) == (SILENT, "OK")
+            assert store is None
+            assert keeper.warnings == [f"rank 0 serves torch's TCPStore itself: {SILENT}"]
+            assert await asyncio.to_thread(until, lambda: gone(server), SECONDS)
+            # Another takes its place: a server that froze is no reason to do without for good.
+            next_rank = await here.start(keeper, spec, os.getppid)
+            assert next_rank.started.warning is None
+            assert await next_rank.value() not in (server, keeper.pid)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_what_a_frozen_server_had_forked_does_not_run_twice(
+    impatient: Container, tmp_path: Path, ends: bool
+) -> None:
+    here, file = impatient, tmp_path / "ran"
+    here.module("freezes", FREEZES)
+
+    def run() -> str:
+        with file.open("a") as ran:
+            ran.write("once")
+        if not ends:
+            signal.pause()
+        return "value"
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            rank = await asyncio.wait_for(here.start(keeper, here.spec("freezes"), run), SECONDS)
+            assert rank.started.warning == SILENT
+            assert os.waitstatus_to_exitcode((await rank.end()).status) == 1
+            outcome = json.loads((rank.directory / OUTCOME).read_text())
+            if ends:
+                # It had come to its end before, and what it left counts.
+                assert outcome["status"] == "returned"
+                assert pickle.loads((rank.directory / VALUE).read_bytes()) == "value"
+            else:
+                assert outcome["status"] == "not started"
+                assert "killed with its fork server" in outcome["error"]
+            assert file.read_text() == "once"
+            assert await asyncio.to_thread(until, lambda: not here.marked(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_without_torch_there_is_no_store_and_no_second_server(here: Container) -> None:
+    here.module("sitecustomize", "import sys; sys.modules['torch'] = None")
+
+    async def scenario() -> None:
+        spec = here.spec("torch")
+        async with here.keeper() as keeper:
+            assert await keeper.warm(spec) is None
+            servers = here.marked()
+            assert await keeper.store(spec, 2) is None
+            assert keeper.warnings == []
+            rank = await here.start(keeper, spec, os.getppid)
+            assert rank.started.warning is None
+            assert [await rank.value()] == servers == here.marked()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("", "ModuleNotFoundError: No module named 'torch.distributed'"),
+        (
+            "import socket\ndef refuse(*a, **k): raise OSError(24, 'Too many open files')\n"
+            "socket.create_server = refuse",
+            "Too many open files",
+        ),
+    ],
+)
+def test_a_store_that_cannot_be_made_is_rank_0s(here: Container, source: str, said: str) -> None:
+    here.module("torch", source)
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            assert await keeper.store(here.spec("torch"), 2) is None
+            (warning,) = keeper.warnings
+            assert warning.startswith(f"rank 0 serves torch's TCPStore itself: {said}")
+            # The server still serves.
+            rank = await here.start(keeper, here.spec("torch"), str.upper, "next")
+            assert (rank.started.warning, await rank.value()) == (None, "NEXT")
+
+    asyncio.run(scenario())
+
+
+@pytest.fixture
+def hollow_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch that serves no store, on the executors' path; before `gang`."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "torch.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+
+
+@pytest.mark.usefixtures("hollow_torch")
+def test_the_driver_is_told_of_a_store_that_could_not_be_made(
+    gang: Gang,  # noqa: F811
+) -> None:
+    assert reserve(gang, store=1, frameworks=("torch",))["store"] is None
+    for _ in range(2):
+        gang.run(os.getpid, frameworks=("torch",))
+        gang.wait_for("ended")
+    (warning,) = (m["text"] for m in gang.seen if m.kind == "warning")
+    assert warning.startswith("rank 0 serves torch's TCPStore itself: ModuleNotFoundError")
 
 
 def test_two_forked_ranks_reduce_over_the_containers_store(warm: Container) -> None:

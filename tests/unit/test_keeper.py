@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,7 +17,6 @@ import pytest
 
 from hopsgpu.worker.keeping import Keeper, connected
 from hopsgpu.worker.kernel import ancestor, comm, parent_of
-from hopsgpu.worker.lines import peer_user
 from hopsgpu.worker.marking import marked
 from hopsgpu.worker.servers import MOST_SERVERS, Server, serving, to_end
 from tests.unit import rank_functions as functions
@@ -40,6 +39,37 @@ async def main(directory, file):
 
 asyncio.run(main(*sys.argv[1:]))
 """
+
+# They become another user once all is imported and the directory, which is ours, was entered.
+NOBODY = 65534
+ANOTHER = """
+import os, socket, sys
+os.chdir(sys.argv[1])
+os.setgroups([])
+os.setresgid(*[int(sys.argv[2])] * 3)
+os.setresuid(*[int(sys.argv[2])] * 3)
+own = socket.socket(socket.AF_UNIX)
+own.settimeout(10)
+"""
+STRANGER = (
+    ANOTHER
+    + """
+try:
+    own.connect("socket")
+    print(own.recv(4096))
+except PermissionError as error:
+    print(type(error).__name__)
+"""
+)
+IMPOSTOR = (
+    ANOTHER
+    + """
+own.bind("socket")
+own.listen()
+print("listens", flush=True)
+print(own.accept()[0].recv(4096))
+"""
+)
 
 
 @pytest.fixture
@@ -102,10 +132,48 @@ def test_a_container_with_a_long_path(tmp_path: Path) -> None:
         asyncio.run(scenario(here))
 
 
-def test_only_own_processes_are_listened_to() -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert peer_user(ours) == os.geteuid()
+AS_ANOTHER = pytest.mark.skipif(os.geteuid() != 0, reason="root alone can act as another user")
+
+
+@AS_ANOTHER
+def test_only_own_processes_are_listened_to(here: Container) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
+            assert await asyncio.to_thread(said_to, STRANGER, home) == "PermissionError"
+            # As if somebody had opened the way.
+            home.chmod(0o755)
+            (home / "socket").chmod(0o777)
+            assert await asyncio.to_thread(said_to, STRANGER, home) == "b''"
+            assert '"token"' in await asyncio.to_thread(said_to, STRANGER, home, os.geteuid())
+            assert await keeper.warm(here.spec()) is None
+
+    asyncio.run(scenario())
+
+
+def said_to(stranger: str, directory: Path, user: int = NOBODY) -> str:
+    """What a process of another user has to say that talks to the socket of a directory."""
+    command = [sys.executable, "-c", stranger, str(directory), str(user)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    return ran.stdout.strip()
+
+
+@AS_ANOTHER
+def test_a_keeper_of_another_user_is_told_nothing(tmp_path: Path) -> None:
+    home = tmp_path / f"keeper-{os.getpid()}"
+    home.mkdir()
+    shutil.chown(home, NOBODY)
+    command = [sys.executable, "-c", IMPOSTOR, str(home), str(NOBODY)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as impostor:
+        assert impostor.stdout is not None and impostor.stdout.readline() == "listens\n"
+
+        async def scenario() -> None:
+            with pytest.raises(PermissionError, match="another user's"):
+                async with connected(tmp_path, os.getpid()):
+                    raise AssertionError
+
+        asyncio.run(scenario())
+        assert impostor.stdout.read() == "b''\n"
 
 
 def test_a_task_that_talks_nonsense_is_hung_up_on_and_others_are_not(here: Container) -> None:

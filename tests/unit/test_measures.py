@@ -7,6 +7,7 @@ import functools
 import importlib
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -73,6 +74,12 @@ def test_nan_and_the_infinities_survive_json(reports: Path) -> None:
     assert records(reports)[0]["metrics"] == {"nan": "NaN", "up": "Infinity", "down": "-Infinity"}
     last = folded(reports).last()[1]
     assert math.isnan(last["nan"]) and (last["up"], last["down"]) == (math.inf, -math.inf)
+
+
+def test_a_name_that_is_no_utf8_can_be_shown(reports: Path) -> None:
+    context().report(0, **{os.fsdecode(b"caf\xe9"): 1.0})
+    (name,) = folded(reports).last()[1].keys() - {"step"}
+    assert name == r"caf\udce9"
 
 
 WRONG: list[tuple[Any, dict[str, Any], str]] = [

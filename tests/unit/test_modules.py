@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu import modules
-from hopsgpu.modules import module_roots, pack_modules
+from hopsgpu.modules import Packer, module_roots, pack_modules
 
 
 def names(packed: modules.PackedModules) -> list[str]:
@@ -67,3 +67,17 @@ def test_a_notebooks_working_directory_is_a_root(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert ran.stdout.strip() == str(tmp_path.resolve())
+
+
+def test_modules_are_packed_again_only_where_one_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    packer = Packer()
+    first = packer.pack([tmp_path])
+    assert packer.pack([tmp_path]) is first
+    (tmp_path / "a.py").write_text("x = 22\n")
+    changed = packer.pack([tmp_path])
+    assert changed.archive != first.archive
+    (tmp_path / "b.py").touch()
+    assert packer.pack([tmp_path]).archive != changed.archive
+    (tmp_path / "b.py").unlink()
+    assert packer.pack([tmp_path]) == changed

@@ -116,7 +116,7 @@ def test_what_the_users_modules_import(project: Project) -> None:
         model="from .layers import *\n",
         layers="raise RuntimeError('nobody runs it')\nimport torch.nn as nn\n",
     )
-    assert preloads(train.train, packed) == ("torch", "sklearn", "pyarrow")
+    assert preloads(train.train, packed) == ("torch", "sklearn")
 
 
 def test_a_module_that_is_not_imported_does_not_count(project: Project) -> None:
@@ -128,9 +128,17 @@ def test_a_module_that_is_not_imported_does_not_count(project: Project) -> None:
     assert preloads(train.train, packed) == ("torch",)
 
 
+def test_other_functions_beside_it_do_not_count(project: Project) -> None:
+    train, packed = project(
+        train="from own import other\ndef f():\n    import jax\ndef train():\n    import torch\n",
+        other="import pyarrow\ndef g():\n    import tensorflow\n",
+    )
+    assert preloads(train.train, packed) == ("torch", "pyarrow")
+
+
 def test_both_where_both_are_used(project: Project) -> None:
     train, packed = project(
-        train="import own.other\ndef train():\n    import torch\n",
+        train="import own.other\ndef train():\n    import torch\n    own.other.f()\n",
         other="def f(): import tensorflow",
     )
     assert preloads(train.train, packed) == ("torch", "tensorflow")

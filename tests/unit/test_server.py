@@ -281,8 +281,25 @@ def test_a_peer_that_reads_nothing_delays_nobody() -> None:
 
 
 def test_an_address_or_a_port_that_cannot_be_had_is_a_config_error(server: ControlServer) -> None:
-    taken = range(server.port, server.port + 1)
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*spark\.hopsgpu\.ports"):
-        serve(SECRET, "127.0.0.1", taken).__enter__()
-    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
-        serve(SECRET, "192.0.2.1").__enter__()
+    first = server.port
+    said = rf"127\.0\.0\.1, ports {first}-{first}: .*spark\.hopsgpu\.ports"
+    with pytest.raises(ConfigError, match=said):
+        serve(SECRET, "127.0.0.1", range(first, first + 1)).__enter__()
+    # TEST-NET-3 (RFC 5737).
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.1, ports any: "):
+        serve(SECRET, "203.0.113.1").__enter__()
+
+
+def test_the_next_port_of_the_range_is_taken_where_one_is_not_free(server: ControlServer) -> None:
+    ports = range(server.port, server.port + 50)
+    with serve(SECRET, "127.0.0.1", ports) as other:
+        assert other.port in ports[1:]
+        with serve(SECRET, "127.0.0.1", ports) as third:
+            assert third.port in range(other.port + 1, ports.stop)
+
+
+def test_it_listens_on_its_own_address_only() -> None:
+    with serve(SECRET, "127.0.0.2") as server:
+        socket.create_connection(("127.0.0.2", server.port), timeout=SECONDS).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=SECONDS)
