@@ -12,6 +12,7 @@ from hopsgpu.failures import Ended
 from hopsgpu.gang import Avoid, RankPlace, World
 from hopsgpu.retries import Fault, fault_of, suspect
 from hopsgpu.worker.channel import Message
+from hopsgpu.worker.gpu_events import GpuEvent
 
 # A lost container is a cause; what follows from it can be told before it is noticed.
 _LOST_SECONDS = 1.0
@@ -28,6 +29,7 @@ def ended(place: RankPlace, message: Message) -> Ended:
         log_tail=message["log_tail"],
         stopped=bool(message["stopped"]),
         oom_kills=message["oom_kills"],
+        gpu_events=tuple(GpuEvent(**event) for event in message["gpu_events"]),
     )
 
 

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hopsgpu.discovery.health import HEALTHY
 from hopsgpu.errors import RankFailed
 from hopsgpu.gang import Avoid, Container, RankPlace
+from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.rank import WELL
 
 # Ends without a word are causes; what follows from them is raised, and can be told earlier.
@@ -92,6 +94,7 @@ class Ended:
         log_tail: the last lines of its output.
         stopped: whether we ended it.
         oom_kills: processes that the kernel killed in its container for want of memory.
+        gpu_events: what the driver told of its GPUs meanwhile.
     """
 
     place: RankPlace
@@ -102,6 +105,7 @@ class Ended:
     log_tail: Sequence[str]
     stopped: bool
     oom_kills: int = 0
+    gpu_events: Sequence[GpuEvent] = ()
 
     @property
     def status(self) -> str | None:
@@ -253,6 +257,8 @@ def _how(end: Ended) -> str:
             return f"returned a value that could not be kept: {outcome['error']}"
         case "over memory":
             return f"used more memory than it may: {outcome['error']}"
+        case "gpu lost":
+            return "was ended, as its GPU is lost and it did not fail by itself"
         case "files lost":
             return f"could not read or write its files, as on a full disk: {outcome['error']}"
         case "not started":
@@ -288,8 +294,12 @@ def _known(end: Ended) -> tuple[str | None, Blame]:
     """What to do about an error that is known, and what is to blame for it.
 
     The last lines of a log may tell of what was overcome: they blame nobody, and are not asked
-    where the signal says all.
+    where the signal says all. An event that a program causes says less than its error.
     """
+    faults = [event for event in end.gpu_events if event.state != HEALTHY]
+    if faults:
+        fatal = any(event.is_fatal for event in faults)
+        return _told_of(faults, end), Blame.GPU if fatal else Blame.NOTHING
     told = end.outcome.get("error") if end.status == "raised" else None
     if told is None and (end.status is not None or end.signal == "SIGKILL"):
         return None, Blame.NOTHING
@@ -299,13 +309,22 @@ def _known(end: Ended) -> tuple[str | None, Blame]:
                 return _NO_GPU, Blame.NOTHING
             gpus, host = ", ".join(end.place.gpus), end.place.container.host
             return advice.format(host=host, gpus=gpus), Blame.NOTHING if told is None else blame
-    return None, Blame.NOTHING
+    return _told_of(end.gpu_events, end) if end.gpu_events else None, Blame.NOTHING
+
+
+def _told_of(events: Sequence[GpuEvent], end: Ended) -> str:
+    host = end.place.container.host
+    said = dict.fromkeys(f"{event.gpu} of {host}: {event.reason}" for event in events)
+    return f"the driver told of {'; '.join(said)}"
 
 
 def to_avoid(end: Ended) -> Avoid:
-    """The GPU or node whose fault a rank's end was, as far as its error tells."""
-    _, blame = _known(end)
+    """The GPU or node whose fault a rank's end was, as far as its error and the driver tell."""
     host = end.place.container.host
+    fatal = {event.gpu for event in end.gpu_events if event.is_fatal}
+    if fatal:
+        return Avoid(gpus=frozenset((host, gpu) for gpu in fatal))
+    _, blame = _known(end)
     if blame is Blame.GPU:
         return Avoid(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
     return Avoid(hosts=frozenset({host} if blame is Blame.HOST else ()))

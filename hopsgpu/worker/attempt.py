@@ -28,6 +28,7 @@ from hopsgpu.worker.environment import (
     rank_environment,
     server_spec,
 )
+from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.gpus import GpuSample, sampling
 from hopsgpu.worker.keeping import Keeper
 from hopsgpu.worker.logs import follow, follow_reports
@@ -40,6 +41,10 @@ MOST_INLINE = 2**20
 
 # What an agent says of a rank that cannot say it, as its files could not be read or written.
 _FILES_LOST = "files lost"
+# The same of one whose GPU is beyond hope, and that we have killed for it.
+_GPU_LOST = "gpu lost"
+# For it to fail by itself, with its own traceback, before it is killed.
+_BROKEN_SECONDS = 5.0
 
 _Send = Callable[[bytes], Awaitable[None]]
 _Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
@@ -154,9 +159,13 @@ class Attempt:
         ended = asyncio.Event()
         file = rank.directory / measures.FILE
         problems: list[OSError] = []
+        broken, loop = asyncio.Event(), asyncio.get_running_loop()
 
         def sampled(sample: GpuSample) -> None:
             measures.append(file, measures.sample_line(sample))
+
+        def gpu_broke() -> None:
+            loop.call_soon_threadsafe(broken.set)
 
         async def followed(follower: _Follower, path: Path, send: _Send) -> None:
             try:
@@ -167,6 +176,7 @@ class Attempt:
                 kill()
 
         async with asyncio.TaskGroup() as following:
+            ending = following.create_task(_kill_when(broken, kill))
             for kind, path, follower in (
                 ("output", rank.log, follow),
                 ("record", file, follow),
@@ -174,13 +184,14 @@ class Attempt:
             ):
                 send = functools.partial(self._chunk, kind, rank.rank)
                 following.create_task(followed(follower, path, send))
-            async with sampling(gpus, sampled):
+            async with sampling(gpus, sampled, broken=gpu_broke) as events:
                 end = await self._end_of(rank, kill)
             ended.set()
+            ending.cancel()
         for problem in problems[:1]:
             text = f"what rank {rank.rank} wrote did not come whole: {problem}"
             await self._tell("warning", text=text)
-        await self._report(rank.rank, _explained(end, problems))
+        await self._report(rank.rank, _explained(end, problems, events), events)
 
     async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankEnd:
         try:
@@ -196,7 +207,7 @@ class Attempt:
     async def _chunk(self, kind: str, rank: int, chunk: bytes) -> None:
         await self._tell(kind, chunk, rank=rank)
 
-    async def _report(self, rank: int, end: RankEnd) -> None:
+    async def _report(self, rank: int, end: RankEnd, events: Sequence[GpuEvent] = ()) -> None:
         outcome = dict(end.outcome)
         try:
             value = await self._value(rank, end.value)
@@ -215,6 +226,7 @@ class Attempt:
             time=end.time,
             stopped=end.stopped,
             oom_kills=oom_kills() - self._killed_before,
+            gpu_events=[event.fields() for event in events],
         )
 
     async def _value(self, rank: int, value: bytes) -> _Told:
@@ -236,10 +248,21 @@ class Attempt:
         return _Told(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
 
 
-def _explained(end: RankEnd, problems: Sequence[OSError]) -> RankEnd:
-    """A rank's end; with the cause where it says none, as what it wrote is lost."""
+async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
+    """Kills a rank whose GPU is beyond hope: it may wait for it for ever."""
+    await broken.wait()
+    await asyncio.sleep(_BROKEN_SECONDS)
+    kill()
+
+
+def _explained(end: RankEnd, problems: Sequence[OSError], events: Sequence[GpuEvent]) -> RankEnd:
+    """A rank's end; with the cause where it says none, as it could not."""
     if "status" in end.outcome or end.stopped:
         return end
+    fatal = [event for event in events if event.is_fatal]
+    if fatal:
+        error = f"{fatal[0].gpu}: {fatal[0].reason}"
+        return replace(end, outcome={"status": _GPU_LOST, "error": error})
     if problems:
         error = str(problems[0])
     elif end.exit_code == os.EX_IOERR:

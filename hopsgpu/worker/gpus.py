@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.worker.gpu_events import GpuEvent, lost, xid_events
+
 SAMPLE_SECONDS = 1.0
 _JOIN_SECONDS = 1.0
 _IDLE_SHARE = 0.95
@@ -129,8 +131,9 @@ async def sampling(
     tell: Callable[[GpuSample], None],
     nvml: Any = None,
     seconds: float = SAMPLE_SECONDS,
-) -> AsyncIterator[None]:
-    """Samples GPUs while inside.
+    broken: Callable[[], None] = lambda: None,
+) -> AsyncIterator[Sequence[GpuEvent]]:
+    """Samples GPUs while inside, and gives what befell them, which grows meanwhile.
 
     A call of NVML that never returns holds up neither the caller nor the end of its process. A
     GPU that NVML does not know, and every one where NVML cannot be had, is told of once, with the
@@ -142,19 +145,20 @@ async def sampling(
             ends the sampling.
         nvml: the module pynvml, by default imported, where it is installed.
         seconds: between two samples of a GPU.
+        broken: called in a thread, once a GPU is beyond hope.
     """
     if not gpus:
-        yield
+        yield ()
         return
     # A rank that reports needs the values above, and not what takes some 40 ms to import.
     import asyncio
 
-    sampler = _Sampler(gpus, tell, nvml, seconds)
+    sampler = _Sampler(gpus, tell, nvml, seconds, broken)
     # A daemon: an interpreter that ends does not wait for a call that hangs in the driver.
     thread = threading.Thread(target=sampler.run, name="hopsgpu-nvml", daemon=True)
     thread.start()
     try:
-        yield
+        yield sampler.events
     finally:
         sampler.stop()
         await asyncio.to_thread(thread.join, _JOIN_SECONDS)
@@ -162,8 +166,15 @@ async def sampling(
 
 class _Sampler:
     def __init__(
-        self, gpus: Sequence[str], tell: Callable[[GpuSample], None], nvml: Any, seconds: float
+        self,
+        gpus: Sequence[str],
+        tell: Callable[[GpuSample], None],
+        nvml: Any,
+        seconds: float,
+        broken: Callable[[], None],
     ) -> None:
+        self.events: list[GpuEvent] = []
+        self._broken = broken
         self._gpus = gpus
         self._told = tell
         self._nvml = nvml
@@ -208,13 +219,23 @@ class _Sampler:
             except nvml.NVMLError as error:
                 self._refuse([uuid], f"NVML does not know it: {error}")
         said: dict[str, str] = {}
-        while handles and not self._stopped.is_set():
-            for uuid, handle in handles.items():
-                sample = _look(nvml, uuid, handle)
-                if not sample.problem or sample.problem != said.get(uuid):
-                    self._tell(sample)
-                said[uuid] = sample.problem
-            self._stopped.wait(self._seconds)
+        with xid_events(nvml, handles) as take:
+            while handles and not self._stopped.is_set():
+                for uuid, handle in handles.items():
+                    sample, is_lost = _look(nvml, uuid, handle)
+                    if not sample.problem or sample.problem != said.get(uuid):
+                        self._tell(sample)
+                        self._note([lost(uuid, sample.problem)] if is_lost else [])
+                    said[uuid] = sample.problem
+                self._note(take())
+                self._stopped.wait(self._seconds)
+            # What has ended a rank may have come with its end.
+            self._note(take())
+
+    def _note(self, events: Sequence[GpuEvent]) -> None:
+        self.events += events
+        if any(event.is_fatal for event in events):
+            self._broken()
 
     def _refuse(self, gpus: Sequence[str], problem: str) -> None:
         for uuid in gpus:
@@ -226,7 +247,9 @@ class _Sampler:
                 self._told(sample)
 
 
-def _look(nvml: Any, uuid: str, handle: Any) -> GpuSample:
+def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
+    """A sample, and whether the GPU is lost."""
+
     def told(call: Callable[..., Any], *arguments: object) -> Any:
         try:
             return call(handle, *arguments)
@@ -240,8 +263,9 @@ def _look(nvml: Any, uuid: str, handle: Any) -> GpuSample:
         milliwatts = told(nvml.nvmlDeviceGetPowerUsage)
         temperature = told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
     except nvml.NVMLError as error:
-        return GpuSample(now, uuid, problem=str(error))
-    return GpuSample(
+        is_lost = isinstance(error, nvml.NVMLError_GpuIsLost)
+        return GpuSample(now, uuid, problem=str(error)), is_lost
+    sample = GpuSample(
         time=now,
         uuid=uuid,
         utilisation=None if rates is None else rates.gpu / 100,
@@ -250,3 +274,4 @@ def _look(nvml: Any, uuid: str, handle: Any) -> GpuSample:
         power=None if milliwatts is None else milliwatts / 1000,
         temperature=temperature,
     )
+    return sample, False

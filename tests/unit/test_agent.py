@@ -633,6 +633,23 @@ nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=75, memory=1)
 nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(total=80 << 30, used=2 << 30, free=0)
 nvmlDeviceGetPowerUsage = lambda handle: 301_500
 nvmlDeviceGetTemperature = lambda handle, sensor: 61
+
+# XID 79 once the file `xid` is beside this one.
+import pathlib
+class NVMLError_GpuIsLost(NVMLError): pass
+nvmlEventTypeXidCriticalError = 8
+nvmlEventSetCreate = lambda: "events"
+nvmlEventSetFree = lambda events: None
+nvmlDeviceGetUUID = lambda handle: "GPU-7"
+nvmlDeviceRegisterEvents = lambda handle, kinds, events: None
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle):
+    raise NVMLError("not a MIG device")
+def nvmlEventSetWait_v2(events, milliseconds):
+    file = pathlib.Path(__file__).with_name("xid")
+    if not file.exists():
+        raise NVMLError("timeout")
+    file.unlink()
+    return SimpleNamespace(device="handle", eventData=79)
 """
 
 
@@ -713,3 +730,16 @@ def test_tasks_of_one_executor_share_fork_servers() -> None:
 def test_the_secret_is_not_shown() -> None:
     driver = Driver("127.0.0.1", 1, b"hush-hush", None)
     assert "hush" not in repr(driver)
+
+
+def test_a_rank_whose_gpu_falls_off_the_bus_is_ended_with_that_reason(
+    nvml: None, gang: Gang, tmp_path: Path
+) -> None:
+    gang.run(time.sleep, 60, gpus=("GPU-7",))
+    gang.wait_for("record")
+    (tmp_path / "path" / "xid").touch()
+    ended = gang.wait_for("ended")
+    assert ended["outcome"]["status"] == "gpu lost" and not ended["stopped"]
+    (event,) = ended["gpu_events"]
+    assert (event["gpu"], event["state"]) == ("GPU-7", "bad")
+    assert event["reason"].startswith("XID 79, GPU has fallen off the bus")

@@ -14,6 +14,7 @@ from hopsgpu.failures import (
 )
 from hopsgpu.gang import Avoid, Container, RankPlace
 from hopsgpu.retries import Fault, avoid_next, fault_of, may_retry, suspect
+from hopsgpu.worker.gpu_events import GpuEvent
 
 URL = "file:///runs/r/logs/rank-1.log"
 
@@ -224,6 +225,31 @@ def test_the_node_of_a_lost_executor_is_not_always_suspect(
 def test_a_node_that_loses_two_is_left_out() -> None:
     assert avoid_next(Avoid(), ["node1", "node2"]) == Avoid()
     assert avoid_next(Avoid(), ["node1", "node2", "node1"]) == Avoid(hosts=frozenset({"node1"}))
+
+
+def test_what_the_driver_told_of_a_gpu_goes_before_the_error() -> None:
+    fell = GpuEvent("GPU-1", "bad", "XID 79, GPU has fallen off the bus: reboot the node")
+    end = raised("RuntimeError: CUDA error: unspecified launch failure", gpu_events=[fell, fell])
+    said = str(rank_failed(end, URL))
+    assert said.count("XID 79") == 1 and "the driver told of GPU-1 of node1: XID 79" in said
+    assert to_avoid(end) == Avoid(gpus=frozenset({("node1", "GPU-1")}))
+    assert fault_of(end, [end, raised("RuntimeError: other", rank=0)]) is Fault.RANK
+    lost = ended(
+        outcome={"status": "gpu lost", "error": "GPU-1"},
+        signal="SIGKILL",
+        exit_code=None,
+        gpu_events=[fell],
+    )
+    assert "was ended, as its GPU is lost" in str(rank_failed(lost, URL))
+    assert to_avoid(lost).is_any
+
+
+def test_an_event_that_the_program_caused_blames_nobody() -> None:
+    caused = [GpuEvent("GPU-1", "healthy", "XID 31, GPU memory page fault: look for the cause")]
+    end = raised("RuntimeError: CUDA error: an illegal memory access", gpu_events=caused)
+    assert "XID 31" in str(rank_failed(end, URL)) and not to_avoid(end).is_any
+    full = raised("RuntimeError: CUDA out of memory", gpu_events=caused)
+    assert "XID" not in str(rank_failed(full, URL))
 
 
 def test_what_is_tried_again() -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +26,7 @@ import hopsgpu
 from hopsgpu.errors import ConfigError
 from hopsgpu.worker import measures
 from hopsgpu.worker.context import VARIABLE, Context, context
+from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.gpus import GpuSample, GpuUse, idle_warning, sampling
 from hopsgpu.worker.logs import follow_reports
 from hopsgpu.worker.measures import Fold, Metrics, append, report_line, sample_line
@@ -266,7 +267,15 @@ class FakeNvml:
     class NVMLError_NotSupported(NVMLError):
         pass
 
+    class NVMLError_GpuIsLost(NVMLError):
+        pass
+
+    nvmlEventTypeXidCriticalError = 8
+
     def __init__(self, *gpus: str) -> None:
+        self.xids: list[tuple[str, int]] = []
+        self.watched: set[int] = set()
+        self.event_sets = 0
         self.gpus = list(gpus)
         self.utilisation = 0
         self.problem: Exception | None = None
@@ -279,6 +288,33 @@ class FakeNvml:
 
     def nvmlShutdown(self) -> None:
         self.open -= 1
+
+    def nvmlEventSetCreate(self) -> object:
+        self.event_sets += 1
+        return self
+
+    def nvmlEventSetFree(self, events: object) -> None:
+        self.event_sets -= 1
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:
+        raise self.NVMLError("Invalid Argument")
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self.gpus[handle]
+
+    def nvmlDeviceRegisterEvents(self, handle: int, kinds: int, events: object) -> None:
+        assert events is self and kinds == self.nvmlEventTypeXidCriticalError
+        if "events" in self.unsupported:
+            raise self.NVMLError_NotSupported("Not Supported")
+        self.watched.add(handle)
+
+    def nvmlEventSetWait_v2(self, events: object, milliseconds: int) -> Any:
+        assert milliseconds == 0
+        while self.xids:
+            gpu, xid = self.xids.pop(0)
+            if (device := self.gpus.index(gpu)) in self.watched:
+                return SimpleNamespace(device=device, eventData=xid)
+        raise self.NVMLError("Timeout")
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:
         if uuid not in self.gpus:
@@ -392,6 +428,73 @@ def test_a_lost_gpu_is_told_of_once_and_asked_again() -> None:
     asyncio.run(go())
     problems = [sample.problem for sample in samples.told if sample.problem]
     assert problems == ["GPU is lost"] and not samples.told[-1].problem
+
+
+def befallen(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> tuple[Any, int]:
+    """What befell GPUs after a change, and how often one was said to be beyond hope."""
+    samples, broken = Samples(), threading.Semaphore(0)
+
+    async def go() -> Sequence[GpuEvent]:
+        watching = sampling(gpus, samples, nvml, seconds=0.01, broken=broken.release)
+        async with watching as events:
+            await samples.until(len(gpus))
+            change()
+            await samples.until(len(samples.told) + len(gpus))
+        return events
+
+    events = list(asyncio.run(go()))
+    assert nvml.event_sets == 0
+    times = 0
+    while broken.acquire(blocking=False):
+        times += 1
+    return events, times
+
+
+def test_xid_events_are_told_with_what_they_mean() -> None:
+    nvml = FakeNvml(GPU, "GPU-2", "GPU-3")
+    change = [("GPU-2", 31), ("GPU-3", 79), (GPU, 79)]
+    events, broken = befallen(nvml, [GPU, "GPU-2"], lambda: nvml.xids.extend(change))
+    assert [(event.gpu, event.state) for event in events] == [("GPU-2", "healthy"), (GPU, "bad")]
+    assert events[1].reason.startswith("XID 79, GPU has fallen off the bus: ")
+    assert broken == 1
+
+
+def test_an_event_that_comes_with_the_end_is_not_missed() -> None:
+    nvml = FakeNvml(GPU)
+
+    async def go() -> Sequence[GpuEvent]:
+        async with sampling([GPU], samples := Samples(), nvml, seconds=60) as events:
+            await samples.until(1)
+            nvml.xids.append((GPU, 48))
+        return events
+
+    (event,) = asyncio.run(go())
+    assert event.is_fatal and event.reason.startswith("XID 48")
+
+
+def test_a_lost_gpu_is_beyond_hope() -> None:
+    nvml = FakeNvml(GPU)
+
+    def lose() -> None:
+        nvml.problem = nvml.NVMLError_GpuIsLost("GPU is lost")
+
+    samples, broken = Samples(), threading.Event()
+
+    async def go() -> Sequence[GpuEvent]:
+        async with sampling([GPU], samples, nvml, seconds=0.01, broken=broken.set) as events:
+            await samples.until(1)
+            lose()
+            assert await asyncio.to_thread(broken.wait, SECONDS)
+        return events
+
+    (event,) = asyncio.run(go())
+    assert event.is_fatal and "the driver has lost it (GPU is lost)" in event.reason
+
+
+def test_a_driver_without_events_is_sampled_all_the_same() -> None:
+    nvml = FakeNvml(GPU)
+    nvml.unsupported = {"events"}
+    assert befallen(nvml, [GPU], lambda: nvml.xids.append((GPU, 79))) == ([], 0)
 
 
 def test_a_call_that_hangs_keeps_nobody() -> None:

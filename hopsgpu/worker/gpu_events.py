@@ -1,0 +1,94 @@
+"""What the driver tells of GPUs while ranks run on them: XID events, and that one is lost.
+
+Source of the calls: the NVML API reference, "Event Handling Methods".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hopsgpu.discovery.health import BAD, judge_xid
+
+
+@dataclass(frozen=True)
+class GpuEvent:
+    """Something that befell a GPU.
+
+    Attributes:
+        gpu: its address.
+        state: what it makes of the GPU, one of `discovery.health.STATES`.
+        reason: in words.
+    """
+
+    gpu: str
+    state: str
+    reason: str
+
+    def fields(self) -> dict[str, str]:
+        """For a message."""
+        return asdict(self)
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether nothing more is to be expected of the GPU."""
+        return self.state == BAD
+
+
+def lost(gpu: str, problem: str) -> GpuEvent:
+    """The event of a GPU of which NVML says that it is lost."""
+    return GpuEvent(gpu, BAD, f"the driver has lost it ({problem}): reboot the node")
+
+
+@contextlib.contextmanager
+def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], list[GpuEvent]]]:
+    """While inside, what gives the XID events that came since it was asked last.
+
+    GPUs whose driver tells of no events (vGPU, WSL) have none. An event of a GPU of which only
+    MIG devices are used counts for each of them.
+
+    Args:
+        nvml: the module pynvml, initialised.
+        handles: NVML's, by address.
+    """
+    addresses: dict[str, list[str]] = {}
+    events = nvml.nvmlEventSetCreate()
+    try:
+        for address, handle in handles.items():
+            try:
+                whole = _whole(nvml, handle)
+                addresses.setdefault(_text(nvml.nvmlDeviceGetUUID(whole)), []).append(address)
+                nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
+            except nvml.NVMLError:
+                continue  # it tells of none; its samples say what else is wrong with it
+
+        def take() -> list[GpuEvent]:
+            found: list[GpuEvent] = []
+            while addresses:
+                try:
+                    told = nvml.nvmlEventSetWait_v2(events, 0)
+                    uuid = _text(nvml.nvmlDeviceGetUUID(told.device))
+                except nvml.NVMLError:
+                    break  # no more of them; or the driver is gone, which the samples say
+                verdict = judge_xid(int(told.eventData))
+                found += [GpuEvent(gpu, *verdict) for gpu in addresses.get(uuid, ())]
+            return found
+
+        yield take
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlEventSetFree(events)
+
+
+def _whole(nvml: Any, handle: Any) -> Any:
+    """The GPU of a MIG device, which tells of its events; another handle as it is."""
+    try:
+        return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    except nvml.NVMLError:
+        return handle
+
+
+def _text(said: str | bytes) -> str:
+    return said.decode() if isinstance(said, bytes) else said
