@@ -405,7 +405,7 @@ def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "pathlib.Path(__file__).with_name('began').touch()\n"
         "signal.pause()\n"
     )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"), prepend=os.pathsep)
     return "hanging"
 
 
@@ -658,7 +658,7 @@ def nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An NVML that knows GPU-7, on the path of the agent's process; before `gang`."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "pynvml.py").write_text(NVML)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"), prepend=os.pathsep)
 
 
 def test_what_nvml_tells_comes_to_the_status_and_the_record(
