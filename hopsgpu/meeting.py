@@ -11,7 +11,7 @@ from hopsgpu import failures
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
-from hopsgpu.gang import RankPlace, World
+from hopsgpu.gang import Avoid, RankPlace, World
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
 
@@ -40,10 +40,12 @@ class Unmet:
     Attributes:
         failure: an executor that was lost, or did not answer.
         silent: keys of the agents that did not answer.
+        avoid: GPUs that cannot be opened.
     """
 
     failure: RankFailed
     silent: tuple[int, ...] = ()
+    avoid: Avoid = Avoid()
 
 
 def meet(
@@ -95,7 +97,7 @@ def meet(
                 return Unmet(_failure(containers[event.peer], why))
             if event.message.kind == "reserved":
                 answer = answers[event.peer] = event.message
-                if "problem" in answer.fields:
+                if not answer.fields.keys().isdisjoint(("problem", "unopened")):
                     return _unmet(containers[event.peer], answer)
         elif time.monotonic() > deadline:
             silent = tuple(key for key in containers if key not in answers)
@@ -109,17 +111,20 @@ def _failure(place: RankPlace, why: str) -> RankFailed:
 
 
 def _unmet(place: RankPlace, answer: Message) -> Unmet:
-    """What an agent says that cannot hold ports or a store.
+    """What an agent says that cannot open its GPUs, or hold ports or a store.
 
     Raises:
         ConfigError: it lacks what was configured.
     """
-    problem = answer["problem"]
-    if answer["configured"]:
-        raise ConfigError(f"{place.container.host}: {problem}")
+    host, closed = place.container.host, answer.fields.get("unopened", {})
+    said = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]
+    problem = "; ".join(said) or answer["problem"]
+    if not closed and answer["configured"]:
+        raise ConfigError(f"{host}: {problem}")
     outcome = {"status": "not started", "error": problem}
     end = failures.Ended(place, time.time(), None, None, outcome, (), stopped=False)
-    return Unmet(failures.rank_failed(end, "(none)"))
+    avoid = Avoid(gpus=frozenset((host, gpu) for gpu in closed))
+    return Unmet(failures.rank_failed(end, "(none)"), avoid=avoid)
 
 
 def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Meeting:

@@ -98,7 +98,8 @@ class Training:
         if isinstance(meeting, Unmet):
             self._drop(meeting.silent)
             self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
-            self.trained.suspect = meeting.failure.host
+            self.trained.avoid = meeting.avoid
+            self.trained.suspect = None if meeting.avoid.is_any else meeting.failure.host
             return self.trained
         try:
             self._start(meeting)

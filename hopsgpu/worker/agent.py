@@ -2,7 +2,8 @@
 
 Between hello and the end of the connection it answers:
 
-    reserve   holds ports for its ranks, and a store where one is wanted  → reserved {ports, ...}
+    reserve   tries its GPUs, holds ports for its ranks, and a store where one is wanted
+                                                            → reserved {ports, ...}
     run       starts ranks; payload: the call, the modules  → started, output, record, reports,
               warning …, ended
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s    → (their ended)
@@ -30,7 +31,8 @@ from hopsgpu.worker.attempt import Attempt, spec_of
 from hopsgpu.worker.channel import Channel, ChannelError, Message
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, connected
-from hopsgpu.worker.peer import Driver, greet, lake_environment
+from hopsgpu.worker.opening import unopened
+from hopsgpu.worker.peer import Driver, given_out, greet, lake_environment
 
 
 def run_agent(driver: Driver) -> None:
@@ -66,6 +68,9 @@ class Agent:
         self._meeting = contextlib.ExitStack()
         self._reserving: asyncio.Task[None] | None = None
         self._attempt: Attempt | None = None
+        # Once for all launches on this container.
+        gpus = [device["gpu"] for device in given_out()]
+        self._opening = tasks.create_task(unopened(gpus))
 
     async def serve(self) -> None:
         """Answers until the driver hangs up; then no rank is left."""
@@ -76,6 +81,7 @@ class Agent:
             # A fork server that serves the store may still be importing.
             if self._reserving is not None:
                 self._reserving.cancel()
+            self._opening.cancel()
             if self._attempt is not None:
                 await self._attempt.end()
             self._meeting.close()
@@ -100,6 +106,9 @@ class Agent:
         self._meeting.close()
         tell = functools.partial(self._channel.tell, "reserved", run_id=message["run_id"])
         try:
+            if closed := await asyncio.shield(self._opening):
+                await tell(unopened=closed)
+                return
             there = reach(self._channel.local_address, message["interface"], message["others"])
             ports = self._meeting.enter_context(held_ports(message["ports"], there.address)).ports
             store = await self._store(spec_of(message), int(message["store"]))

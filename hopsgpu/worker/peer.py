@@ -72,14 +72,14 @@ def _introduction(address: str) -> dict[str, Any]:
         "container": os.environ.get("CONTAINER_ID", ""),
         "host": os.environ.get("NM_HOST") or platform.node(),
         "address": address,
-        "devices": _given_out(),
+        "devices": given_out(),
         "python": platform.python_version(),
         "time": time.time(),
         "missing": missing,
     }
 
 
-def _given_out() -> list[dict[str, str]]:
+def given_out() -> list[dict[str, str]]:
     """The fields of each GPU's `gang.Device`, as the discovery script left them in the container's
     directory; none where it did not run.
     """

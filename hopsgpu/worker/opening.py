@@ -1,0 +1,102 @@
+"""Whether a container's processes can open its GPUs, as CUDA will, tried before any rank starts.
+
+`python -m hopsgpu.worker.opening` is the try of one GPU, the one that CUDA_VISIBLE_DEVICES names:
+a process of its own, since CUDA keeps what it has opened and may hang. It prints why the GPU
+cannot be opened, or nothing.
+
+Source of the calls and codes: the CUDA Driver API reference, "Initialization", "Device
+Management" and "Primary Context Management".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hopsgpu.worker.environment import package_path
+
+_LIBRARY = "libcuda.so.1"
+# Without persistence mode the driver sets the GPU up anew.
+_SECONDS = 60.0
+_SUCCESS = 0
+
+
+async def unopened(gpus: Sequence[str]) -> dict[str, str]:
+    """Why GPUs cannot be opened, by address; all are tried at once.
+
+    Where there is no CUDA driver at all, as with simulated GPUs, nothing can be tried.
+    """
+    told = await asyncio.gather(*map(_tried, gpus))
+    return {gpu: why for gpu, why in zip(gpus, told, strict=True) if why}
+
+
+async def _tried(gpu: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        __name__,
+        env={
+            **os.environ,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": gpu,
+            "PYTHONPATH": package_path(),
+        },
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(_SECONDS):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return f"the driver did not answer within {_SECONDS:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    if process.returncode:
+        return f"the try to open it ended with {process.returncode}"
+    return said.decode(errors="replace").strip()
+
+
+def why_not(cuda: Any) -> str:
+    """Why the one visible GPU cannot be opened, "" where it can.
+
+    Args:
+        cuda: the driver's library.
+    """
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    calls = (
+        ("cuInit", (0,)),
+        ("cuDeviceGet", (ctypes.byref(device), 0)),
+        ("cuDevicePrimaryCtxRetain", (ctypes.byref(context), device)),
+    )
+    for name, arguments in calls:
+        code = getattr(cuda, name)(*arguments)
+        if code != _SUCCESS:
+            return f"{name}: {_error(cuda, code)}"
+    cuda.cuDevicePrimaryCtxRelease_v2(device)
+    return ""
+
+
+def _error(cuda: Any, code: int) -> str:
+    said = ctypes.c_char_p()
+    cuda.cuGetErrorName(code, ctypes.byref(said))
+    return (said.value or b"").decode() or f"error {code}"
+
+
+def main() -> None:
+    """Tries the GPU that is visible."""
+    try:
+        cuda = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return  # no driver, so no GPU that CUDA could use: simulated ones
+    print(why_not(cuda))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the driver makes of agents that cannot reserve what an attempt needs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from hopsgpu.call import Call
+from hopsgpu.errors import ConfigError
+from hopsgpu.gang import Avoid, Container, assign_ranks
+from hopsgpu.meeting import Meeting, Unmet, meet
+from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.channel import Message
+from hopsgpu.worker.events import Event
+
+WORLD = assign_ranks(
+    [Container(key, f"container_{key}", f"node{key}", "10.0.0.1", (f"g{key}",)) for key in (0, 1)],
+    1,
+)
+CALL = Call(b"", None, {}, "r", Lake("file:///nowhere"), 0)  # type: ignore[arg-type]
+
+
+def met(**said: Any) -> Meeting | Unmet:
+    """What comes of it where agent 1 says this, and agent 0 nothing yet."""
+    events = [Event(1, Message("reserved", {"run_id": "r", **said}))]
+    return meet(
+        WORLD,
+        CALL,
+        lambda *_, **__: None,
+        lambda: events.pop() if events else None,
+        threading.Event(),
+    )
+
+
+def test_a_gpu_that_cannot_be_opened_is_named_and_avoided() -> None:
+    unmet = met(unopened={"g1": "cuInit: CUDA_ERROR_NO_DEVICE"})
+    assert isinstance(unmet, Unmet)
+    told = str(unmet.failure)
+    assert "rank 1 on node1 (container container_1, GPU g1) could not be started" in told
+    assert "g1 of node1 cannot be opened (cuInit: CUDA_ERROR_NO_DEVICE)" in told
+    assert unmet.avoid == Avoid(gpus=frozenset({("node1", "g1")}))
+
+
+def test_what_an_agent_lacks_is_infrastructure_and_its_host_is_named() -> None:
+    unmet = met(problem="TimeoutError()", configured=False)
+    assert isinstance(unmet, Unmet) and not unmet.avoid.is_any
+    assert "rank 1 on node1" in str(unmet.failure) and "TimeoutError()" in str(unmet.failure)
+
+
+def test_an_interface_that_a_node_lacks_is_an_error_of_the_configuration() -> None:
+    with pytest.raises(ConfigError, match="node1: no interface 'ib0'"):
+        met(problem="no interface 'ib0'", configured=True)
