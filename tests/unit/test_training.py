@@ -144,6 +144,7 @@ async def end(channel: Channel, value: bytes = b"", **known: Any) -> None:
         "time": 0.0,
         "stopped": False,
         "oom_kills": 0,
+        "gpu_events": [],
     }
     await channel.send("ended", value, **told | known)
 
