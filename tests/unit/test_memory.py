@@ -277,6 +277,7 @@ async def end(
         stopped=stopped,
         value=None,
         oom_kills=0,
+        gpu_events=[],
     )
 
 
