@@ -1,0 +1,130 @@
+"""Bad GPUs, types and parts of GPUs on a real cluster; the GPUs are simulated where there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.results import RunStatus
+from hopsgpu.spark.application import application_of
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import gpus_become
+
+BROKEN = "<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>"
+
+
+@contextlib.contextmanager
+def said_by(node: Path, change: Callable[[str], str]) -> Iterator[None]:
+    """While inside, a node's nvidia-smi says something else."""
+    smi = node / "bin" / "nvidia-smi"
+    before = smi.read_text()
+    assert (after := change(before)) != before
+    # In place of it at once: a NodeManager and containers run it at any time.
+    smi.with_name("new").write_text(after)
+    smi.with_name("new").chmod(0o755)
+    smi.with_name("new").replace(smi)
+    try:
+        yield
+    finally:
+        smi.with_name("new").write_text(before)
+        smi.with_name("new").chmod(0o755)
+        smi.with_name("new").replace(smi)
+
+
+def gpus_of(directory: Path, node: str) -> list[str]:
+    """UUIDs of a node's GPUs."""
+    said = (directory / "nodes" / node / "bin" / "nvidia-smi").read_text()
+    return list(dict.fromkeys(re.findall(r"<uuid>(GPU-[^<]+)</uuid>", said)))
+
+
+def own_gpu() -> tuple[str, ...]:
+    return hopsgpu.context().gpus
+
+
+def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
+    spark: SparkSession, gpus_back: Callable[[], int], cluster_dir: Path
+) -> None:
+    bad, good = gpus_of(cluster_dir, "node1")
+    waits: list[str] = []
+
+    def note(status: RunStatus) -> None:
+        waits.append(status.waiting_for)
+
+    def breaks(said: str) -> str:
+        return said.replace(f"<uuid>{bad}</uuid>", f"<uuid>{bad}</uuid>{BROKEN}")
+
+    with said_by(cluster_dir / "nodes" / "node1", breaks):
+        result = hopsgpu.launch(own_gpu, workers=3, progress=note)
+        assert {gpu for gpus in result.values for gpu in gpus} >= {good}
+        assert bad not in {gpu for gpus in result.values for gpu in gpus}
+        # Of four GPUs three are good: a gang of four waits, and says for what.
+        waits.clear()
+        with pytest.raises(hopsgpu.GangTimeout, match=f"{bad} of node1 is bad: a row of its"):
+            hopsgpu.launch(own_gpu, workers=4, acquire_timeout="25s", progress=note)
+    assert any("1 held aside" in wait and bad in wait for wait in waits)
+
+
+def test_two_ranks_share_a_gpu(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
+    def seen() -> tuple[tuple[str, ...], str]:
+        import os
+
+        return hopsgpu.context().gpus, os.environ["CUDA_VISIBLE_DEVICES"]
+
+    result = hopsgpu.launch(seen, workers=4, gpus_per_worker=0.5, progress="off")
+    assert all(gpus == (visible,) for gpus, visible in result.values)
+    ones = [gpus[0] for gpus, _ in result.values]
+    assert ones[0] == ones[1] != ones[2] == ones[3]
+
+
+@pytest.fixture
+def forgetting(spark: SparkSession) -> Iterator[None]:
+    """What NodeManagers told before counts for nothing, nor after."""
+    application = application_of(spark)
+    application.__dict__.pop("node_managers", None)
+    yield
+    application.__dict__.pop("node_managers", None)
+
+
+def test_gpus_of_a_type(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    cluster_dir: Path,
+    forgetting: None,
+) -> None:
+    names = re.findall(
+        "<product_name>([^<]+)", (cluster_dir / "nodes/node2/bin/nvidia-smi").read_text()
+    )
+    with said_by(cluster_dir / "nodes" / "node2", lambda said: said.replace(names[0], "Tesla T4")):
+        with pytest.raises(hopsgpu.ConfigError, match="gpu_type='H100': no node .*'Tesla T4' on"):
+            hopsgpu.plan(own_gpu, gpu_type="H100")
+        planned = hopsgpu.plan(own_gpu, workers=2, gpu_type="tesla")
+        assert planned.hosts == {"node2"} and "GPUs of type tesla, on node2" in str(planned)
+        with pytest.raises(hopsgpu.CapacityError):
+            hopsgpu.plan(own_gpu, workers=3, gpu_type="t4")
+        result = hopsgpu.launch(own_gpu, workers=2, gpu_type="t4", progress="off")
+        assert {rank.host for rank in result.ranks} == {"node2"}
+    assert gpus_become(manager, 0)
+
+
+def test_a_gpu_of_another_type_gets_no_rank(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    cluster_dir: Path,
+    forgetting: None,
+) -> None:
+    """The NodeManagers told before that all have it."""
+    hopsgpu.plan(own_gpu, gpu_type="a100")
+    smi = cluster_dir / "nodes" / "node1" / "bin" / "nvidia-smi"
+    name = re.findall("<product_name>([^<]+)", smi.read_text())[0]
+    with said_by(cluster_dir / "nodes" / "node1", lambda said: said.replace(name, "Tesla T4")):
+        result = hopsgpu.launch(own_gpu, workers=2, gpu_type="a100", progress="off")
+        assert {rank.host for rank in result.ranks} == {"node2"}
+    assert gpus_become(manager, 0)
