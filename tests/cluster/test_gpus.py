@@ -1,4 +1,4 @@
-"""Bad GPUs, types and parts of GPUs on a real cluster; the GPUs are simulated where there are none."""
+"""Bad GPUs, types and parts of GPUs on a real cluster; GPUs are simulated where there are none."""
 
 from __future__ import annotations
 
