@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.spark.application import application_of
 from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.kernel import comm
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import BACK_SECONDS, gpus_become, until
 
@@ -254,8 +257,32 @@ def test_model_is_published_as_versions_and_the_run_has_its_record(
     assert "left nothing" in nothing.warnings[0]
 
 
-def test_torch_ranks_reach_each_other(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
-    def all_reduce() -> list[float]:
+def processes_of(cluster_dir: Path, command: bytes) -> set[int]:
+    """Those in all containers of a cluster whose command line has that in it."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_one = command in (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            if is_one and (process / "cwd").readlink().is_relative_to(cluster_dir):
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def executor_jvms(cluster_dir: Path) -> set[int]:
+    return {
+        pid
+        for pid in processes_of(cluster_dir, b"YarnCoarseGrainedExecutorBackend")
+        if comm(pid) == "java"
+    }
+
+
+def test_torch_ranks_reach_each_other_and_are_forked_from_what_was_warmed_before(
+    spark: SparkSession, gpus_back: Callable[[], int], cluster_dir: Path
+) -> None:
+    def all_reduce() -> tuple[list[float], int, bool]:
+        imported = "torch" in sys.modules
         import torch
         import torch.distributed as dist
 
@@ -263,9 +290,28 @@ def test_torch_ranks_reach_each_other(spark: SparkSession, gpus_back: Callable[[
         numbers = torch.arange(3.0) + dist.get_rank()
         dist.all_reduce(numbers)
         dist.destroy_process_group()
-        return [float(n) for n in numbers]
+        return [float(n) for n in numbers], os.getppid(), imported
 
-    assert quiet(all_reduce, workers=2).values == ([1.0, 3.0, 5.0], [1.0, 3.0, 5.0])
+    def servers() -> set[int]:
+        return processes_of(cluster_dir, b"hopsgpu.worker.forkserver")
+
+    assert until(lambda: not servers(), 10)
+    before = executor_jvms(cluster_dir)
+    run = hopsgpu.submit(all_reduce, workers=2, progress="off")
+    assert until(lambda: len(executor_jvms(cluster_dir) - before) == 2, 60, step=0.05)
+    # The other one has to wait for it.
+    late = (executor_jvms(cluster_dir) - before).pop()
+    os.kill(late, signal.SIGSTOP)
+    try:
+        assert until(lambda: len(servers()) == 1, 60)
+        warmed, seen = servers(), time.time()
+    finally:
+        os.kill(late, signal.SIGCONT)
+    result = run.result()
+    assert [total for total, _, _ in result.values] == [[1.0, 3.0, 5.0]] * 2
+    assert warmed < {server for _, server, _ in result.values}
+    assert all(imported for _, _, imported in result.values)
+    assert result.timeline.granted is not None and seen < result.timeline.granted
 
 
 def test_two_gpus_for_each_rank(spark: SparkSession, gpus_back: Callable[[], int]) -> None:
@@ -287,54 +333,16 @@ def test_cancel_while_training(
     assert gpus_become(manager, 0, BACK_SECONDS)
 
 
-def go_on_together(directory: str, number: int) -> tuple[int, int, int, bool]:
-    imported = "numpy" in sys.modules
-    import numpy
-
-    assert numpy.arange(3).sum() == 3
-    context = hopsgpu.context()
-    Path(directory, f"{number}-{context.rank}").write_text(str(os.getppid()))
-    while not Path(directory, "go").exists():
-        threading.Event().wait(0.05)  # nobody tells
-    return number, context.rank, os.getppid(), imported
-
-
-def fork_servers(cluster_dir: Path) -> set[int]:
-    """Those of all containers of a cluster."""
-    found = set()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_server = b"hopsgpu.worker.forkserver" in (process / "cmdline").read_bytes()
-            if is_server and (process / "cwd").readlink().is_relative_to(cluster_dir):
-                found.add(int(process.name))
-        except OSError:
-            continue
-    return found
-
-
 def test_two_launches_at_once_in_one_application(
-    spark: SparkSession, gpus_back: Callable[[], int], cluster_dir: Path, tmp_path: Path
+    spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
-    """The one that waits for its gang warms what its executors will be forked from."""
-    both = [
-        hopsgpu.submit(go_on_together, args=(str(tmp_path), n), workers=3, progress="off")
-        for n in range(2)
-    ]
-    assert until(lambda: len(list(tmp_path.iterdir())) == 3, 90)
-    (late,) = (run for run in both if run.status().state == "waiting")
-    assert until(lambda: late.status().granted == 1, 30)
-    at_work = {int(file.read_text()) for file in tmp_path.iterdir()}
-    assert until(lambda: len(fork_servers(cluster_dir) - at_work) == 1, 20)
-    warmed, seen = fork_servers(cluster_dir) - at_work, time.time()
-    (tmp_path / "go").touch()
-    results = [run.result() for run in both]
-    assert [[value[:2] for value in result.values] for result in results] == [
-        [(number, rank) for rank in range(3)] for number in range(2)
-    ]
-    assert all(imported for result in results for *_, imported in result.values)
-    waited = late.result()
-    assert warmed < {server for _, _, server, _ in waited.values}
-    assert waited.timeline.granted is not None and seen < waited.timeline.granted
+    def launch(number: int) -> hopsgpu.GangResult:
+        return quiet(who_am_i, args=(str(number),), workers=3)
+
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(launch, range(2)))
+    assert [[r["rank"] for r in result.values] for result in results] == [[0, 1, 2]] * 2
+    assert [result.value["greeting"] for result in results] == ["0", "1"]
 
 
 def test_a_running_application_is_not_told_other_settings(spark: SparkSession) -> None:

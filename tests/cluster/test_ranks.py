@@ -22,6 +22,7 @@ from hopsgpu.results import RunStatus
 from hopsgpu.stores.lake import Lake
 from hopsgpu.worker.addresses import interface_addresses
 from hopsgpu.worker.kernel import parent_of
+from hopsgpu.worker.servers import MOST_SERVERS
 from tests.cluster.test_attempts import containers_of, kill_at, kill_when_noted, pids_in
 from tests.conftest import gone, until
 
@@ -38,24 +39,24 @@ def gang(spark: SparkSession) -> Iterator[hopsgpu.Gang]:
 # Fresh processes, quickly.
 
 
-def leave_traces() -> tuple[int, int, list[str]]:
-    import random
-
-    import numpy
-
-    found = [name for name in os.environ if name.startswith("TRACE")]
-    found += ["cwd"] if Path("trace").exists() else []
-    found += ["module"] if hasattr(numpy, "trace_of_ours") else []
-    os.environ["TRACE"] = "1"
-    Path("trace").write_text("1")
-    numpy.trace_of_ours = 1  # type: ignore[attr-defined]
-    drawn = [str(numpy.random.random()), str(random.random())]
-    return os.getpid(), os.getppid(), [*found, *drawn]
-
-
 def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
     gang: hopsgpu.Gang,
 ) -> None:
+    # Within the test: a rank would import this module, and pytest and PySpark with it.
+    def leave_traces() -> tuple[int, int, list[str]]:
+        import random
+
+        import numpy
+
+        found = [name for name in os.environ if name.startswith("TRACE")]
+        found += ["cwd"] if Path("trace").exists() else []
+        found += ["module"] if hasattr(numpy, "trace_of_ours") else []
+        os.environ["TRACE"] = "1"
+        Path("trace").write_text("1")
+        numpy.trace_of_ours = 1  # type: ignore[attr-defined]
+        drawn = [str(numpy.random.random()), str(random.random())]
+        return os.getpid(), os.getppid(), [*found, *drawn]
+
     gang.launch(leave_traces, progress="off")
     began = time.monotonic()
     results = [gang.launch(leave_traces, progress="off") for _ in range(10)]
@@ -63,8 +64,8 @@ def test_launches_on_a_held_gang_are_quick_and_leave_nothing_to_the_next(
     assert [result.warnings for result in results] == [()] * 10
     values = [value for result in results for value in result.values]
     assert len({pid for pid, _, _ in values}) == 2 * 10
-    # Each container's are forked from one and the same process.
-    assert len({server for _, server, _ in values}) == 2
+    # Forked from what was there: at first NumPy's, and torch's once that is imported.
+    assert len({server for _, server, _ in values}) <= 2 * MOST_SERVERS
     assert {len(found) for _, _, found in values} == {2}
     assert len({number for _, _, found in values for number in found}) == 2 * 2 * 10
 

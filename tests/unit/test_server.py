@@ -286,7 +286,7 @@ def test_an_address_or_a_port_that_cannot_be_had_is_a_config_error(server: Contr
     with pytest.raises(ConfigError, match=said):
         serve(SECRET, "127.0.0.1", range(first, first + 1)).__enter__()
     # TEST-NET-3 (RFC 5737).
-    with pytest.raises(ConfigError, match=r"203\.0\.113\.1, ports any: "):
+    with pytest.raises(ConfigError, match=r"203\.0\.113\.1, any port: "):
         serve(SECRET, "203.0.113.1").__enter__()
 
 
