@@ -25,6 +25,18 @@ def test_two_applications_that_each_want_all_both_finish(
     both_finish(cluster_env, workers=4, launches=3)
 
 
+def test_many_launches_of_all_sizes_in_one_application_all_finish(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    sizes = (3, 1, 4, 2, 3, 1)
+    runs = [
+        hopsgpu.submit(hopsgpu.context, workers=size, name=f"of-{size}", progress="off")
+        for size in sizes
+    ]
+    for size, run in zip(sizes, runs, strict=True):
+        assert [context.world_size for context in run.result().values] == [size] * size
+
+
 def test_whoever_crashes_while_it_asks_stops_nobody(
     cluster_env: dict[str, str],
     spark: SparkSession,
