@@ -159,7 +159,7 @@ def test_hello_says_what_the_container_is(gang: Gang) -> None:
         "container": "container_7",
         "host": "nodeX",
         "address": "127.0.0.1",
-        "gpus": [],
+        "devices": [],
         "missing": [],
     }
 

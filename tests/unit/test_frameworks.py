@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -140,8 +141,14 @@ def test_visible_gpus(
 
 
 def test_a_cpu_rank_in_a_container_with_gpus_sees_none() -> None:
-    world = assign_ranks([container(1, ("g0",))], 2)
-    assert [visible_gpus(place, "container") for place in world.places] == [(), ()]
+    (place,) = assign_ranks([container(1, ("g0",))], 1).places
+    assert visible_gpus(dataclasses.replace(place, gpus=()), "container") == ()
+
+
+def test_ranks_that_share_a_gpu_see_it_alone() -> None:
+    world = assign_ranks([container(1, ("g0", "g1"))], 4)
+    seen = [visible_gpus(place, "rank") for place in world.places]
+    assert seen == [("g0",), ("g0",), ("g1",), ("g1",)]
 
 
 def test_the_list_of_variables_is_whole() -> None:
