@@ -24,8 +24,6 @@ FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
 # TLS between driver and executors, where Spark's own network encryption is on.
 ENCRYPTION = ["cryptography>=42"]
 CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
-# Others' launchers, to be measured beside ours.
-RIVALS = ["spark-tensorflow-distributor>=1.0"]
 # A real kernel whose cell is interrupted.
 NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
 DEV = DEMO + CHECK + NOTEBOOK + FRAMEWORKS
@@ -45,7 +43,6 @@ setup(
         "encryption": ENCRYPTION,
         "demo": DEMO,
         "dev": DEV,
-        "bench": DEV + RIVALS,
         "check": CHECK,
     },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},
