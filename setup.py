@@ -27,8 +27,6 @@ ENCRYPTION = ["cryptography>=42"]
 # A YARN whose REST interfaces want Kerberos; builds with the Kerberos library and its headers.
 KERBEROS = ["requests-gssapi>=1.3"]
 CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
-# Others' launchers, to be measured beside ours.
-RIVALS = ["spark-tensorflow-distributor>=1.0"]
 # A real kernel whose cell is interrupted.
 NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
 DEV = DEMO + CHECK + NOTEBOOK + FRAMEWORKS
@@ -49,7 +47,6 @@ setup(
         "kerberos": KERBEROS,
         "demo": DEMO,
         "dev": DEV,
-        "bench": DEV + RIVALS,
         "check": CHECK,
     },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},

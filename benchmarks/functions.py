@@ -21,12 +21,10 @@ def torch_all_reduce() -> float:
 
 
 def tensorflow_all_reduce() -> float:
-    """The number of the ranks, by TensorFlow's collectives, in a strategy or one of its own."""
+    """The number of the ranks, by TensorFlow's collectives."""
     import tensorflow as tf
 
-    strategy = tf.distribute.get_strategy()
-    if not tf.distribute.has_strategy():
-        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
     summed = strategy.run(
         lambda: tf.distribute.get_replica_context().all_reduce(
             tf.distribute.ReduceOp.SUM, tf.constant(1.0)

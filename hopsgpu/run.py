@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from hopsgpu.errors import HopsGpuError
@@ -198,6 +199,8 @@ class Run:
         try:
             self._result = self._work()
         except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
+            # Connections to the lake among its frames' locals would last until a collection.
+            traceback.clear_frames(error.__traceback__)
             self._error = error
         finally:
             self._finished.set()

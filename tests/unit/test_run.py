@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -146,3 +147,20 @@ def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture
     assert len(said.err.splitlines()) == 3
     assert "1 of 2 executors are here (node1); YARN is busy" in said.err
     assert describe(replace(status, state="released")) == "released"
+
+
+def test_a_run_that_failed_keeps_nothing_that_its_work_held() -> None:
+    class Connection:
+        pass
+
+    held: list[weakref.ref[Connection]] = []
+
+    def work() -> GangResult:
+        connection = Connection()
+        held.append(weakref.ref(connection))
+        raise HopsGpuError("lost")
+
+    run = started(board(), work)
+    with pytest.raises(HopsGpuError, match="lost"):
+        run.result()
+    assert held[0]() is None
