@@ -2,8 +2,8 @@
 
 They need an application without dynamic allocation, which Spark refuses beside barriers.
 spark-tensorflow-distributor is not measured yet: its first stage had not ended when a run was cut
-off after 170 s, for a cause that was not looked for. It gives its tasks the names of nodes, which on
-the development cluster only JVMs resolve.
+off after 170 s, for a cause that was not looked for. It gives its tasks the names of nodes, which
+on the development cluster only JVMs resolve.
 """
 
 from __future__ import annotations
