@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hopsgpu.gpu_types import has_type
+
 
 class GangState(Enum):
     """Where a gang stands.
@@ -301,15 +303,12 @@ class Avoid:
         return None
 
 
-def has_type(model: str, wanted: str) -> bool:
-    """Whether a product name is of a type, as "A100" is in "NVIDIA A100-SXM4-40GB"."""
-    return wanted.casefold() in model.casefold()
-
-
 def unwanted(container: Container, avoid: Avoid, gpu_type: str | None) -> str | None:
     """Why a container gets no rank: its GPU is to blame, bad or of another type; None if it may."""
     if (blamed := avoid.reason(container)) is not None:
         return blamed
+    if gpu_type is not None and len(container.devices) < len(container.gpus):
+        return f"{container.host} does not tell which GPUs it has, and {gpu_type!r} is wanted"
     for device in container.devices:
         if device.bad:
             return f"{device.gpu} of {container.host} is bad: {device.bad}"

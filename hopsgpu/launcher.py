@@ -65,7 +65,7 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         placement: "pack" for as many ranks as fit into one container (the largest number that
             divides `workers`), on the fullest node with room; "spread" for one rank on each
             node; None to leave it to YARN.
-        gpu_type: part of the GPUs' product name, in whatever case, as "A100"; None for any. Nodes
+        gpu_type: words of the GPUs' product name, in whatever case, as "A100"; None for any. Nodes
             that have it are asked for, and a GPU of another type gets no rank.
         model: name under which what rank 0 leaves in `context().model_dir` is published.
         name: of the run, the function's name by default.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import datetime
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 from hopsgpu.arguments import Arguments
 from hopsgpu.errors import CapacityError, ConfigError
-from hopsgpu.gang import Avoid, has_type
+from hopsgpu.gang import Avoid
+from hopsgpu.gpu_types import has_type, marker_of, nodes_with
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.checks import check_gang
 from hopsgpu.spark.request import demand_of
@@ -17,8 +18,6 @@ from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
 from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.snapshot import Snapshot
-
-_SHOWN = 8
 
 
 def plan_of(
@@ -32,9 +31,11 @@ def plan_of(
         CapacityError: YARN can never grant them; nothing was asked for.
     """
     everywhere = application.snapshot(0.0)
-    hosts = _hosts(spec.gpu_type, everywhere, application)
+    marker = _marker(spec.gpu_type, application)
+    hosts = _hosts(spec.gpu_type, marker, everywhere, application)
     snapshot = everywhere.only(hosts)
     ranks, shape = _containers(spec, snapshot)
+    shape = replace(shape, marker=marker)
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
@@ -55,56 +56,53 @@ def plan_of(
     )
 
 
+def _marker(gpu_type: str | None, application: Application) -> str | None:
+    """The YARN resource that marks nodes with GPUs of a type, where there is one.
+
+    Raises:
+        ConfigError: YARN's configuration here does not know it.
+    """
+    marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
+    if marker is not None and not application.jvm.knows_resource(marker):
+        raise ConfigError(
+            f"{marker}, which spark.hopsgpu.markers names for gpu_type={gpu_type!r}, is unknown"
+            " here: resource-types.xml in HADOOP_CONF_DIR must name it in yarn.resource-types, as"
+            " on the ResourceManager"
+        )
+    return marker
+
+
 def _hosts(
-    gpu_type: str | None, snapshot: Snapshot, application: Application
+    gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
 ) -> frozenset[str] | None:
     """Nodes that have GPUs of a type; None where any will do.
 
     Raises:
-        ConfigError: no node has one.
+        ConfigError: no node has one, or none has the marker.
     """
     if gpu_type is None:
         return None
     nodes = {node.id: node for node in snapshot.running if node.total.gpus}
+    if marker is not None:
+        nodes = {id: node for id, node in nodes.items() if marker in node.others}
+        if not nodes:
+            raise ConfigError(
+                f"gpu_type={gpu_type!r}: no node that this application can use has {marker}, which"
+                " spark.hopsgpu.markers names for it; the administrator gives it to nodes by"
+                f" yarn.nodemanager.resource-type.{marker}"
+            )
     told = application.node_managers.devices(list(nodes.values()))
     models = {
         nodes[node].host: sorted({gpu.name for gpu in found.gpus})
         for node, found in told.devices.items()
     }
-    return nodes_with(gpu_type, models, [nodes[node].host for node in told.problems])
-
-
-def nodes_with(
-    gpu_type: str, models: Mapping[str, Sequence[str]], silent: Sequence[str]
-) -> frozenset[str]:
-    """The nodes that have GPUs of a type.
-
-    Args:
-        gpu_type: part of a product name, in whatever case.
-        models: product names of the GPUs of each node.
-        silent: nodes that do not tell theirs.
-
-    Raises:
-        ConfigError: there is none; it lists the types that there are.
-    """
-    found = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
-    if found:
-        return found
-    where: dict[str, list[str]] = {}
-    for host, names in sorted(models.items()):
-        for name in names:
-            where.setdefault(name or "(a GPU without a name)", []).append(host)
-    there = "; ".join(f"{name!r} on {_shown(hosts)}" for name, hosts in sorted(where.items()))
-    unknown = f"; not told by {_shown(sorted(silent))}" if silent else ""
-    raise ConfigError(
-        f"gpu_type={gpu_type!r}: no node that this application can use has such a GPU. There are:"
-        f" {there or 'none'}{unknown}"
-    )
-
-
-def _shown(hosts: Sequence[str]) -> str:
-    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
-    return ", ".join(hosts[:_SHOWN]) + more
+    silent = [nodes[node].host for node in told.problems]
+    if marker is not None and silent:
+        # The marker vouches for them, and what comes is looked at.
+        return frozenset(silent).union(
+            host for host, names in models.items() if any(has_type(n, gpu_type) for n in names)
+        )
+    return nodes_with(gpu_type, models, silent)
 
 
 def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:

@@ -137,7 +137,7 @@ class GangSpec:
         memory_per_worker: bytes a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
             node, None to leave it to YARN.
-        gpu_type: part of the product name of the GPUs that are wanted, or None for any.
+        gpu_type: words of the product name of the GPUs that are wanted, or None for any.
         parameter_servers: processes without GPU beside the workers, for TensorFlow's
             ParameterServerStrategy.
         visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
@@ -248,12 +248,15 @@ class ExecutorShape:
         gpus: GPUs, YARN's `yarn.io/gpu`.
         heap_mib: the JVM's heap, MiB.
         overhead_mib: memory of the ranks and of Python, MiB.
+        marker: YARN resource of which one is asked for, that nodes with the wanted GPUs have; or
+            None.
     """
 
     cores: int
     gpus: int
     heap_mib: int
     overhead_mib: int
+    marker: str | None = None
 
 
 # The executor's JVM only carries tasks that wait; Spark refuses heaps below 450 MB.
@@ -321,7 +324,8 @@ class LaunchPlan:
                 else []
             ),
             f"  each executor: {s.gpus} GPU, {s.cores} cores,"
-            f" {s.heap_mib} MiB heap + {s.overhead_mib} MiB beside it",
+            f" {s.heap_mib} MiB heap + {s.overhead_mib} MiB beside it"
+            f"{f', 1 {s.marker}' if s.marker else ''}",
             *(f"  {what}: {path}" for what, path in self.paths.items()),
             *(f"  {name}={value}" for name, value in redacted(self.environment).items()),
             *(f"  warning: {text}" for text in self.warnings),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import tarfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hopsgpu.spec import MOST_GPUS
@@ -33,6 +34,15 @@ def script_for(amount: int) -> str:
     return f"./{ALIAS}/gpus-{amount}"
 
 
+def marker_script(resource: str) -> str:
+    """Path, in the container, of the script that tells Spark of a marker resource."""
+    return f"./{ALIAS}/{_marker_file(resource)}"
+
+
+def _marker_file(resource: str) -> str:
+    return f"marker-{resource.replace('/', '-')}"
+
+
 def node_modules(*without: str) -> Iterator[tuple[str, str]]:
     """The path and the text of each module that the nodes need, for Python 3.6 or later."""
     yield "hopsgpu/__init__.py", ""
@@ -41,11 +51,19 @@ def node_modules(*without: str) -> Iterator[tuple[str, str]]:
             yield f"hopsgpu/discovery/{file.name}", file.read_text(encoding="utf-8")
 
 
-def pack_scripts(target: Path) -> Path:
-    """Writes the archive that YARN unpacks as `ALIAS`: a script per amount, and their modules."""
+def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
+    """Writes the archive that YARN unpacks as `ALIAS`: a script per amount, and their modules.
+
+    Args:
+        target: the file.
+        markers: YARN resources that mark nodes, with a script for each.
+    """
     with tarfile.open(target, "w:gz") as archive:
         for amount in range(1, MOST_GPUS + 1):
             _add(archive, f"gpus-{amount}", _SHEBANG + _LAUNCHER.format(amount=amount), 0o755)
+        for marker in sorted(set(markers)):
+            told = json.dumps({"name": marker, "addresses": ["0"]})
+            _add(archive, _marker_file(marker), f"#!/bin/sh\necho '{told}'\n", 0o755)
         for name, text in node_modules():
             _add(archive, name, text, 0o644)
     return target

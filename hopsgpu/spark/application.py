@@ -15,6 +15,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.gpu_types import parse_markers
 from hopsgpu.spark.checks import check_session
 from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.profiles import ProfilePool
@@ -103,6 +104,20 @@ class Application:
     def interface(self) -> str | None:
         """The nodes' network interface that gloo, NCCL and addresses go by; None for any."""
         return self.option("interface")
+
+    @property
+    def markers(self) -> dict[str, str]:
+        """YARN resources that mark nodes, by the type of their GPUs.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.markers` is of another form than "A100=gpu-a100".
+        """
+        return parse_markers(self.option("markers"))
+
+    @property
+    def labelled(self) -> bool:
+        """Whether executors are asked for by a node label; YARN then takes no hosts beside it."""
+        return bool(self.setting(_LABEL))
 
     @property
     def heartbeat(self) -> float:
@@ -227,5 +242,5 @@ def _application(context: SparkContext) -> Application:
     manager = ResourceManager(web_addresses(jvm.hadoop))
     application = Application(context, jvm, manager, ship_package(context))
     # Refused now rather than in a run.
-    _ = application.ports, application.heartbeat, application.retries_code_too
+    _ = application.ports, application.heartbeat, application.retries_code_too, application.markers
     return application

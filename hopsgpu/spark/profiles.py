@@ -16,7 +16,7 @@ from pyspark.resource import (
     TaskResourceRequests,
 )
 
-from hopsgpu.discovery.shipping import script_for
+from hopsgpu.discovery.shipping import marker_script, script_for
 from hopsgpu.spec import ExecutorShape
 
 
@@ -32,6 +32,9 @@ def build_profile(shape: ExecutorShape) -> ResourceProfile:
     if shape.gpus:
         executor.resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus))
         task.resource("gpu", shape.gpus)
+    if shape.marker is not None:
+        # Spark wants an address of it, as of a GPU.
+        executor.resource(shape.marker, 1, discoveryScript=marker_script(shape.marker))
     return ResourceProfileBuilder().require(executor).require(task).build
 
 

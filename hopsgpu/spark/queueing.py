@@ -105,6 +105,9 @@ class Queueing:
         wanted = self._request.hosts
         if self._request.placement is None and wanted is None:
             return ()
+        # YARN's client refuses a request with both, and Spark's application master ends by it.
+        if self._application.labelled:
+            return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError:  # only a preference; whoever waits next says that YARN is silent

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
+from hopsgpu.gpu_types import parse_markers
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
 from hopsgpu.spark.shipping import pack_package
 from hopsgpu.yarn.queues import check_queue
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PY_FILES = "spark.yarn.dist.pyFiles"
 _LEASES = "spark.hopsgpu.lease.dir"
+_MARKERS = "spark.hopsgpu.markers"
 _STARTS = 3
 _UI_RACE = "java.util.ConcurrentModificationException"
 
@@ -106,8 +108,9 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         # What spark-submit was told, spark-defaults.conf among it, is the user's own word.
         settings = settings | environment | dict(given)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
-        scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz")
         shipped = environment | settings
+        markers = parse_markers(shipped.get(_MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
+        scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz", markers.values())
         settings["spark.yarn.dist.archives"] = _joined(
             shipped.get("spark.yarn.dist.archives"), f"{scripts.as_uri()}#{ALIAS}"
         )

@@ -10,15 +10,17 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
+from hopsgpu.gpu_types import parse_markers
 from hopsgpu.spark.checks import SESSION_DEFAULTS
 
 ARCHIVES = "spark.yarn.dist.archives"
 PY_FILES = "spark.yarn.dist.pyFiles"
+MARKERS = "spark.hopsgpu.markers"
 # Of spark-submit's options those that take no value; org.apache.spark.launcher's
 # SparkSubmitOptionParser lists them.
 _SWITCHES = frozenset(
@@ -31,10 +33,14 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-def pack(directory: Path) -> tuple[Path, Path]:
+def pack(directory: Path, markers: Iterable[str] = ()) -> tuple[Path, Path]:
     """Writes what an application ships: the discovery script, and hopsgpu itself.
 
     Each file is replaced in one step, so that another submission never reads half of it.
+
+    Args:
+        directory: where to; it is made.
+        markers: YARN resources that mark nodes.
 
     Returns:
         `hopsgpu-discovery.tar.gz` and `hopsgpu-shipped.zip` in the directory.
@@ -47,8 +53,12 @@ def pack(directory: Path) -> tuple[Path, Path]:
     scripts, package = directory / "hopsgpu-discovery.tar.gz", directory / "hopsgpu-shipped.zip"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for target, write in ((scripts, pack_scripts), (package, pack_package)):
-            write(fresh := target.with_name(f"{target.name}.{os.getpid()}"))
+        for target in (scripts, package):
+            fresh = target.with_name(f"{target.name}.{os.getpid()}")
+            if target is scripts:
+                pack_scripts(fresh, markers)
+            else:
+                pack_package(fresh)
             fresh.replace(target)
     except OSError as error:
         raise ConfigError(
@@ -73,10 +83,7 @@ def submit_arguments(
         package: the zip of hopsgpu.
     """
     options, rest = split_options(given)
-    names = {option[0].partition("=")[0] for option in options}
-    if "--properties-file" in names and "--load-spark-defaults" not in names:
-        defaults = {}  # it is read in place of spark-defaults.conf
-    properties = {**defaults, **_properties(options)}
+    properties = all_properties(options, defaults)
     shipped = {ARCHIVES: f"{scripts.as_uri()}#{ALIAS}", PY_FILES: package.as_uri()}
     ours = [word for item in SESSION_DEFAULTS.items() for word in ("--conf", "=".join(item))]
     joined = []
@@ -97,6 +104,21 @@ def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str
         options.append(tuple(given[at:end]))
         at = end
     return options, list(given[at:])
+
+
+def all_properties(
+    options: Sequence[tuple[str, ...]], defaults: Mapping[str, str]
+) -> dict[str, str]:
+    """The properties that an application gets.
+
+    Args:
+        options: of spark-submit, as `split_options` gives them.
+        defaults: of spark-defaults.conf.
+    """
+    names = {option[0].partition("=")[0] for option in options}
+    if "--properties-file" in names and "--load-spark-defaults" not in names:
+        defaults = {}  # it is read in place of spark-defaults.conf
+    return {**defaults, **_properties(options)}
 
 
 def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
@@ -169,9 +191,11 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: python -m hopsgpu.spark.submission DIRECTORY", file=sys.stderr)
         return 2
     try:
-        scripts, package = pack(Path(arguments[0]).absolute())
+        defaults = spark_defaults(os.environ)
+        properties = all_properties(split_options(arguments[2:])[0], defaults)
+        markers = parse_markers(properties.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
+        scripts, package = pack(Path(arguments[0]).absolute(), markers.values())
         if arguments[1:2] == ["--"]:
-            defaults = spark_defaults(os.environ)
             print(shlex.join(submit_arguments(arguments[2:], defaults, scripts, package)))
         else:
             print(scripts, package, sep="\n")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-GPU = "yarn.io/gpu"
+GPU, CORES, MEMORY = "yarn.io/gpu", "vcores", "memory-mb"
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,19 @@ def total(amounts: Iterable[Amount]) -> Amount:
 
 def amount_of(resource: Mapping[str, Any] | None) -> Amount:
     """An Amount from REST's `resourceInformations`; absent means none."""
+    values = _values(resource)
+    return Amount(values.get(GPU, 0), values.get(CORES, 0), values.get(MEMORY, 0))
+
+
+def others_of(resource: Mapping[str, Any] | None) -> frozenset[str]:
+    """Names of the further resources of which there are any."""
+    values = _values(resource)
+    return frozenset(name for name in values.keys() - {GPU, CORES, MEMORY} if values[name] > 0)
+
+
+def _values(resource: Mapping[str, Any] | None) -> dict[str, int]:
     listed = ((resource or {}).get("resourceInformations") or {}).get("resourceInformation", [])
-    values = {entry["name"]: int(entry["value"]) for entry in listed}
-    return Amount(values.get(GPU, 0), values.get("vcores", 0), values.get("memory-mb", 0))
+    return {entry["name"]: int(entry["value"]) for entry in listed}
 
 
 def multiplied_down(amount: Amount, factor: float) -> Amount:

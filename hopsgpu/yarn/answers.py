@@ -16,6 +16,7 @@ from hopsgpu.yarn.amounts import (
     amount_of,
     dominates,
     multiplied_down,
+    others_of,
     total,
 )
 from hopsgpu.yarn.snapshot import App, Container, Master, Node, Queue, Rounding, User
@@ -36,6 +37,7 @@ def nodes_of(answer: Answer) -> tuple[Node, ...]:
             partition=next(iter(node.get("nodeLabels") or ()), ""),
             web=node.get("nodeHTTPAddress") or "",
             health=" ".join((node.get("healthReport") or "").split()),
+            others=others_of(node.get("totalResource")),
         )
         for node in (answer.get("nodes") or {}).get("node", [])
     )

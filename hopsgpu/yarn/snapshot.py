@@ -26,6 +26,7 @@ class Node:
         partition: its node label, "" without one.
         web: host and port of its HTTP interface; "" where it has none now.
         health: what its health check reported last; "" where all is well.
+        others: names of the resources that it has beside GPUs, cores and memory.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Node:
     partition: str = ""
     web: str = ""
     health: str = ""
+    others: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,15 @@
-"""Four executors on two nodes of two GPUs get four GPUs, again and again; and a node's health."""
+"""Four executors get four GPUs again and again; types of GPUs; a node's health."""
 
 from __future__ import annotations
 
+import getpass
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
+import requests
 
 from hopsgpu import cluster
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -53,6 +58,102 @@ def test_four_executors_get_four_gpus_across_kills(
         for number, kill, ranks, different in rounds:
             assert ranks == different, (number, kill)
             assert kill != "none" or ranks == "4"
+    finally:
+        cluster.down(directory)
+
+
+TYPES = """
+    import os, sys, time
+    import hopsgpu
+    from pathlib import Path
+
+    def where(directory):
+        context = hopsgpu.context()
+        Path(directory, str(context.rank)).touch()
+        while not Path(directory, "go").exists():
+            time.sleep(0.05)
+        return context.host
+
+    directory, label, *options = sys.argv[1:]
+    conf = {"spark.hopsgpu.markers": "A100=example.com/gpu-a100"} if label == "-" else {
+        "spark.yarn.executor.nodeLabelExpression": label}
+    hopsgpu.session("types", conf=conf)
+    result = hopsgpu.launch(where, args=(directory,), workers=2, progress="off", gpu_type="A100",
+        acquire_timeout="60s", **dict(option.split("=") for option in options))
+    print(*sorted({rank.host for rank in result.ranks}), flush=True)
+"""
+MARKER = "example.com/gpu-a100"
+CS = "yarn.scheduler.capacity.root"
+MARKED: Mapping[str, Any] = {
+    "resource-types": {"yarn.resource-types": f"yarn.io/gpu,{MARKER}"},
+    "nodes": {"node2": {f"yarn.nodemanager.resource-type.{MARKER}": 2}},
+    "yarn-site": {"yarn.node-labels.enabled": True},
+    "capacity-scheduler": {
+        f"{CS}.accessible-node-labels.fast.capacity": 100,
+        f"{CS}.default.accessible-node-labels": "*",
+        f"{CS}.default.accessible-node-labels.fast.capacity": 100,
+    },
+}
+
+
+def hosts_of(env: dict[str, str], *arguments: str) -> str:
+    """Where a gang of two on A100s has run."""
+    script = start_script(env, TYPES, *arguments)
+    out, err = script.communicate(timeout=180)
+    assert script.returncode == 0, err[-3000:]
+    return out.strip()
+
+
+def rest(web: str, path: str, body: object = None) -> Any:
+    """The ResourceManager's answer; an administrator's POST where there is a body."""
+    url, who = f"{web}/ws/v1/cluster/{path}", {"user.name": getpass.getuser()}
+    if body is None:
+        answer = requests.get(url, timeout=20)
+    else:
+        answer = requests.post(url, json=body, params=who, timeout=20)
+    answer.raise_for_status()
+    return answer.json() if body is None else None
+
+
+def test_marker_resources_and_node_labels(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    directory = tmp_path_factory.mktemp("types")
+    cluster.up(directory, conf=MARKED)
+    try:
+        env = {**os.environ, **cluster.environment(directory)}
+        (web,) = (d.web for d in cluster.status(directory).daemons if d.name == "resourcemanager")
+
+        def marked() -> dict[str, int]:
+            """Marker resources in use on each node."""
+            return {
+                node["nodeHostName"]: told["value"]
+                for node in rest(web, "nodes")["nodes"]["node"]
+                for told in node["usedResource"]["resourceInformations"]["resourceInformation"]
+                if told["name"] == MARKER
+            }
+
+        assert marked() == {"node1": 0, "node2": 0}
+        script = start_script(env, TYPES, str(tmp_path), "-")
+        try:
+            assert until(lambda: len(list(tmp_path.iterdir())) == 2, 120)
+            assert marked() == {"node1": 0, "node2": 2}
+            (tmp_path / "go").touch()
+            out, err = script.communicate(timeout=60)
+        finally:
+            script.kill()
+            script.communicate()
+        assert out.split() == ["node2"], err[-3000:]
+        assert until(lambda: marked() == {"node1": 0, "node2": 0}, 20)
+
+        label = {"nodeLabelInfo": [{"name": "fast", "exclusivity": "true"}]}
+        rest(web, "add-node-labels", label)
+        (node,) = (n["id"] for n in rest(web, "nodes")["nodes"]["node"] if "node1" in n["id"])
+        to_node = {"nodeToLabelsList": [{"nodeId": node, "labels": [{"name": "fast"}]}]}
+        rest(web, "replace-node-to-labels", to_node)
+        # Spark's application master would end by a request for a host and a label.
+        for options in ((), ("placement=pack",)):
+            assert hosts_of(env, str(tmp_path), "fast", *options) == "node1"
     finally:
         cluster.down(directory)
 

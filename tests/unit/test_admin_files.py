@@ -285,9 +285,15 @@ def test_the_wrapper_hands_over_to_spark_submit(home: Path) -> None:
 
 def test_the_wrapper_reads_spark_defaults(home: Path) -> None:
     (home / "conf").mkdir()
-    (home / "conf" / "spark-defaults.conf").write_text(f"{ARCHIVES} hdfs:///env.tar.gz#env\n")
+    (home / "conf" / "spark-defaults.conf").write_text(
+        f"{ARCHIVES} hdfs:///env.tar.gz#env\nspark.hopsgpu.markers A100=gpu-a100\n"
+    )
     words = json.loads(run_submit(home, "a.py", PYSPARK_PYTHON=sys.executable).stdout)[0]
-    assert conf_of(words)[ARCHIVES].startswith("hdfs:///env.tar.gz#env,file:///")
+    own, _, shipped = conf_of(words)[ARCHIVES].partition(",")
+    assert own == "hdfs:///env.tar.gz#env"
+    archive = Path(shipped.removeprefix("file://").removesuffix(f"#{ALIAS}"))
+    with tarfile.open(archive) as scripts:
+        assert "marker-gpu-a100" in scripts.getnames()
 
 
 def test_the_wrapper_passes_by_a_python_that_has_no_hopsgpu(home: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -391,6 +392,18 @@ def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:
     assert "hopsgpu/__init__.py" in members and "hopsgpu/discovery/script.py" in members
     assert "hopsgpu/discovery/shipping.py" not in members
     assert shipping.script_for(2) == f"./{shipping.ALIAS}/gpus-2"
+
+
+def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
+    home = tmp_path / shipping.ALIAS
+    markers = ["gpu-a100", "example.com/gpu-t4"]
+    with tarfile.open(shipping.pack_scripts(tmp_path / "s.tar.gz", markers)) as archive:
+        archive.extractall(home, filter="tar")
+    for marker in markers:
+        script = shipping.marker_script(marker)
+        ran = subprocess.run([script], cwd=tmp_path, capture_output=True, check=True)
+        # As Spark's ResourceDiscoveryScriptPlugin reads it.
+        assert json.loads(ran.stdout) == {"name": marker, "addresses": ["0"]}
 
 
 def test_the_best_are_wanted_first() -> None:

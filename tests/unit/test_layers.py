@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 # From the bottom; a module may import from its own row and from those above it here.
 LAYERS = (
     ("errors",),
-    ("units", "spec"),
+    ("units", "spec", "gpu_types"),
     ("pickling", "modules"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),

@@ -1,0 +1,91 @@
+"""Types of GPUs: product names, and the YARN resources that mark nodes which have them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hopsgpu.errors import ConfigError
+
+_WORD = re.compile(r"[^\W_]+")
+# Hadoop's ResourceUtils takes such names.
+_RESOURCE = re.compile(r"([a-z0-9.-]+/)?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
+_BUILT_IN = ("memory-mb", "vcores")
+_SHOWN = 8
+
+
+def has_type(model: str, wanted: str) -> bool:
+    """Whether a product name has the words of a type, one after the other, in whatever case.
+
+    "NVIDIA A100-SXM4-40GB" is an "A100" and an "a100-sxm4"; "NVIDIA RTX A1000" is no "A100".
+    """
+    words, of = _words(model), _words(wanted)
+    return bool(of) and any(words[at : at + len(of)] == of for at in range(len(words)))
+
+
+def _words(name: str) -> list[str]:
+    return _WORD.findall(name.casefold())
+
+
+def nodes_with(
+    gpu_type: str, models: Mapping[str, Sequence[str]], silent: Sequence[str]
+) -> frozenset[str]:
+    """The nodes that have GPUs of a type.
+
+    Args:
+        gpu_type: words of a product name, as of `has_type`.
+        models: product names of the GPUs of each node.
+        silent: nodes that do not tell theirs.
+
+    Raises:
+        ConfigError: there is none; it lists the types that there are.
+    """
+    found = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
+    if found:
+        return found
+    where: dict[str, list[str]] = {}
+    for host, names in sorted(models.items()):
+        for name in names:
+            where.setdefault(name or "(a GPU without a name)", []).append(host)
+    there = "; ".join(f"{name!r} on {_shown(hosts)}" for name, hosts in sorted(where.items()))
+    unknown = f"; not told by {_shown(sorted(silent))}" if silent else ""
+    raise ConfigError(
+        f"gpu_type={gpu_type!r}: no node that this application can use has such a GPU. There are:"
+        f" {there or 'none'}{unknown}"
+    )
+
+
+def _shown(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - _SHOWN} more" if len(hosts) > _SHOWN else ""
+    return ", ".join(hosts[:_SHOWN]) + more
+
+
+def parse_markers(given: str | None) -> dict[str, str]:
+    """Types of GPUs and the YARN resources that mark their nodes.
+
+    Args:
+        given: as "A100=gpu-a100, T4=gpu-t4"; None or "" for none.
+
+    Raises:
+        ConfigError: it is of another form.
+    """
+    markers = {}
+    for entry in filter(None, map(str.strip, (given or "").split(","))):
+        gpu_type, _, resource = map(str.strip, entry.partition("="))
+        taken = resource in _BUILT_IN or resource.startswith("yarn.io/")
+        if not _words(gpu_type) or not _RESOURCE.fullmatch(resource) or taken:
+            raise ConfigError(
+                f"spark.hopsgpu.markers={given!r}: {entry!r} is no TYPE=RESOURCE, with a resource"
+                " of your own that yarn.resource-types names; as A100=gpu-a100, T4=gpu-t4"
+            )
+        markers[gpu_type] = resource
+    return markers
+
+
+def marker_of(gpu_type: str, markers: Mapping[str, str]) -> str | None:
+    """The resource that marks nodes with a type, or a wider one ("A100" for "A100-SXM4"); or None.
+
+    Of several the one with the most words.
+    """
+    fitting = [marked for marked in markers if has_type(gpu_type, marked)]
+    return markers[max(fitting, key=lambda marked: len(_words(marked)))] if fitting else None

@@ -1,0 +1,77 @@
+"""Types of GPUs, the nodes that have them, and what marks those."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu_types import has_type, marker_of, nodes_with, parse_markers
+
+MODELS = {
+    "node1": ["NVIDIA A100-SXM4-40GB"],
+    "node2": ["Tesla T4"],
+    "node3": ["NVIDIA A100-SXM4-40GB", "Tesla T4"],
+}
+
+
+@pytest.mark.parametrize(
+    ("gpu_type", "hosts"),
+    [
+        ("A100", {"node1", "node3"}),
+        ("a100-sxm4", {"node1", "node3"}),
+        ("tesla", {"node2", "node3"}),
+    ],
+)
+def test_nodes_of_a_type(gpu_type: str, hosts: set[str]) -> None:
+    assert nodes_with(gpu_type, MODELS, ["node4"]) == hosts
+
+
+def test_a_type_that_no_node_has() -> None:
+    with pytest.raises(ConfigError) as raised:
+        nodes_with("H100", MODELS, ["node4"])
+    assert str(raised.value) == (
+        "gpu_type='H100': no node that this application can use has such a GPU. There are:"
+        " 'NVIDIA A100-SXM4-40GB' on node1, node3; 'Tesla T4' on node2, node3; not told by node4"
+    )
+
+
+def test_no_node_with_gpus() -> None:
+    with pytest.raises(ConfigError, match="There are: none$"):
+        nodes_with("H100", {}, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "wanted", "is_one"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100", True),
+        ("NVIDIA A100-SXM4-40GB", "A100 SXM4", True),
+        ("NVIDIA A100-SXM4-40GB", "A100-PCIE", False),
+        # Other products, whose names begin with the letters of the wanted one.
+        ("NVIDIA RTX A1000", "A100", False),
+        ("NVIDIA A100-SXM4-40GB", "A10", False),
+        ("NVIDIA L40S", "L4", False),
+        ("NVIDIA GH200 480GB", "H200", False),
+        ("NVIDIA GeForce RTX 4090", "rtx 4090", True),
+        ("", "A100", False),
+        ("NVIDIA A100-SXM4-40GB", "-", False),
+    ],
+)
+def test_words_of_a_product_name(model: str, wanted: str, is_one: bool) -> None:
+    assert has_type(model, wanted) is is_one
+
+
+def test_markers() -> None:
+    assert parse_markers(None) == parse_markers("") == {}
+    markers = parse_markers("A100=gpu-a100, A100 SXM4=example.com/gpu-sxm ,T4=gpu-t4")
+    assert markers == {"A100": "gpu-a100", "A100 SXM4": "example.com/gpu-sxm", "T4": "gpu-t4"}
+    assert marker_of("a100", markers) == "gpu-a100"
+    assert marker_of("A100-sxm4-40GB", markers) == "example.com/gpu-sxm"
+    assert marker_of("A10", markers) is None
+
+
+@pytest.mark.parametrize(
+    "given", ["A100", "=x", "A100=", "-=x", "A=b c", "A=vcores", "A=yarn.io/gpu"]
+)
+def test_what_is_no_marker(given: str) -> None:
+    with pytest.raises(ConfigError, match="is no TYPE=RESOURCE"):
+        parse_markers(f"T4=gpu-t4,{given}")
