@@ -161,10 +161,15 @@ def _paths(root: str, spec: GangSpec, run_id: str) -> Mapping[str, str]:
 
 def lake_root(application: Application) -> str:
     """Where runs and models go: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's directory."""
-    if named := application.option("root"):
+    files = application.jvm.hadoop("fs.defaultFS")
+    return root_on(application.option("root"), files, application.user)
+
+
+def root_on(named: str | None, files: str | None, user: str) -> str:
+    """The root that was named, else the user's directory on the default file system."""
+    if named:
         return named.rstrip("/")
-    files = (application.jvm.hadoop("fs.defaultFS") or "file:///").rstrip("/")
-    return f"{files}/user/{application.user}/hopsgpu"
+    return f"{(files or 'file:///').rstrip('/')}/user/{user}/hopsgpu"
 
 
 def new_run_id(name: str) -> str:

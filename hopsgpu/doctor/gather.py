@@ -21,6 +21,7 @@ from hopsgpu.doctor.machine import Client, Machine
 from hopsgpu.doctor.node import jar_version
 from hopsgpu.doctor.yarn import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.planning import root_on
 from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.amounts import GPU
 from hopsgpu.yarn.hadoop_conf import HadoopConf
@@ -107,9 +108,9 @@ def yarn_facts(setting: Setting) -> Yarn:
         HopsGpuError: it does not answer, or not to us.
     """
     manager = ResourceManager(web_addresses(setting))
-    said = manager._get("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
-    info = manager._get("/ws/v1/cluster/info")["clusterInfo"]
-    metrics = manager._get("/ws/v1/cluster/metrics")["clusterMetrics"]
+    said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
+    info = manager.ask("/ws/v1/cluster/info")["clusterInfo"]
+    metrics = manager.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
     whole = metrics.get("totalClusterResourcesAcrossPartition") or {}
     kinds = (whole.get("resourceInformations") or {}).get("resourceInformation") or []
     nodes = manager.nodes()
@@ -128,10 +129,8 @@ def yarn_facts(setting: Setting) -> Yarn:
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
     """Where runs and models go, as `planning.lake_root` finds it in a session."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
-    if named:
-        return named.rstrip("/")
     user = environ.get("HADOOP_USER_NAME") or getpass.getuser()
-    return f"{(setting('fs.defaultFS') or 'file:///').rstrip('/')}/user/{user}/hopsgpu"
+    return root_on(named, setting("fs.defaultFS"), user)
 
 
 def lake_facts(root: str) -> LakeFacts:

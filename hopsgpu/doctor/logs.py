@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.snapshot import Node
 
 _SECONDS = (2.0, 5.0)
@@ -20,17 +21,11 @@ class Logs:
 
     Args:
         nodes: as the ResourceManager tells them.
-        addresses: of hosts whose names only YARN's own JVMs know.
-        scheme: "http" or "https".
+        managers: where their NodeManagers answer.
     """
 
-    def __init__(self, nodes: Iterable[Node], addresses: dict[str, str], scheme: str) -> None:
-        self._bases = {
-            node.host: f"{scheme}://{addresses.get(host, host)}:{port}"
-            for node in nodes
-            for host, _, port in [node.web.rpartition(":")]
-            if node.web
-        }
+    def __init__(self, nodes: Iterable[Node], managers: NodeManagers) -> None:
+        self._bases = {node.host: managers.address(node) for node in nodes if node.web}
 
     def reason(self, container: str, hosts: Sequence[str]) -> tuple[str, str] | None:
         """(host, reason) of a container that ended, which is one of these hosts'.

@@ -81,7 +81,7 @@ def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Boun
     """Ends an application that does not start; what YARN says of it."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
-        listed = manager._get(f"/ws/v1/cluster/apps?applicationTags={tag}")
+        listed = manager.ask(f"/ws/v1/cluster/apps?applicationTags={tag}")
         app = ((listed.get("apps") or {}).get("app") or [None])[0]
         if app is None:
             return f"{waited}: it has not even reached the ResourceManager"

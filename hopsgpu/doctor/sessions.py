@@ -44,9 +44,8 @@ class Sessions:
         label: str,
         seconds: float,
     ) -> None:
-        managers = NodeManagers(setting)
         self._yarn = yarn
-        self._logs = Logs(yarn.nodes, managers._addresses, managers._scheme)
+        self._logs = Logs(yarn.nodes, NodeManagers(setting))
         self._manager = manager
         self._here = here
         self._conf = conf

@@ -20,8 +20,7 @@ from hopsgpu.gang import (
 )
 from hopsgpu.spec import ExecutorShape
 from hopsgpu.worker.holder import Warm
-from hopsgpu.yarn.amounts import Amount
-from hopsgpu.yarn.demand import Demand
+from hopsgpu.yarn.demand import Demand, container_of
 
 
 class Watcher(Protocol):
@@ -80,8 +79,7 @@ class Request:
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
     """What a gang wants of YARN."""
-    container = Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
-    return Demand(container, executors, spread=placement == "spread")
+    return Demand(container_of(shape), executors, spread=placement == "spread")
 
 
 class Patience:

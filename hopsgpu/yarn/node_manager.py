@@ -115,11 +115,14 @@ class NodeManagers:
             problems={name: found for name, found in known.items() if isinstance(found, str)},
         )
 
-    def _ask(self, node: Node) -> Devices | str:
+    def address(self, node: Node) -> str:
+        """The URL of a NodeManager, that has one, without a path."""
         host, _, port = node.web.rpartition(":")
-        url = f"{self._scheme}://{self._addresses.get(host, host)}:{port}{_PATH}"
+        return f"{self._scheme}://{self._addresses.get(host, host)}:{port}"
+
+    def _ask(self, node: Node) -> Devices | str:
         try:
-            found = devices_of(get_json(url, _SECONDS))
+            found = devices_of(get_json(self.address(node) + _PATH, _SECONDS))
         except HopsGpuError as error:
             return f"the NodeManager does not describe its GPUs: {error}"
         except (AttributeError, TypeError, ValueError) as error:

@@ -96,7 +96,7 @@ class ResourceManager:
 
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, whatever their state."""
-        return nodes_of(self._get("/ws/v1/cluster/nodes"))
+        return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
         """One look at all that decides what an application can get.
@@ -112,14 +112,14 @@ class ResourceManager:
         Raises:
             HopsGpuError: no answer, or the application is not among the running ones.
         """
-        apps = self._get(_APPS)
+        apps = self.ask(_APPS)
         ours = app_answer(apps, application_id)
         if ours is None:
             raise HopsGpuError(
                 f"the ResourceManager does not list {application_id} among the running"
                 " applications: has it ended, or is HADOOP_CONF_DIR that of another cluster?"
             )
-        said = self._get(_SCHEDULER)
+        said = self.ask(_SCHEDULER)
         nodes = self.nodes()
         label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
         shared = self._shared(nodes, label)
@@ -162,7 +162,7 @@ class ResourceManager:
         Raises:
             HopsGpuError: no answer.
         """
-        apps, said, nodes = self._get(_APPS), self._get(_SCHEDULER), self.nodes()
+        apps, said, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
         labels = {node.partition for node in nodes if node.total.gpus} or {""}
         shared = self._shared(nodes, "")
         if shared & labels:
@@ -191,7 +191,7 @@ class ResourceManager:
     def user(self) -> str | None:
         """Whom the ResourceManager takes the caller for; None where it does not tell."""
         try:
-            said = self._get("/ws/v1/cluster/userinfo")
+            said = self.ask("/ws/v1/cluster/userinfo")
         except HopsGpuError:  # before Hadoop 3.3 there was no such question
             return None
         # With its name around it in the documentation, without in 3.5.
@@ -199,7 +199,7 @@ class ResourceManager:
 
     def queues(self) -> tuple[Queue, ...]:
         """All queues, each parent before its children, for nodes without a label."""
-        return queues_of(self._get(_SCHEDULER), "", self.nodes())
+        return queues_of(self.ask(_SCHEDULER), "", self.nodes())
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
         """What applications have, by id; without those that have just ended or hide it."""
@@ -208,7 +208,7 @@ class ResourceManager:
         def ask(application_id: str, attempt: str) -> None:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
             with contextlib.suppress(HopsGpuError):
-                found[application_id] = containers_of(self._get(path))
+                found[application_id] = containers_of(self.ask(path))
 
         if attempts:
             with ThreadPoolExecutor(_AT_ONCE, "hopsgpu-containers") as pool:
@@ -219,7 +219,7 @@ class ResourceManager:
         # Only requests without a label are served from idle nodes that have one.
         if label or not any(node.partition for node in nodes):
             return frozenset()
-        return shared_partitions(self._get("/ws/v1/cluster/get-node-labels"))
+        return shared_partitions(self.ask("/ws/v1/cluster/get-node-labels"))
 
     def _rounding(self, scheduler: Any) -> Rounding:
         """Asked once: a ResourceManager reads it when it starts."""
@@ -243,7 +243,7 @@ class ResourceManager:
 
     def _property(self, name: str) -> str | None:
         try:
-            return str(self._get(f"/conf?name={name}")["property"]["value"])
+            return str(self.ask(f"/conf?name={name}")["property"]["value"])
         except (HopsGpuError, KeyError):
             return None
 
@@ -258,16 +258,16 @@ class ResourceManager:
         A node's share is free for others only once the node has reported the end; of the
         whole cluster, whoever's they are.
         """
-        metrics = self._get("/ws/v1/cluster/metrics")["clusterMetrics"]
+        metrics = self.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
         scheduled = amount_of(metrics.get("totalUsedResourcesAcrossPartition"))
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
     def held(self, application_id: str, priority: int) -> Held:
         """What an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)
-        attempts = self._get(f"/ws/v1/cluster/apps/{application_id}/appattempts")
+        attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
         attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
-        listed = self._get(f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers")
+        listed = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers")
         containers = (listed or {}).get("container", [])
         # One request is repeated for its host, its rack and any place ("*").
         pending = sum(
@@ -278,10 +278,12 @@ class ResourceManager:
         ids = (c["containerId"] for c in containers if int(c["priority"]) == priority)
         return Held(tuple(ids), pending)
 
-    def _app(self, application_id: str) -> Any:
-        return self._get(f"/ws/v1/cluster/apps/{application_id}")["app"]
+    def ask(self, path: str) -> Any:
+        """The JSON answer to a path, from whichever of the addresses is active.
 
-    def _get(self, path: str) -> Any:
+        Raises:
+            HopsGpuError: none answers, or not with JSON.
+        """
         problems = []
         for address in sorted(self.addresses, key=lambda one: one != self._answered):
             try:
@@ -297,3 +299,6 @@ class ResourceManager:
             + ("; ".join(problems) or "no web address in the Hadoop configuration")
             + "). Is YARN up, and is HADOOP_CONF_DIR that of the cluster?"
         )
+
+    def _app(self, application_id: str) -> Any:
+        return self.ask(f"/ws/v1/cluster/apps/{application_id}")["app"]

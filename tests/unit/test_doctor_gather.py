@@ -22,6 +22,7 @@ from hopsgpu.doctor.logs import Logs, reason_in
 from hopsgpu.doctor.session import first_cause
 from hopsgpu.results import RunStatus
 from hopsgpu.yarn.amounts import NOTHING
+from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.snapshot import Node
 
 
@@ -95,7 +96,9 @@ class _NodeManager(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def logs() -> Iterator[Logs]:
+def logs(tmp_path: Path) -> Iterator[Logs]:
+    (tmp_path / "hosts").write_text("127.0.0.1 a b\n")
+    setting = {"hopsgpu.hosts": str(tmp_path / "hosts")}.get
     with ThreadingHTTPServer(("127.0.0.1", 0), _NodeManager) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         nodes = [
@@ -103,7 +106,7 @@ def logs() -> Iterator[Logs]:
             Node("b:1", "b", "RUNNING", NOTHING, NOTHING, web=f"b:{server.server_port}"),
         ]
         # Nobody listens on port 1.
-        yield Logs(nodes, {"a": "127.0.0.1", "b": "127.0.0.1"}, "http")
+        yield Logs(nodes, NodeManagers(setting))
         server.shutdown()
 
 
