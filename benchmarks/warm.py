@@ -19,6 +19,7 @@ from benchmarks.functions import first_line, nothing, tensorflow_all_reduce, tor
 from benchmarks.rivals import (
     BARRIER,
     STAGE,
+    TENSORFLOW_RIVAL,
     TORCH_RIVAL,
     WORKERS,
     times,
@@ -34,6 +35,7 @@ TENSORFLOW = "a TensorFlow all-reduce"
 # What is compared with what, and how many times faster it is to be.
 RATIOS = (
     (TORCH, TORCH_RIVAL, "50 are wanted"),
+    (TENSORFLOW, TENSORFLOW_RIVAL, "measured"),
     (FUNCTION, BARRIER, "5 are wanted"),
     (FUNCTION, STAGE, "measured; it starts tasks, and none knows of another"),
 )
@@ -85,6 +87,8 @@ def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[floa
         print(f"{'':36}{'99 %':>8}{_percentile(seconds):8.2f}")
     print()
     for own, other, wanted in RATIOS:
+        if other not in others:
+            continue
         ratio = statistics.median(others[other]) / statistics.median(ours[own])
         print(f"{own} is {ratio:.1f} times faster than {other} ({wanted})")
 

@@ -31,6 +31,7 @@ from hopsgpu.worker.channel import Channel, ChannelError, Message
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, connected
 from hopsgpu.worker.peer import Driver, greet, lake_environment
+from hopsgpu.worker.unpacking import Unpacked
 
 
 def run_agent(driver: Driver) -> None:
@@ -66,6 +67,7 @@ class Agent:
         self._meeting = contextlib.ExitStack()
         self._reserving: asyncio.Task[None] | None = None
         self._attempt: Attempt | None = None
+        self._unpacked = Unpacked()
 
     async def serve(self) -> None:
         """Answers until the driver hangs up; then no rank is left."""
@@ -80,6 +82,7 @@ class Agent:
                 await self._attempt.end()
             self._meeting.close()
             await self._keeping.aclose()
+            await asyncio.to_thread(self._unpacked.close)
 
     async def _answer(self, message: Message) -> None:
         match message.kind:
@@ -126,7 +129,7 @@ class Agent:
             await before.end()
         self._attempt = attempt = Attempt(self._channel, self._tasks, message)
         try:
-            await attempt.start(await self._keeper_here())
+            await attempt.start(await self._keeper_here(), self._unpacked)
         except OSError as error:
             await attempt.refuse(error)
 
