@@ -50,7 +50,7 @@ unit: $(VENV)/.installed-dev
 soak: java $(VENV)/.installed-dev
 	$(BIN)/python -m pytest tests/soak
 
-bench: java $(VENV)/.installed-dev
+bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
 clean:

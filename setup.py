@@ -27,6 +27,8 @@ CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTI
 # A real kernel whose cell is interrupted.
 NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
 DEV = DEMO + CHECK + NOTEBOOK + FRAMEWORKS
+# What `make bench` measures beside hopsgpu.
+BENCH = ["spark-tensorflow-distributor>=1.0", *DEV]
 
 setup(
     name="hopsgpu",
@@ -43,6 +45,7 @@ setup(
         "encryption": ENCRYPTION,
         "demo": DEMO,
         "dev": DEV,
+        "bench": BENCH,
         "check": CHECK,
     },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},

@@ -5,7 +5,6 @@ They need an application without dynamic allocation, which Spark refuses beside 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from pyspark import BarrierTaskContext, cloudpickle
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
+from spark_tensorflow_distributor import MirroredStrategyRunner
 
 from benchmarks import functions
 from benchmarks.functions import nothing, tensorflow_all_reduce, torch_all_reduce
@@ -34,6 +34,7 @@ def main() -> None:
     spark = (
         SparkSession.builder.appName("rivals")
         .master("yarn")
+        .config("spark.dynamicAllocation.enabled", "false")
         .config("spark.executor.instances", str(WORKERS))
         .config("spark.executor.cores", "2")
         .config("spark.task.cpus", "2")
@@ -49,12 +50,13 @@ def main() -> None:
             BARRIER: (lambda: barrier_stage(spark, meets=True), BARRIERS),
             STAGE: (lambda: barrier_stage(spark, meets=False), BARRIERS),
             TORCH_RIVAL: (lambda: torch.run(torch_all_reduce), DISTRIBUTED),
+            TENSORFLOW_RIVAL: (tensorflow_distributor(spark), DISTRIBUTED),
         }
-        if importlib.util.find_spec("spark_tensorflow_distributor") is None:
-            print(f"{TENSORFLOW_RIVAL} is not installed, and not measured", file=sys.stderr)
-        else:
-            works[TENSORFLOW_RIVAL] = (tensorflow_distributor(spark), DISTRIBUTED)
-        print(json.dumps({name: times(*work) for name, work in works.items()}))
+        taken = {}
+        for name, work in works.items():
+            print(f"{name} …", file=sys.stderr, flush=True)
+            taken[name] = times(*work)
+        print(json.dumps(taken))
     finally:
         spark.stop()
 
@@ -77,8 +79,6 @@ def tensorflow_distributor(spark: SparkSession) -> Callable[[], object]:
     It tells its tasks the names of nodes, which only the JVMs of a development cluster know: the
     function puts their addresses in place of them.
     """
-    from spark_tensorflow_distributor import MirroredStrategyRunner
-
     file = spark.sparkContext._jsc.hadoopConfiguration().get("hopsgpu.hosts")
     rows = [line.split() for line in Path(file).read_text().splitlines()] if file else []
     addresses = {name: row[0] for row in rows for name in row[1:]}
