@@ -18,7 +18,7 @@ RUNTIME = [
 ]
 # What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
 DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
-TEST = ["pytest>=8", "pytest-timeout>=2.3"]
+TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 # The other frameworks that examples and tests train with.
 FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
 # TLS between driver and executors, where Spark's own network encryption is on.
