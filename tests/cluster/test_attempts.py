@@ -20,6 +20,7 @@ from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import executor_jvms, quiet
 from tests.conftest import gpus_become, until
+from tests.processes import executor_jvm
 
 
 def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
@@ -43,19 +44,6 @@ def kill_when_noted(directory: str, first_attempts: int, whom: str) -> tuple[int
 def containers_of(directory: Path, attempt: int) -> list[str]:
     """What the ranks of an attempt have noted."""
     return [(directory / f"{attempt}-{rank}").read_text() for rank in (0, 1)]
-
-
-def executor_jvm() -> int:
-    """The executor's JVM: the keeper watches it; it is the container's only java."""
-    own = os.environ["CONTAINER_ID"].encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_java = (process / "comm").read_text() == "java\n"
-            if is_java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
-                return int(process.name)
-        except OSError:
-            continue
-    raise LookupError("no JVM of this container")
 
 
 def test_a_lost_executor_is_replaced_and_the_other_kept(

@@ -21,10 +21,10 @@ from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.request import demand_of
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.cluster.test_attempts import executor_jvm, python_workers
 from tests.cluster.test_launch import quiet
 from tests.conftest import gone, gpus_become, until
 from tests.contention import start_script
+from tests.processes import executor_jvm, python_workers
 
 
 def state_of(run: hopsgpu.Run) -> str:

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.cluster.test_attempts import executor_jvm
 from tests.conftest import gone, until
 from tests.contention import start_script
+from tests.processes import executor_jvm, family, pids_in, python_workers, signal_all
 
 
 def test_a_frozen_agent_is_lost_within_the_heartbeat(
@@ -60,12 +60,6 @@ WAITING = """
     hopsgpu.session("frozen")
     hopsgpu.launch(train, args=(sys.argv[1],), workers=2, progress="off")
 """
-
-
-def pids_in(directory: Path, number: int) -> list[int]:
-    """What so many ranks have written, each into its file."""
-    assert until(lambda: len([f for f in directory.iterdir() if f.read_text()]) == number, 90)
-    return [int((directory / str(rank)).read_text()) for rank in range(number)]
 
 
 def test_ranks_of_a_frozen_driver_end_within_the_heartbeat(
@@ -124,36 +118,3 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
     assert time.monotonic() - began < 120
     # JVM, daemon, agent, keeper, fork server and rank: YARN has killed the first.
     assert len(frozen) >= 6 and until(lambda: all(map(gone, frozen)), 20)
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that descends from it."""
-    found = [pid]
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = (thread / "children").read_text()
-        except OSError:  # it has just ended
-            continue
-        found += [process for child in children.split() for process in family(int(child))]
-    return found
-
-
-def signal_all(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to a process and to all that descends from it."""
-    for process in family(pid):
-        os.kill(process, number)
-
-
-def python_workers() -> list[tuple[int, int]]:
-    """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            fields = (process / "stat").read_text().rpartition(") ")[2].split()
-            above = Path(f"/proc/{fields[1]}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"pyspark.worker" in command and b"pyspark.worker" in above:
-            found.append((int(fields[19]), int(process.name)))
-    return found
