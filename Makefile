@@ -42,15 +42,16 @@ check: $(VENV)/.installed-check
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --durations=20 tests/unit tests/contract tests/cluster
+	$(BIN)/python -m pytest -q -n 2 tests/unit
+	$(BIN)/python -m pytest --durations=20 tests/contract tests/cluster
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/unit
+	$(BIN)/python -m pytest -q -n 2 tests/unit
 
 soak: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest tests/soak
+	$(BIN)/python -m pytest --durations=20 tests/soak
 
-bench: java $(VENV)/.installed-dev
+bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
 clean:

@@ -19,7 +19,7 @@ RUNTIME = [
 ]
 # What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
 DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
-TEST = ["pytest>=8", "pytest-timeout>=2.3"]
+TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
 # The other frameworks that examples and tests train with.
 FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
 # TLS between driver and executors, where Spark's own network encryption is on.
@@ -30,6 +30,8 @@ CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTI
 # A real kernel whose cell is interrupted.
 NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
 DEV = DEMO + CHECK + NOTEBOOK + FRAMEWORKS
+# What `make bench` measures beside hopsgpu.
+BENCH = ["spark-tensorflow-distributor>=1.0", *DEV]
 
 setup(
     name="hopsgpu",
@@ -47,6 +49,7 @@ setup(
         "kerberos": KERBEROS,
         "demo": DEMO,
         "dev": DEV,
+        "bench": BENCH,
         "check": CHECK,
     },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},

@@ -1,23 +1,24 @@
 """Other launchers and raw barrier stages, on two executors that are there.
 
 They need an application without dynamic allocation, which Spark refuses beside barriers.
-spark-tensorflow-distributor is not measured yet: its first stage had not ended when a run was cut
-off after 170 s, for a cause that was not looked for. It gives its tasks the names of nodes, which
-on the development cluster only JVMs resolve.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pyspark import BarrierTaskContext, cloudpickle
 from pyspark.ml.torch.distributor import TorchDistributor
 from pyspark.sql import SparkSession
+from spark_tensorflow_distributor import MirroredStrategyRunner
 
 from benchmarks import functions
-from benchmarks.functions import nothing, torch_all_reduce
+from benchmarks.functions import nothing, tensorflow_all_reduce, torch_all_reduce
 
 WORKERS = 2
 BARRIERS = 20
@@ -25,6 +26,7 @@ DISTRIBUTED = 5
 BARRIER = "a raw barrier stage"
 STAGE = "the same without its barrier()"
 TORCH_RIVAL = "TorchDistributor, gloo"
+TENSORFLOW_RIVAL = "spark-tensorflow-distributor"
 
 
 def main() -> None:
@@ -48,8 +50,13 @@ def main() -> None:
             BARRIER: (lambda: barrier_stage(spark, meets=True), BARRIERS),
             STAGE: (lambda: barrier_stage(spark, meets=False), BARRIERS),
             TORCH_RIVAL: (lambda: torch.run(torch_all_reduce), DISTRIBUTED),
+            TENSORFLOW_RIVAL: (tensorflow_distributor(spark), DISTRIBUTED),
         }
-        print(json.dumps({name: times(*work) for name, work in works.items()}))
+        taken = {}
+        for name, work in works.items():
+            print(f"{name} …", file=sys.stderr, flush=True)
+            taken[name] = times(*work)
+        print(json.dumps(taken))
     finally:
         spark.stop()
 
@@ -64,6 +71,31 @@ def barrier_stage(spark: SparkSession, *, meets: bool) -> None:
 
     stage = spark.sparkContext.parallelize(range(WORKERS), WORKERS).barrier()
     assert len(stage.mapPartitions(task).collect()) == WORKERS
+
+
+def tensorflow_distributor(spark: SparkSession) -> Callable[[], object]:
+    """TensorFlow's collectives as spark-tensorflow-distributor starts them.
+
+    It tells its tasks the names of nodes, which only the JVMs of a development cluster know: the
+    function puts their addresses in place of them.
+    """
+    file = spark.sparkContext._jsc.hadoopConfiguration().get("hopsgpu.hosts")
+    rows = [line.split() for line in Path(file).read_text().splitlines()] if file else []
+    addresses = {name: row[0] for row in rows for name in row[1:]}
+
+    def all_reduce() -> float:
+        config = json.loads(os.environ["TF_CONFIG"])
+        workers = [worker.rpartition(":") for worker in config["cluster"]["worker"]]
+        config["cluster"]["worker"] = [f"{addresses.get(h, h)}:{port}" for h, _, port in workers]
+        os.environ["TF_CONFIG"] = json.dumps(config)
+        from tensorflow.python.eager import context
+
+        # Tasks share a Python process; the distributor does so for a strategy of its own.
+        context._reset_context()
+        return tensorflow_all_reduce()
+
+    runner = MirroredStrategyRunner(num_slots=WORKERS, use_gpu=False, use_custom_strategy=True)
+    return lambda: runner.run(all_reduce)
 
 
 def times(work: Callable[[], object], count: int) -> list[float]:

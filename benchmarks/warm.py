@@ -1,4 +1,4 @@
-"""A launch on a held gang, against TorchDistributor and a raw barrier stage on two executors."""
+"""A launch on a held gang, against other launchers and a raw barrier stage on two executors."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from benchmarks.functions import first_line, nothing, tensorflow_all_reduce, tor
 from benchmarks.rivals import (
     BARRIER,
     STAGE,
+    TENSORFLOW_RIVAL,
     TORCH_RIVAL,
     WORKERS,
     times,
@@ -34,6 +35,7 @@ TENSORFLOW = "a TensorFlow all-reduce"
 # What is compared with what, and how many times faster it is to be.
 RATIOS = (
     (TORCH, TORCH_RIVAL, "50 are wanted"),
+    (TENSORFLOW, TENSORFLOW_RIVAL, "measured"),
     (FUNCTION, BARRIER, "5 are wanted"),
     (FUNCTION, STAGE, "measured; it starts tasks, and none knows of another"),
 )

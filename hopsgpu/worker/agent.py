@@ -33,6 +33,7 @@ from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, connected
 from hopsgpu.worker.opening import unopened
 from hopsgpu.worker.peer import Driver, given_out, greet, lake_environment
+from hopsgpu.worker.unpacking import Unpacked
 
 
 def run_agent(driver: Driver) -> None:
@@ -68,6 +69,7 @@ class Agent:
         self._meeting = contextlib.ExitStack()
         self._reserving: asyncio.Task[None] | None = None
         self._attempt: Attempt | None = None
+        self._unpacked = Unpacked()
         # Once for all launches on this container.
         gpus = [device["gpu"] for device in given_out()]
         self._opening = tasks.create_task(unopened(gpus))
@@ -86,6 +88,7 @@ class Agent:
                 await self._attempt.end()
             self._meeting.close()
             await self._keeping.aclose()
+            await asyncio.to_thread(self._unpacked.close)
 
     async def _answer(self, message: Message) -> None:
         match message.kind:
@@ -135,7 +138,7 @@ class Agent:
             await before.end()
         self._attempt = attempt = Attempt(self._channel, self._tasks, message)
         try:
-            await attempt.start(await self._keeper_here())
+            await attempt.start(await self._keeper_here(), self._unpacked)
         except OSError as error:
             await attempt.refuse(error)
 

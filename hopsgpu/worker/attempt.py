@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
-import io
 import os
 import shutil
 import signal
 import sys
 import time
-import zipfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,6 +33,7 @@ from hopsgpu.worker.logs import follow, follow_reports
 from hopsgpu.worker.oom import oom_kills
 from hopsgpu.worker.process import RankEnd, RankProcess
 from hopsgpu.worker.rank import reserve
+from hopsgpu.worker.unpacking import Unpacked
 
 # More travels by the lake: the driver's memory is shared by the values of all ranks.
 MOST_INLINE = 2**20
@@ -80,16 +79,14 @@ class Attempt:
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
 
-    async def start(self, keeper: Keeper) -> None:
+    async def start(self, keeper: Keeper, unpacked: Unpacked) -> None:
         """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end."""
         message = self._message
         split_at = int(message["call_bytes"])
         call, modules = message.payload[:split_at], message.payload[split_at:]
         self._directory.mkdir(parents=True, mode=0o700)
         # In a thread, as all that may take long: a loop that does not run gives no sign of life.
-        roots = await asyncio.to_thread(
-            _unpack, modules, self._directory / "modules", int(message["roots"])
-        )
+        roots = await asyncio.to_thread(unpacked.roots, modules, int(message["roots"]))
         spec = spec_of(message)
         self._killed_before = oom_kills()
         while keeper.warnings:
@@ -275,10 +272,3 @@ def _explained(end: RankEnd, problems: Sequence[OSError], events: Sequence[GpuEv
 def spec_of(message: Message) -> ServerSpec:
     """The fork server of the ranks of a message."""
     return server_spec(os.environ, message["shared"], sys.executable, message["frameworks"])
-
-
-def _unpack(modules: bytes, directory: Path, roots: int) -> list[str]:
-    """Unpacks the user's modules; the directories to import them from."""
-    with zipfile.ZipFile(io.BytesIO(modules)) as archive:
-        archive.extractall(directory)
-    return [str(directory / str(number)) for number in range(roots)]

@@ -1,8 +1,7 @@
-"""Attempts on a real cluster: lost executors, blamed GPUs, frozen agents, records."""
+"""Attempts on a real cluster: lost executors, blamed GPUs, unreachable drivers, records."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -20,8 +19,8 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import executor_jvms, quiet
-from tests.conftest import gone, gpus_become, until
-from tests.contention import start_script
+from tests.conftest import gpus_become, until
+from tests.processes import executor_jvm
 
 
 def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
@@ -45,19 +44,6 @@ def kill_when_noted(directory: str, first_attempts: int, whom: str) -> tuple[int
 def containers_of(directory: Path, attempt: int) -> list[str]:
     """What the ranks of an attempt have noted."""
     return [(directory / f"{attempt}-{rank}").read_text() for rank in (0, 1)]
-
-
-def executor_jvm() -> int:
-    """The executor's JVM: the keeper watches it; it is the container's only java."""
-    own = os.environ["CONTAINER_ID"].encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_java = (process / "comm").read_text() == "java\n"
-            if is_java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
-                return int(process.name)
-        except OSError:
-            continue
-    raise LookupError("no JVM of this container")
 
 
 def test_a_lost_executor_is_replaced_and_the_other_kept(
@@ -109,130 +95,6 @@ def test_a_gpu_to_blame_gets_no_rank_in_the_next_attempt(
     assert gpus_become(manager, 0)
 
 
-def test_a_frozen_agent_is_lost_within_the_heartbeat(
-    spark: SparkSession,
-    manager: ResourceManager,
-    gpus_back: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "4s")
-
-    def wait_for_the_end(directory: str) -> None:
-        Path(directory, "pid").write_text(str(os.getpid()))
-        threading.Event().wait(120)
-
-    run = hopsgpu.submit(wait_for_the_end, args=(str(tmp_path),), progress="off")
-    assert until(lambda: (tmp_path / "pid").exists() and python_workers() != [], 90)
-    agent = max(python_workers())[1]
-    os.kill(agent, signal.SIGSTOP)
-    began = time.monotonic()
-    try:
-        with pytest.raises(hopsgpu.RankFailed, match="no sign of life for 4 s"):
-            run.result()
-    finally:
-        if not gone(agent):
-            os.kill(agent, signal.SIGCONT)
-    print(f"given up {time.monotonic() - began:.1f} s after the agent froze")
-    assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
-
-
-WAITING = """
-    import os, sys, threading
-    from pathlib import Path
-    import hopsgpu
-
-    def train(directory):
-        Path(directory, str(hopsgpu.context().rank)).write_text(str(os.getpid()))
-        threading.Event().wait(120)
-
-    hopsgpu.session("frozen")
-    hopsgpu.launch(train, args=(sys.argv[1],), workers=2, progress="off")
-"""
-
-
-def pids_in(directory: Path, number: int) -> list[int]:
-    """What so many ranks have written, each into its file."""
-    assert until(lambda: len([f for f in directory.iterdir() if f.read_text()]) == number, 90)
-    return [int((directory / str(rank)).read_text()) for rank in range(number)]
-
-
-def test_ranks_of_a_frozen_driver_end_within_the_heartbeat(
-    cluster_env: dict[str, str], gpus_back: Callable[[], int], tmp_path: Path
-) -> None:
-    driver = start_script(cluster_env, WAITING, tmp_path, HOPSGPU_HEARTBEAT="4s")
-    try:
-        pids = pids_in(tmp_path, 2)
-        signal_all(driver.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        assert until(lambda: all(map(gone, pids)), 10)
-        print(f"the ranks ended {time.monotonic() - began:.1f} s after the driver froze")
-        signal_all(driver.pid, signal.SIGCONT)
-        _, error = driver.communicate(timeout=60)
-        assert "RankFailed: the executor of rank" in error
-    finally:
-        if driver.poll() is None:
-            signal_all(driver.pid, signal.SIGCONT)
-        driver.kill()
-        driver.communicate()
-
-
-def test_a_frozen_executor_is_replaced_in_the_next_attempt(
-    spark: SparkSession,
-    gpus_back: Callable[[], int],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "4s")
-    note = tmp_path / "frozen"
-
-    def freeze_once() -> int:
-        context = hopsgpu.context()
-        if context.attempt == 0:
-            if context.rank == 1:
-                processes = family(executor_jvm())
-                note.write_text(" ".join(map(str, processes)))
-                # This process is one of them.
-                for process in sorted(processes, key=os.getpid().__eq__):
-                    os.kill(process, signal.SIGSTOP)
-            threading.Event().wait(60)
-        return context.attempt
-
-    began = time.monotonic()
-    try:
-        result = hopsgpu.launch(freeze_once, workers=2, retries=1, progress="off")
-    finally:
-        frozen = [int(process) for process in note.read_text().split()]
-        for process in frozen:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGCONT)
-    assert result.values == (1, 1)
-    (warning,) = result.warnings
-    assert "no sign of life for 4 s" in warning
-    # Spark misses the executor's heartbeat after 200 s.
-    assert time.monotonic() - began < 120
-    # JVM, daemon, agent, keeper, fork server and rank: YARN has killed the first.
-    assert len(frozen) >= 6 and until(lambda: all(map(gone, frozen)), 20)
-
-
-def family(pid: int) -> list[int]:
-    """A process and all that descends from it."""
-    found = [pid]
-    for thread in Path(f"/proc/{pid}/task").glob("*"):
-        try:
-            children = (thread / "children").read_text()
-        except OSError:  # it has just ended
-            continue
-        found += [process for child in children.split() for process in family(int(child))]
-    return found
-
-
-def signal_all(pid: int, number: signal.Signals) -> None:
-    """Sends a signal to a process and to all that descends from it."""
-    for process in family(pid):
-        os.kill(process, number)
-
-
 def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
@@ -244,21 +106,6 @@ def test_a_gang_that_the_rest_cannot_hold_is_not_tried_again(
         hopsgpu.launch(breaks, workers=4, retries=1, progress="off")
     (note,) = raised.value.__notes__
     assert "not tried again without GPU-" in note and "can never fit" in note
-
-
-def python_workers() -> list[tuple[int, int]]:
-    """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (process / "cmdline").read_bytes()
-            fields = (process / "stat").read_text().rpartition(") ")[2].split()
-            above = Path(f"/proc/{fields[1]}/cmdline").read_bytes()
-        except OSError:
-            continue
-        if b"pyspark.worker" in command and b"pyspark.worker" in above:
-            found.append((int(fields[19]), int(process.name)))
-    return found
 
 
 def test_the_first_executor_that_cannot_reach_the_driver_ends_the_launch(

@@ -21,10 +21,10 @@ from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.request import demand_of
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
-from tests.cluster.test_attempts import executor_jvm, python_workers
 from tests.cluster.test_launch import quiet
 from tests.conftest import gone, gpus_become, until
-from tests.contention import both_finish, start_script
+from tests.contention import start_script
+from tests.processes import executor_jvm, python_workers
 
 
 def state_of(run: hopsgpu.Run) -> str:
@@ -103,13 +103,7 @@ def test_a_wait_without_bound_goes_on_telling_and_can_be_cancelled(
     assert manager.gpus()[0] == 0
 
 
-# No deadlock.
-
-
-def test_two_applications_that_want_more_than_there_is_both_finish(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    both_finish(cluster_env, workers=3, launches=1)
+# The line.
 
 
 def test_a_line_that_cannot_be_had_is_done_without(

@@ -23,8 +23,9 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.worker.addresses import interface_addresses
 from hopsgpu.worker.kernel import parent_of
 from hopsgpu.worker.servers import MOST_SERVERS
-from tests.cluster.test_attempts import containers_of, kill_at, kill_when_noted, pids_in
+from tests.cluster.test_attempts import containers_of, kill_at, kill_when_noted
 from tests.conftest import gone, until
+from tests.processes import pids_in
 
 WORKERS = 2
 

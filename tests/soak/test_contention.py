@@ -19,10 +19,15 @@ from tests.contention import CONTENDER, both_finish, start_script
 
 
 @pytest.mark.timeout(600)
-def test_two_applications_that_each_want_all_both_finish(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+@pytest.mark.parametrize(("workers", "launches"), [(4, 3), (3, 1)])
+def test_two_applications_that_want_more_than_there_is_both_finish(
+    cluster_env: dict[str, str],
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    workers: int,
+    launches: int,
 ) -> None:
-    both_finish(cluster_env, workers=4, launches=3)
+    both_finish(cluster_env, workers, launches)
 
 
 def test_many_launches_of_all_sizes_in_one_application_all_finish(

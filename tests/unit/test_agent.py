@@ -500,13 +500,21 @@ def test_a_rank_below_its_memory_stays(gang: Gang) -> None:
 def test_what_forked_children_share_counts_once(gang: Gang) -> None:
     def train() -> None:
         kept = bytearray(b"x") * (200 * MIB)
+        told, go = os.pipe(), os.pipe()
         children = []
         for _ in range(4):
             children.append(os.fork())
             if children[-1] == 0:
                 own = bytearray(b"y") * (30 * MIB)
-                time.sleep(1.5)
+                os.close(go[1])
+                os.write(told[1], b"!")
+                os.read(go[0], 1)
                 os._exit(len(own) + len(kept) == 0)
+        for _ in children:
+            os.read(told[0], 1)
+        # All of them have it until somebody has looked.
+        time.sleep(1.5)
+        os.close(go[1])
         assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
 
     gang.run(train, memory=400 * MIB)

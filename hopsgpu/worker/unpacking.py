@@ -1,0 +1,75 @@
+"""The user's modules as files in the container, for the ranks of one attempt after the other."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import tempfile
+import zipfile
+from pathlib import Path
+
+_State = dict[str, tuple[int, int] | None]
+
+
+class Unpacked:
+    """A directory with what an archive holds, unpacked again only where it is not that any more.
+
+    A launch on a held gang mostly brings the modules of the one before, and unpacking hundreds of
+    them takes longer than all the rest. What a rank has written there is gone for the next; only
+    Python's compiled files stay, which go by the sources beside them.
+    """
+
+    def __init__(self) -> None:
+        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._digest = b""
+        self._state: _State = {}
+
+    def close(self) -> None:
+        """Removes it."""
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
+
+    def roots(self, archive: bytes, count: int) -> list[str]:
+        """The directories to import from.
+
+        Args:
+            archive: a zip with the top-level directories "0", "1", …
+            count: how many of them there are.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        digest = hashlib.sha256(archive).digest()
+        held = self._directory
+        if held is None or digest != self._digest or _state_of(held.name) != self._state:
+            held = self._fill(archive)
+            self._digest = digest
+        return [str(Path(held.name, str(number))) for number in range(count)]
+
+    def _fill(self, archive: bytes) -> tempfile.TemporaryDirectory[str]:
+        self.close()
+        home = Path("hopsgpu").resolve()
+        home.mkdir(mode=0o700, exist_ok=True)
+        # What a rank has made unremovable stays until the container's end.
+        self._directory = tempfile.TemporaryDirectory(
+            prefix="modules-", dir=home, ignore_cleanup_errors=True
+        )
+        with zipfile.ZipFile(io.BytesIO(archive)) as packed:
+            packed.extractall(self._directory.name)
+        self._state = _state_of(self._directory.name)
+        return self._directory
+
+
+def _state_of(directory: str) -> _State:
+    """What tells whether files are still the same: no program can set the time of a change."""
+    found: _State = {}
+    for path, below, files in os.walk(directory):
+        below[:] = [name for name in below if name != "__pycache__"]
+        found.update((f"{path}/{name}", None) for name in below)
+        for name in files:
+            file = f"{path}/{name}"
+            stat = os.lstat(file)
+            found[file] = (stat.st_ino, stat.st_ctime_ns)
+    return found

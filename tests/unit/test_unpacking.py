@@ -1,0 +1,91 @@
+"""The user's modules in a container, for one attempt after the other."""
+
+from __future__ import annotations
+
+import os
+import py_compile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.modules import pack_modules
+from hopsgpu.worker.unpacking import Unpacked
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    project = tmp_path / "project"
+    (project / "inner").mkdir(parents=True)
+    (project / "mine.py").write_text("WHO = 'first'\n")
+    (project / "inner" / "__init__.py").write_text("")
+    (project / "inner" / "table.txt").write_text("1 2 3\n")
+    return project
+
+
+@pytest.fixture
+def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Unpacked]:
+    container = tmp_path / "container"
+    container.mkdir()
+    monkeypatch.chdir(container)
+    with closing(Unpacked()) as unpacked:
+        yield unpacked
+    assert list((container / "hopsgpu").iterdir()) == []
+
+
+def root_of(unpacked: Unpacked, project: Path) -> Path:
+    (root,) = unpacked.roots(pack_modules([project]).archive, 1)
+    return Path(root)
+
+
+def test_the_same_modules_stay_and_others_take_their_place(
+    unpacked: Unpacked, project: Path
+) -> None:
+    first = root_of(unpacked, project)
+    assert (first / "inner" / "table.txt").read_text() == "1 2 3\n"
+    # Compiled files go by their sources, so they do no harm.
+    assert Path(py_compile.compile(str(first / "mine.py")) or "").parent == first / "__pycache__"
+    assert root_of(unpacked, project) == first
+    (project / "mine.py").write_text("WHO = 'again'\n")
+    second = root_of(unpacked, project)
+    assert (second / "mine.py").read_text() == "WHO = 'again'\n"
+    assert not first.exists() and not (second / "__pycache__").exists()
+
+
+def overwrite(root: Path) -> None:
+    """The same size and times: only the time of the change tells."""
+    file = root / "mine.py"
+    before = file.stat()
+    file.write_text("WHO = 'worse'\n")
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert file.stat().st_size == before.st_size
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        overwrite,
+        lambda root: (root / "mine.py").unlink(),
+        lambda root: (root / "more.py").write_text(""),
+        lambda root: (root / "package").mkdir(),
+        lambda root: (root / "mine.py").chmod(0),
+        lambda root: (root.parent / "0").rename(root.parent / "1"),
+    ],
+    ids=["overwritten", "removed", "added", "a directory", "unreadable", "renamed"],
+)
+def test_what_a_rank_does_there_is_gone_for_the_next(
+    unpacked: Unpacked, project: Path, harm: Callable[[Path], None]
+) -> None:
+    first = root_of(unpacked, project)
+    harm(first)
+    second = root_of(unpacked, project)
+    assert (second / "mine.py").read_text() == "WHO = 'first'\n"
+    assert os.access(second / "mine.py", os.R_OK)
+    assert sorted(path.name for path in second.iterdir()) == ["inner", "mine.py"]
+
+
+def test_several_roots_and_none(unpacked: Unpacked, project: Path) -> None:
+    packed = pack_modules([project, project / "inner"])
+    assert [Path(root).name for root in unpacked.roots(packed.archive, packed.roots)] == ["0", "1"]
+    assert unpacked.roots(pack_modules([]).archive, 0) == []
