@@ -73,6 +73,7 @@ def may_follow(state: GangState, following: GangState) -> bool:
 # A part of a gang keeps others from being whole; YARN grants what it can within seconds.
 PART_SECONDS = 30.0
 _LEAST_LOST = 3
+_LEAST_PARKED = 8
 _LONGEST_BACKOFF = 30.0
 
 
@@ -94,12 +95,16 @@ class Grants:
         allotted: containers that YARN has granted, these included.
         since: the clock's reading when `allotted` last grew, or when YARN was asked.
         lost: containers that have ended again, a GPU not found, say, or Python.
+        parked: executors that get no rank and are held aside, so that they do not come again.
+        settled: whether all executors that are there have shown what they are.
     """
 
     connected: int = 0
     allotted: int = 0
     since: float = float("inf")
     lost: int = 0
+    parked: int = 0
+    settled: bool = True
 
 
 def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: float) -> Verdict:
@@ -107,7 +112,8 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
 
     A gang that YARN has granted whole waits for its executors to start, however long that takes;
     one that holds a part, and got no more for 30 s, gives it back for others to be whole. So does
-    one whose containers end again and again, as many as it has and three at least.
+    one whose containers end again and again, as many as it has and three at least, and one that
+    holds aside more than it has, and more than the GPUs of a large node (8).
 
     Args:
         grants: how far it has come.
@@ -115,13 +121,13 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
         deadline: the clock's reading at which the wait ends, or None.
         now: the clock's reading.
     """
-    if grants.connected >= wanted:
+    if grants.connected >= wanted and grants.settled:
         return Verdict.GRANTED
     if deadline is not None and now >= deadline:
         return Verdict.TIMED_OUT
     if grants.allotted < wanted and now - grants.since >= PART_SECONDS:
         return Verdict.GIVE_BACK
-    if grants.lost > max(wanted, _LEAST_LOST):
+    if grants.lost > max(wanted, _LEAST_LOST) or grants.parked > max(wanted, _LEAST_PARKED):
         return Verdict.GIVE_BACK
     return Verdict.WAIT
 
@@ -164,7 +170,7 @@ class Container:
         container_id: YARN's.
         host: the node's name.
         address: at which other containers reach it.
-        gpus: UUIDs that Spark assigned.
+        gpus: UUIDs that the discovery script gave it, and Spark assigns.
         interface: name of the network interface that has the address; "" where it is not known.
         clock: seconds to add to what the node's clock says to have the driver's.
         devices: what is known of its GPUs.
@@ -307,8 +313,6 @@ def unwanted(container: Container, avoid: Avoid, gpu_type: str | None) -> str | 
     """Why a container gets no rank: its GPU is to blame, bad or of another type; None if it may."""
     if (blamed := avoid.reason(container)) is not None:
         return blamed
-    if gpu_type is not None and len(container.devices) < len(container.gpus):
-        return f"{container.host} does not tell which GPUs it has, and {gpu_type!r} is wanted"
     for device in container.devices:
         if device.bad:
             return f"{device.gpu} of {container.host} is bad: {device.bad}"

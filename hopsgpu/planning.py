@@ -131,7 +131,7 @@ def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> Non
 
 def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
     """Ranks of each container, and what it asks for."""
-    share, least = cores_per_gpu(snapshot.nodes), spec.gpus.sharing
+    share, least = cores_per_gpu(snapshot.running), spec.gpus.sharing
     if spec.placement != "pack":
         return least, shape_of(spec, share, least)
 

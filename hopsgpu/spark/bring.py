@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pyspark.resource import ResourceProfile
 
-from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.errors import ConfigError, DiscoveryError, HopsGpuError
 from hopsgpu.gang import Container, Device, Grants, Verdict, shared_hosts
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.jobs import GangJob, reason_of
@@ -88,13 +88,21 @@ class Bringing:
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
             ConfigError: an executor cannot reach the driver, or lacks what ranks need.
+        DiscoveryError: an executor does not have the GPUs that were asked for.
             HopsGpuError: the job of holders failed.
         """
         while True:
+            whole = len(self._holders) >= self._request.executors
+            self._grants = replace(
+                self._grants,
+                connected=len(self._holders),
+                parked=len(self.parked),
+                settled=not whole or self._settled(),
+            )
             verdict = self._patience.check(self._grants)
             if verdict is Verdict.GIVE_BACK:
                 return None
-            if verdict is Verdict.GRANTED and self._all_shown() and not self._replace_surplus():
+            if verdict is Verdict.GRANTED and not self._replace_surplus():
                 return self._holders
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
@@ -118,9 +126,8 @@ class Bringing:
             self._arrivals.pop(event.peer, None)
         elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
-            self._welcome(greeted(event, event.message))
+            self._welcome(greeted(event, event.message, self._request.shape.gpus))
         self._request.watcher.arrived(tuple(self._arrivals.values()))
-        self._grants = replace(self._grants, connected=len(self._holders))
 
     def _welcome(self, container: Container) -> None:
         if self._request.unwanted(container) is None:
@@ -131,8 +138,14 @@ class Bringing:
         if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
             self.jobs.append(self._start(1))
 
-    def _all_shown(self) -> bool:
-        return len(self._holders) + len(self.parked) >= sum(job.tasks for job in self.jobs)
+    def _settled(self) -> bool:
+        """Whether agents can only come to holders: none else is there, nor waits for a place."""
+        here = len(self._holders) + len(self.parked)
+        if self.parked and here < sum(job.tasks for job in self.jobs):
+            # One that was parked has ended. Its task waits, and would take an agent's place; its
+            # job goes on for others that are parked.
+            return False
+        return here >= len(self._application.jvm.executors(self._profile.id))
 
     def _refuse_unreachable(self) -> None:
         """An executor that cannot reach the driver is no better off at Spark's next tries."""
@@ -153,7 +166,7 @@ class Bringing:
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
         since = time.monotonic() if grown else self._grants.since
-        self._grants = Grants(len(self._holders), allotted, since, len(lost))
+        self._grants = replace(self._grants, allotted=allotted, since=since, lost=len(lost))
         if allotted >= self._request.executors:
             self._turn.granted()
         self._why = f"{self._missing(held, sorted(lost))}; {self._turn.facts()}"
@@ -202,12 +215,19 @@ def is_hello(message: Message, job: str) -> bool:
     return message.kind == "hello" and message["job"] == job
 
 
-def greeted(event: Event, hello: Message) -> Container:
-    """The container that has introduced itself.
+def greeted(event: Event, hello: Message, gpus: int) -> Container:
+    """The container that has introduced itself, which was to have so many GPUs.
 
     Raises:
         ConfigError: it cannot serve; what it lacks is named.
+        DiscoveryError: its GPUs were not given out by hopsgpu's discovery script.
     """
+    if len(hello["devices"]) != gpus:
+        raise DiscoveryError(
+            f"{hello['container']} on {hello['host']} tells {len(hello['devices'])} GPUs where"
+            f" {gpus} were asked for: hopsgpu's discovery script must give them out (is another"
+            " one in its place, by spark.resources.discoveryPlugin?)"
+        )
     if hello["missing"]:
         raise ConfigError(
             f"Python {hello['python']} on {hello['host']} lacks"

@@ -12,6 +12,9 @@ from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
 
 _DYNAMIC = "spark.dynamicAllocation."
+_PLUGIN = "spark.resources.discoveryPlugin"
+# Spark's default, which runs the script.
+_OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
 
 # What our sessions set where the user has not; a user's own value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
@@ -30,6 +33,8 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
     # A frozen driver lets its GPUs go after 20 × 10 s rather than 60 × 10 s.
     "spark.executor.heartbeat.maxFailures": "20",
+    # Executors that ended long ago do not add up to the application's end.
+    "spark.executor.failuresValidityInterval": "10min",
     "spark.scheduler.mode": "FIFO",
     "spark.yarn.maxAppAttempts": "1",
     # Its bars would be drawn over the lines of ranks and progress.
@@ -131,12 +136,20 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
 
 
 def _shipping(setting: Callable[[str], str | None]) -> list[str]:
+    findings = []
+    plugin = setting(_PLUGIN)
+    if plugin is not None and plugin.strip() != _OWN_PLUGIN:
+        findings.append(
+            f"{_PLUGIN}={plugin}: hopsgpu's discovery script gives out the GPUs, and would not be"
+            " run; leave it out"
+        )
     archives = (setting("spark.yarn.dist.archives") or "").split(",")
     if any(entry.endswith(f"#{ALIAS}") for entry in archives):
-        return []
+        return findings
     return [
+        *findings,
         f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and to"
-        " an application that runs already it can no longer be: start it by hopsgpu.session()"
+        " an application that runs already it can no longer be: start it by hopsgpu.session()",
     ]
 
 

@@ -65,6 +65,8 @@ class GangJob:
         barrier: bool,
         task: Callable[[Iterable[Any]], Iterator[Any]],
     ) -> None:
+        if len(hosts) not in (0, tasks):
+            raise ValueError(f"{tasks} tasks and {len(hosts)} hosts")
         self.tag = tag
         self.tasks = tasks
         self.ended = threading.Event()

@@ -168,7 +168,7 @@ class GpuLease:
                 self.request,
                 self._profile,
                 self._server,
-                lambda tasks: self._start("holder", tasks, place.hosts()[:tasks]),
+                lambda tasks: self._start("holder", tasks, place.hosts(tasks)),
                 patience,
                 place,
             )
@@ -245,6 +245,10 @@ class GpuLease:
         self._server.hang_up(holders)
         cancelled = self.request.cancelled
         jvm = self._application.jvm
+        if not parked and sum(job.tasks for job in holding) > len(holders):
+            # A task that waits for an executor would take an agent's place.
+            for job in holding:
+                jvm.cancel(job.tag)
 
         def are_free() -> bool:
             if not parked:
@@ -299,7 +303,7 @@ class GpuLease:
             if event.message is None:
                 agents.pop(event.peer, None)
             elif is_hello(event.message, job.tag):
-                agents[event.peer] = greeted(event, event.message)
+                agents[event.peer] = greeted(event, event.message, self.request.shape.gpus)
         return agents
 
     def release(self) -> bool:

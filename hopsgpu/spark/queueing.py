@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -100,10 +99,9 @@ class Queueing:
         except HopsGpuError as error:
             return str(error)
 
-    def hosts(self) -> tuple[str, ...]:
-        """Where the executors are best asked for, one host for each; none leaves it to YARN."""
-        wanted = self._request.hosts
-        if self._request.placement is None and wanted is None:
+    def hosts(self, executors: int) -> tuple[str, ...]:
+        """Where executors are best asked for, one host for each; none leaves it to YARN."""
+        if self._request.placement is None and self._request.hosts is None:
             return ()
         # YARN's client refuses a request with both, and Spark's application master ends by it.
         if self._application.labelled:
@@ -112,11 +110,7 @@ class Queueing:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
         except HopsGpuError:  # only a preference; whoever waits next says that YARN is silent
             return ()
-        chosen = preferred_hosts(self._demand, snapshot)
-        if chosen or wanted is None:
-            return chosen
-        # None has room now, and no other will do.
-        return tuple(itertools.islice(itertools.cycle(sorted(wanted)), self._demand.executors))
+        return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
         """How YARN stands on the nodes that will do."""

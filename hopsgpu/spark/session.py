@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _PY_FILES = "spark.yarn.dist.pyFiles"
-_LEASES = "spark.hopsgpu.lease.dir"
 _MARKERS = "spark.hopsgpu.markers"
 _STARTS = 3
 _UI_RACE = "java.util.ConcurrentModificationException"
@@ -117,8 +116,6 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         # For the daemon, which is there before any task can bring it what Spark serves.
         package = pack_package(Path(directory) / "hopsgpu-shipped.zip")
         settings[_PY_FILES] = _joined(shipped.get(_PY_FILES), package.as_uri())
-        if leases := shipped.get(_LEASES) or os.environ.get("HOPSGPU_LEASE_DIR"):
-            settings.setdefault("spark.executorEnv.HOPSGPU_LEASE_DIR", leases)
         check_session((environment | settings).get)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
         builder = SparkSession.builder.appName(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.snapshot import Snapshot
 
@@ -17,7 +19,8 @@ def preferred_hosts(demand: Demand, snapshot: Snapshot) -> tuple[str, ...]:
         snapshot: a look at the ResourceManager.
 
     Returns:
-        Hosts, one per executor; empty where not all find room, which leaves it to YARN.
+        Hosts, one per executor. Where not all find room it is left to YARN and empty; but if only
+        some hosts will do it is those in turn, the one with the most free GPUs first.
     """
     one = snapshot.granted(demand.container)
     free = {node.host: node.total - node.used for node in snapshot.running}
@@ -29,7 +32,11 @@ def preferred_hosts(demand: Demand, snapshot: Snapshot) -> tuple[str, ...]:
             if one.within(left) and not (demand.spread and host in chosen)
         ]
         if not fitting:
-            return ()
+            if snapshot.hosts is None:
+                return ()
+            room = {node.host: (node.total - node.used).gpus for node in snapshot.running}
+            by_room = sorted(snapshot.hosts, key=lambda host: (-room.get(host, 0), host))
+            return tuple(itertools.islice(itertools.cycle(by_room), demand.executors))
         host = min(fitting, key=lambda h: (free[h].gpus, free[h].memory_mib, h))
         free[host] = free[host] - one
         chosen.append(host)

@@ -163,6 +163,8 @@ class Snapshot:
         applications: all that run and that we are shown.
         master: our application master's container; None where it is not shown.
         rounding: of containers.
+        hosts: the only ones that will do; None for all.
+        avoided: what gets no rank.
     """
 
     application_id: str
@@ -174,32 +176,29 @@ class Snapshot:
     master: Master | None = None
     shared: frozenset[str] = frozenset()
     rounding: Rounding = Rounding()
+    hosts: frozenset[str] | None = None
+    avoided: Avoid = Avoid()
 
     @property
     def running(self) -> tuple[Node, ...]:
-        """Nodes on which we can get containers."""
+        """Nodes on which we can get containers that will do, with what will do of them."""
+        lost = Counter(host for host, _ in self.avoided.gpus)
         return tuple(
-            node
+            replace(node, total=node.total - Amount(lost[node.host], 0, 0))
             for node in self.nodes
             if node.state == "RUNNING"
             and (node.partition == self.partition or node.partition in self.shared)
+            and (self.hosts is None or node.host in self.hosts)
+            and node.host not in self.avoided.hosts
         )
 
     def without(self, avoid: Avoid) -> Snapshot:
-        """The same as if there were not what gets no rank."""
-        lost = Counter(host for host, _ in avoid.gpus)
-        nodes = tuple(
-            replace(node, total=node.total - Amount(lost[node.host], 0, 0))
-            for node in self.nodes
-            if node.host not in avoid.hosts
-        )
-        return replace(self, nodes=nodes)
+        """The same for a gang of which no rank may have this; YARN's shares are of all."""
+        return replace(self, avoided=self.avoided | avoid)
 
     def only(self, hosts: frozenset[str] | None) -> Snapshot:
-        """The same as if there were these nodes only; None for all."""
-        if hosts is None:
-            return self
-        return replace(self, nodes=tuple(node for node in self.nodes if node.host in hosts))
+        """The same for a gang that wants these nodes only; None for any."""
+        return replace(self, hosts=hosts)
 
     @property
     def cluster(self) -> Amount:

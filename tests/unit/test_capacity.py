@@ -215,6 +215,7 @@ def snap(*nodes: Node, queues: tuple[Queue, ...] = (), user: User = ALICE, **mor
 BIG = Amount(2, 6, 14336)
 TWO = (node("node1", BIG), node("node2", BIG))
 ONE_GPU = Amount(1, 2, 5120)
+LARGE = Amount(8, 16, 200_000)
 
 
 def refusal(demand: Demand, snapshot: Snapshot) -> str:
@@ -393,6 +394,18 @@ def test_nodes_with_a_label_are_not_ours_unless_they_are_shared() -> None:
     # Idle nodes of a shared partition are granted beside the queue's maximum.
     shared = snap(*nodes, queues=chain, shared=frozenset({"slow"}))
     assert most_possible(shared, ONE_GPU) == 3
+
+
+def test_wanting_some_nodes_only_changes_nobodys_share() -> None:
+    """A user's limit is of the whole cluster, and so are the shares by which it is passed."""
+    nodes = (*(node(f"cpu{n}", Amount(0, 100, 400_000)) for n in range(10)), node("gpus", LARGE))
+    user = User("alice", limit=Amount(4, 508, 2_100_000))
+    there = snap(*nodes, user=user, master=Master("cpu0:1", Amount(0, 1, 1024)))
+    few = there.only(frozenset({"gpus"})).without(Avoid(gpus=frozenset({("gpus", "GPU-1")})))
+    one = Amount(1, 1, 4096)
+    assert most_possible(there, one) == most_possible(few, one) == 5
+    assert few.master_in_queue == there.master_in_queue == Amount(0, 1, 1024)
+    assert [(n.host, n.total.gpus) for n in few.running] == [("gpus", 7)]
 
 
 def test_cores_per_gpu_of_nodes_without_gpus() -> None:

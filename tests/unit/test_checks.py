@@ -43,6 +43,7 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
         ("spark.submit.deployMode", "cluster", "deployMode=cluster is not available yet"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
+        ("spark.resources.discoveryPlugin", "com.nvidia.X", "discoveryPlugin=com.nvidia.X: hops"),
     ],
 )
 def test_each_setting_in_the_way_is_named(name: str, value: str | None, words: str) -> None:

@@ -31,3 +31,11 @@ def test_without_room_for_all_it_is_left_to_yarn() -> None:
     there = snap(node("a", WHOLE, used=Amount(2, 4, 10240)), node("b", WHOLE, used=NOTHING))
     assert preferred_hosts(Demand(ONE, 3), there) == ()
     assert preferred_hosts(Demand(ONE, 2, spread=True), there) == ()
+
+
+def test_where_only_some_hosts_will_do_they_are_asked_for_even_when_full() -> None:
+    full, half = Amount(2, 4, 10240), Amount(1, 2, 5120)
+    nodes = (node("a", WHOLE, full), node("b", WHOLE, half), node("c", WHOLE))
+    there = snap(*nodes).only(frozenset({"a", "b"}))
+    assert preferred_hosts(Demand(ONE, 1), there) == ("b",)
+    assert preferred_hosts(Demand(ONE, 3), there) == ("b", "a", "b")

@@ -1,0 +1,158 @@
+"""Executors that are held aside while a gang comes; Spark, YARN and channel are stood in for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import DiscoveryError, GangTimeout
+from hopsgpu.spark.bring import Bringing
+from hopsgpu.spark.request import Patience, Request
+from hopsgpu.spec import ExecutorShape
+from hopsgpu.worker.channel import Message
+from hopsgpu.worker.events import Event
+from hopsgpu.yarn.resource_manager import Held
+
+
+class Cluster:
+    """Stands in for all that brings executors, from a list of what happens next."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self._events: Iterator[Any] = iter(events)
+        self.jobs: list[SimpleNamespace] = []
+        self.executors = 0
+        self.jvm = SimpleNamespace(
+            executors=lambda profile: tuple(map(str, range(self.executors))),
+            task_failures=lambda tag: (),
+        )
+        self.manager = SimpleNamespace(held=lambda *_: Held(tuple("c" * self.executors), 0))
+        self.id = "application_1"
+
+    def start(self, tasks: int) -> Any:
+        job = SimpleNamespace(tag=f"job-{len(self.jobs)}", tasks=tasks, ended=threading.Event())
+        self.jobs.append(job)
+        return job
+
+    def next_event(self, seconds: float) -> Event | None:
+        event = next(self._events, None)
+        if event is None:
+            time.sleep(0.01)
+        return event() if callable(event) else event
+
+    def comes(self, key: int, *, bad: str = "", model: str = "Tesla T4", gpus: int = 1) -> Any:
+        """An executor that introduces itself as a task of the last job."""
+
+        def happens() -> Event:
+            self.executors += 1
+            devices = [
+                {"gpu": f"GPU-{key}-{n}", "model": model, "driver": "", "bad": bad}
+                for n in range(gpus)
+            ]
+            fields = {
+                "job": self.jobs[-1].tag,
+                "missing": [],
+                "python": "3.11",
+                "host": f"node{key}",
+                "container": f"container_{key}",
+                "address": "10.0.0.1",
+                "devices": devices,
+                "time": time.time(),
+            }
+            return Event(key, Message("hello", fields, b""))
+
+        return happens
+
+    def ends(self, key: int) -> Any:
+        """An executor that is gone."""
+
+        def happens() -> Event:
+            self.executors -= 1
+            return Event(key, None)
+
+        return happens
+
+
+def bringing(cluster: Cluster, executors: int, **asked: Any) -> Bringing:
+    told = SimpleNamespace(state=lambda *_: None, arrived=lambda times: None)
+    request = Request(
+        run_id="run",
+        shape=ExecutorShape(1, 1, 512, 512),
+        executors=executors,
+        placement=None,
+        timeout=0.5,
+        cancelled=threading.Event(),
+        watcher=told,  # type: ignore[arg-type]
+        **asked,
+    )
+    turn = SimpleNamespace(keep=lambda: True, granted=lambda: None, facts=lambda: "")
+    return Bringing(
+        cluster,  # type: ignore[arg-type]
+        request,
+        SimpleNamespace(id=1),  # type: ignore[arg-type]
+        cluster,  # type: ignore[arg-type]
+        cluster.start,
+        Patience(request),
+        turn,
+    )
+
+
+def cluster_of(*events: tuple[str, int, dict[str, Any]]) -> Cluster:
+    cluster = Cluster([])
+    cluster._events = iter([getattr(cluster, what)(key, **more) for what, key, more in events])
+    return cluster
+
+
+BAD = {"bad": "a row of its memory cannot be remapped"}
+
+
+def test_another_comes_in_place_of_a_bad_one() -> None:
+    cluster = cluster_of(("comes", 1, {}), ("comes", 2, BAD), ("comes", 3, {}))
+    gang = bringing(cluster, 2)
+    assert sorted(gang.run() or ()) == [1, 3]
+    assert list(gang.parked) == [2]
+    assert [job.tasks for job in cluster.jobs] == [2, 1]
+
+
+def test_a_gang_is_whole_once_a_bad_one_has_ended() -> None:
+    """Its task waits for an executor that nobody needs."""
+    cluster = cluster_of(("comes", 1, {}), ("comes", 2, BAD), ("ends", 2, {}), ("comes", 3, {}))
+    gang = bringing(cluster, 2)
+    assert sorted(gang.run() or ()) == [1, 3]
+    assert [job.tasks for job in cluster.jobs] == [2, 1] and not gang.parked
+
+
+def test_a_task_of_one_of_two_bad_ones_is_waited_for_until_the_timeout() -> None:
+    """Its task would take an agent's place, and the other one's job must go on."""
+    cluster = cluster_of(
+        ("comes", 1, BAD), ("comes", 2, BAD), ("ends", 1, {}), ("comes", 3, {}), ("comes", 4, {})
+    )
+    with pytest.raises(GangTimeout, match="2 of 2 executors came within 0.5 s"):
+        bringing(cluster, 2).run()
+
+
+def test_an_executor_that_has_not_shown_itself_is_waited_for() -> None:
+    """An agent could come to it, whatever its GPU is."""
+    cluster = cluster_of(("comes", 1, {}), ("comes", 2, {}))
+    cluster.executors = 1
+    gang = bringing(cluster, 2)
+    with pytest.raises(GangTimeout):
+        gang.run()
+
+
+def test_wrong_types_are_not_held_aside_without_bound() -> None:
+    cluster = cluster_of(*[("comes", key, {}) for key in range(20)])
+    gang = bringing(cluster, 1, gpu_type="A100", hosts=frozenset({"node99"}))
+    assert gang.run() is None
+    assert len(gang.parked) == 9
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_gpus_that_our_script_did_not_give_out_are_refused(gpus: int) -> None:
+    cluster = cluster_of(("comes", 1, {"gpus": gpus}))
+    with pytest.raises(DiscoveryError, match=rf"tells {gpus} GPUs where 1 were asked for.*Plugin"):
+        bringing(cluster, 1).run()
