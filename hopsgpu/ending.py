@@ -54,7 +54,7 @@ class Conclusion:
     Attributes:
         failure: the first by time.
         fault: whose it was.
-        avoid: the GPU or node that was to blame for it.
+        avoid: the GPU or node that was to blame for it, and GPUs that failed in any of the ranks.
         suspect: the node that may be to blame for a lost executor, or None.
     """
 
@@ -113,7 +113,8 @@ class Ends:
             timeout: seconds that the ranks had.
             reason: asks Spark why it lost an executor; "" where it does not know.
         """
-        first = failures.first_failure(list(self._ends.values()))
+        ends = list(self._ends.values())
+        first, failed_gpus = failures.first_failure(ends), failures.failed_gpus(ends)
         loss = self._losses[0] if self._losses else None
         chief = self._ends.get(0)
         if self._world.servers and chief is not None and chief.has_returned:
@@ -124,30 +125,34 @@ class Ends:
             return self._too_late(timeout or 0.0)
         if loss is not None and (first is None or loss.at <= first.at):
             why = reason() or loss.reason or "its connection ended"
-            url = self._log_url(loss.place.rank)
+            url, cause = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
             return Conclusion(
-                failures.executor_lost(loss.place, why, url),
+                failures.executor_lost(loss.place, why, url, cause),
                 Fault.INFRASTRUCTURE,
+                failed_gpus,
                 suspect=suspect(loss.place.container.host, why),
             )
         if first is None:
             return None
         workers = [end for rank, end in self._ends.items() if rank < self._world.size]
         fault = fault_of(first, workers)
+        url, cause = self._log_url(first.place.rank), failures.likely_cause(first.place, ends)
         return Conclusion(
-            failures.rank_failed(first, self._log_url(first.place.rank)),
+            failures.rank_failed(first, url, cause),
             fault,
-            failures.to_avoid(first),
+            failures.to_avoid(first) | failed_gpus,
             first.place.container.host if fault is Fault.INFRASTRUCTURE else None,
         )
 
     def _too_late(self, timeout: float) -> Conclusion:
-        rank = self.overdue[0]
+        rank, ends = self.overdue[0], list(self._ends.values())
+        place = self._world.processes[rank]
         failure = failures.ran_too_long(
-            self._world.processes[rank],
+            place,
             timeout,
             self.overdue,
             self._ends.get(rank),
             self._log_url(rank),
+            failures.likely_cause(place, ends),
         )
-        return Conclusion(failure, Fault.RANK)
+        return Conclusion(failure, Fault.RANK, failures.failed_gpus(ends))

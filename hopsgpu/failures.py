@@ -6,7 +6,7 @@ Nothing here asks anyone; what the agents told goes in, a RankFailed comes out.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -132,10 +132,18 @@ def _when(end: Ended) -> float:
     return end.at - (0.0 if end.status == "raised" else _WITHOUT_A_WORD_SECONDS)
 
 
-def rank_failed(end: Ended, log_url: str) -> RankFailed:
-    """The error of a rank's end: where, how, the user's traceback and the last of its log."""
+def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
+    """The error of a rank's end: where, how, the user's traceback and the last of its log.
+
+    Args:
+        end: of the rank.
+        log_url: of its log.
+        cause: what `likely_cause` says.
+    """
     how, (advice, _) = _how(end), _known(end)
-    parts = [f"{where(end.place)} {how}" + (f": {advice}" if advice else "")]
+    # In the first line, which is all that is kept of an attempt that is tried again.
+    because = f"failed, likely because {cause}. It " if cause else ""
+    parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
     traceback = end.outcome.get("traceback")
     if traceback:
         parts.append(traceback.rstrip())
@@ -154,7 +162,12 @@ def rank_failed(end: Ended, log_url: str) -> RankFailed:
 
 
 def ran_too_long(
-    place: RankPlace, seconds: float, running: Sequence[int], end: Ended | None, log_url: str
+    place: RankPlace,
+    seconds: float,
+    running: Sequence[int],
+    end: Ended | None,
+    log_url: str,
+    cause: str = "",
 ) -> RankFailed:
     """The error of ranks that had not returned within `run_timeout`.
 
@@ -164,11 +177,13 @@ def ran_too_long(
         running: the ranks that were still running.
         end: of that rank once it was stopped, where it was told.
         log_url: of its log.
+        cause: what `likely_cause` says.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
     parts = [
         f"{where(place)} was still running after run_timeout={seconds:g} s, as were {len(running)}"
-        f" in all (ranks {which}); where each thread of them was is at the end of their logs"
+        f" in all (ranks {which}){_likely(cause)}; where each thread of them was is at the end of"
+        " their logs"
     ]
     tail = tuple(end.log_tail) if end is not None else ()
     if tail:
@@ -184,21 +199,22 @@ def ran_too_long(
     )
 
 
-def executor_lost(place: RankPlace, reason: str, log_url: str) -> RankFailed:
+def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") -> RankFailed:
     """The error of a rank whose executor was lost.
 
     Args:
         place: of the rank.
         reason: YARN's, Spark's or the control channel's.
         log_url: what had arrived of the rank's log.
+        cause: what `likely_cause` says.
     """
     container = place.container
     advice = "; memory_per_worker is what to raise" if "memory" in reason else ""
     return _error(
         place,
         f"the executor of rank {place.rank} on {container.host} was lost (container"
-        f" {container.container_id}): {reason.rstrip('.')}{advice}. Its log: yarn logs"
-        f" -containerId {container.container_id}; the rank's, as far as it came: {log_url}",
+        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. Its log: yarn"
+        f" logs -containerId {container.container_id}; the rank's, as far as it came: {log_url}",
         log_url=log_url,
     )
 
@@ -238,6 +254,10 @@ def _error(
     )
 
 
+def _likely(cause: str) -> str:
+    return f", likely because {cause}" if cause else ""
+
+
 def _tail(lines: Sequence[str]) -> str:
     return "the last lines of its log:\n" + "\n".join(f"  {line}" for line in lines)
 
@@ -257,8 +277,8 @@ def _how(end: Ended) -> str:
             return f"returned a value that could not be kept: {outcome['error']}"
         case "over memory":
             return f"used more memory than it may: {outcome['error']}"
-        case "gpu lost":
-            return "was ended, as its GPU is lost and it did not fail by itself"
+        case "gpu failed":
+            return "was ended by hopsgpu: its GPU has failed, and it did not end by itself"
         case "files lost":
             return f"could not read or write its files, as on a full disk: {outcome['error']}"
         case "not started":
@@ -321,10 +341,38 @@ def _told_of(events: Sequence[GpuEvent], end: Ended) -> str:
 def to_avoid(end: Ended) -> Avoid:
     """The GPU or node whose fault a rank's end was, as far as its error and the driver tell."""
     host = end.place.container.host
-    fatal = {event.gpu for event in end.gpu_events if event.is_fatal}
-    if fatal:
-        return Avoid(gpus=frozenset((host, gpu) for gpu in fatal))
+    if (failed := failed_gpus([end])).is_any:
+        return failed
     _, blame = _known(end)
     if blame is Blame.GPU:
         return Avoid(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
     return Avoid(hosts=frozenset({host} if blame is Blame.HOST else ()))
+
+
+def failed_gpus(ends: Iterable[Ended]) -> Avoid:
+    """The GPUs that the driver gave up, whichever of the ranks failed first of it."""
+    return Avoid(
+        gpus=frozenset(
+            (end.place.container.host, event.gpu)
+            for end in ends
+            for event in end.gpu_events
+            if event.is_fatal
+        )
+    )
+
+
+def likely_cause(place: RankPlace, ends: Iterable[Ended]) -> str:
+    """What the driver told of other ranks' GPUs that failed; "" where nothing, or of its own too.
+
+    The peers of a rank whose GPU fails may fail before it does, of a collective that broke off.
+
+    Args:
+        place: of the rank whose failure is told.
+        ends: of all ranks.
+    """
+    failed = [
+        (end, events) for end in ends if (events := [e for e in end.gpu_events if e.is_fatal])
+    ]
+    if any(end.place.rank == place.rank for end, _ in failed):
+        return ""
+    return "; ".join(f"{_told_of(events, end)} (rank {end.place.rank})" for end, events in failed)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from hopsgpu.failures import Ended, to_avoid
+from hopsgpu.failures import Ended, failed_gpus, to_avoid
 from hopsgpu.gang import Avoid
 
 # What a rank does again in the same way, however often it is started.
@@ -41,7 +41,7 @@ def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
         return Fault.INFRASTRUCTURE
     if first.status in _ALWAYS:
         return Fault.CODE
-    if len(ends) < 2 or to_avoid(first).is_any:
+    if len(ends) < 2 or (to_avoid(first) | failed_gpus(ends)).is_any:
         return Fault.RANK
     # The peers of a rank that fails raise too, of a connection that was closed, say.
     raised = {_raised(end) if end.status == "raised" else None for end in ends}

@@ -288,7 +288,8 @@ class Training:
             self._outputs.take_reports(message["rank"], message.payload)
             self._told(self._outputs.metrics())
         elif message.kind == "warning":
-            self.trained.warnings.append(message["text"])
+            if message["text"] not in self.trained.warnings:
+                self.trained.warnings.append(message["text"])
         elif message.kind == "ended":
             self._end(message)
 

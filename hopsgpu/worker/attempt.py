@@ -26,13 +26,15 @@ from hopsgpu.worker.environment import (
     rank_environment,
     server_spec,
 )
+from hopsgpu.worker.given import read_given
 from hopsgpu.worker.gpu_events import GpuEvent
-from hopsgpu.worker.gpus import GpuSample, sampling
+from hopsgpu.worker.gpus import GpuSample
 from hopsgpu.worker.keeping import Keeper
 from hopsgpu.worker.logs import follow, follow_reports
 from hopsgpu.worker.oom import oom_kills
 from hopsgpu.worker.process import RankEnd, RankProcess
 from hopsgpu.worker.rank import reserve
+from hopsgpu.worker.sampling import NOT_INSTALLED, sampling
 from hopsgpu.worker.unpacking import Unpacked
 
 # More travels by the lake: the driver's memory is shared by the values of all ranks.
@@ -41,7 +43,7 @@ MOST_INLINE = 2**20
 # What an agent says of a rank that cannot say it, as its files could not be read or written.
 _FILES_LOST = "files lost"
 # The same of one whose GPU is beyond hope, and that we have killed for it.
-_GPU_LOST = "gpu lost"
+_GPU_FAILED = "gpu failed"
 # For it to fail by itself, with its own traceback, before it is killed.
 _BROKEN_SECONDS = 5.0
 
@@ -78,6 +80,7 @@ class Attempt:
         self._ranks: dict[int, RankProcess] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
+        self._unwatched: set[str] = set()
 
     async def start(self, keeper: Keeper, unpacked: Unpacked) -> None:
         """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end."""
@@ -181,14 +184,28 @@ class Attempt:
             ):
                 send = functools.partial(self._chunk, kind, rank.rank)
                 following.create_task(followed(follower, path, send))
-            async with sampling(gpus, sampled, broken=gpu_broke) as events:
+            async with sampling(gpus, sampled, broken=gpu_broke) as seen:
                 end = await self._end_of(rank, kill)
             ended.set()
-            ending.cancel()
+            killed = not ending.cancel()
         for problem in problems[:1]:
             text = f"what rank {rank.rank} wrote did not come whole: {problem}"
             await self._tell("warning", text=text)
-        await self._report(rank.rank, _explained(end, problems, events), events)
+        await self._tell_unwatched(seen.problems)
+        explained = _explained(end, problems, seen.events if killed else ())
+        await self._report(rank.rank, explained, seen.events)
+
+    async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
+        """Tells, once in this container, why something may befall its GPUs unnoticed."""
+        simulated = read_given().simulated if problems else ()
+        real = {problem for gpu, problem in problems.items() if gpu not in simulated}
+        for problem in sorted(real - self._unwatched):
+            self._unwatched.add(problem)
+            host = self._message["ranks"][0]["context"]["host"]
+            # Of the executors' Python, which is that of all nodes, the driver needs to hear once.
+            whose = "the ranks' GPUs" if problem == NOT_INSTALLED else f"GPUs of {host}"
+            text = f"XID events or the loss of {whose} may go unnoticed: {problem}"
+            await self._tell("warning", text=text)
 
     async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankEnd:
         try:
@@ -252,14 +269,16 @@ async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
     kill()
 
 
-def _explained(end: RankEnd, problems: Sequence[OSError], events: Sequence[GpuEvent]) -> RankEnd:
+def _explained(
+    end: RankEnd, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
+) -> RankEnd:
     """A rank's end; with the cause where it says none, as it could not."""
     if "status" in end.outcome or end.stopped:
         return end
-    fatal = [event for event in events if event.is_fatal]
-    if fatal:
+    fatal = [event for event in killed_for if event.is_fatal]
+    if fatal and end.signal == signal.SIGKILL.name:
         error = f"{fatal[0].gpu}: {fatal[0].reason}"
-        return replace(end, outcome={"status": _GPU_LOST, "error": error})
+        return replace(end, outcome={"status": _GPU_FAILED, "error": error})
     if problems:
         error = str(problems[0])
     elif end.exit_code == os.EX_IOERR:

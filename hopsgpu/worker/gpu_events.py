@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs while ranks run on them: XID events, and that one is lost.
+"""What the driver tells of GPUs while ranks run on them: XID events, and that one has failed.
 
 Source of the calls: the NVML API reference, "Event Handling Methods".
 """
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hopsgpu.discovery.health import BAD, judge_xid
+from hopsgpu.discovery.nvml import _text as as_text
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,15 @@ class GpuEvent:
         return self.state == BAD
 
 
-def lost(gpu: str, problem: str) -> GpuEvent:
-    """The event of a GPU of which NVML says that it is lost."""
-    return GpuEvent(gpu, BAD, f"the driver has lost it ({problem}): reboot the node")
+def unusable(gpu: str, problem: str) -> GpuEvent:
+    """The event of a GPU of which NVML says that it is lost, or has to be reset.
+
+    Args:
+        gpu: its address.
+        problem: in NVML's words.
+    """
+    advice = "nvidia-smi --gpu-reset, or reboot the node if it is lost"
+    return GpuEvent(gpu, BAD, f"the driver cannot use it any more ({problem}): {advice}")
 
 
 @contextlib.contextmanager
@@ -52,6 +59,9 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
     Args:
         nvml: the module pynvml, initialised.
         handles: NVML's, by address.
+
+    Raises:
+        NVMLError: on entry: this driver has no events at all.
     """
     addresses: dict[str, list[str]] = {}
     events = nvml.nvmlEventSetCreate()
@@ -59,7 +69,7 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
         for address, handle in handles.items():
             try:
                 whole = _whole(nvml, handle)
-                addresses.setdefault(_text(nvml.nvmlDeviceGetUUID(whole)), []).append(address)
+                addresses.setdefault(as_text(nvml.nvmlDeviceGetUUID(whole)), []).append(address)
                 nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
             except nvml.NVMLError:
                 continue  # it tells of none; its samples say what else is wrong with it
@@ -69,12 +79,19 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
             while addresses:
                 try:
                     told = nvml.nvmlEventSetWait_v2(events, 0)
-                    uuid = _text(nvml.nvmlDeviceGetUUID(told.device))
                 except nvml.NVMLError:
                     break  # no more of them; or the driver is gone, which the samples say
                 verdict = judge_xid(int(told.eventData))
-                found += [GpuEvent(gpu, *verdict) for gpu in addresses.get(uuid, ())]
+                found += [GpuEvent(gpu, *verdict) for gpu in whose(told.device)]
             return found
+
+        def whose(device: Any) -> list[str]:
+            try:
+                return addresses.get(as_text(nvml.nvmlDeviceGetUUID(device)), [])
+            except nvml.NVMLError:
+                # A lost GPU may not tell its UUID. It is one of these; NVIDIA's k8s-device-plugin
+                # too counts such an event for all (internal/rm/health.go).
+                return list(handles)
 
         yield take
     finally:
@@ -88,7 +105,3 @@ def _whole(nvml: Any, handle: Any) -> Any:
         return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except nvml.NVMLError:
         return handle
-
-
-def _text(said: str | bytes) -> str:
-    return said.decode() if isinstance(said, bytes) else said

@@ -15,12 +15,13 @@ import contextlib
 import ctypes
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hopsgpu.worker.environment import package_path
+from hopsgpu.worker.given import read_given
 
-_LIBRARY = "libcuda.so.1"
+_CUDA, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 # Without persistence mode the driver sets the GPU up anew.
 _SECONDS = 60.0
 _SUCCESS = 0
@@ -29,27 +30,32 @@ _SUCCESS = 0
 async def unopened(gpus: Sequence[str]) -> dict[str, str]:
     """Why GPUs cannot be opened, by address; all are tried at once.
 
-    Where there is no CUDA driver at all, as with simulated GPUs, nothing can be tried.
+    Simulated ones are not tried.
     """
-    told = await asyncio.gather(*map(_tried, gpus))
-    return {gpu: why for gpu, why in zip(gpus, told, strict=True) if why}
+    simulated = read_given().simulated
+    real = [gpu for gpu in gpus if gpu not in simulated]
+    told = await asyncio.gather(*map(_tried, real))
+    return {gpu: why for gpu, why in zip(real, told, strict=True) if why}
 
 
 async def _tried(gpu: str) -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        __name__,
-        env={
-            **os.environ,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            "CUDA_VISIBLE_DEVICES": gpu,
-            "PYTHONPATH": package_path(),
-        },
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __name__,
+            env={
+                **os.environ,
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": gpu,
+                "PYTHONPATH": package_path(),
+            },
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        return f"it could not be tried: {error}"
     try:
         async with asyncio.timeout(_SECONDS):
             said, _ = await process.communicate()
@@ -79,7 +85,7 @@ def why_not(cuda: Any) -> str:
         code = getattr(cuda, name)(*arguments)
         if code != _SUCCESS:
             return f"{name}: {_error(cuda, code)}"
-    cuda.cuDevicePrimaryCtxRelease_v2(device)
+    # The context is let go with the process: the call for it has another name before CUDA 11.
     return ""
 
 
@@ -89,14 +95,24 @@ def _error(cuda: Any, code: int) -> str:
     return (said.value or b"").decode() or f"error {code}"
 
 
-def main() -> None:
-    """Tries the GPU that is visible."""
+def tried(load: Callable[[str], Any]) -> str:
+    """Why the one visible GPU cannot be opened, "" where it can, or there is nothing to try it by.
+
+    Where neither of the driver's libraries is found, the ranks' own variables may lead to them.
+
+    Args:
+        load: loads a library by its name.
+    """
     try:
-        cuda = ctypes.CDLL(_LIBRARY)
+        return why_not(load(_CUDA))
+    except OSError as error:
+        refused = str(error)
+    try:
+        load(_NVML)
     except OSError:
-        return  # no driver, so no GPU that CUDA could use: simulated ones
-    print(why_not(cuda))
+        return ""
+    return f"this node has {_NVML} and not CUDA's driver library: {refused}"
 
 
 if __name__ == "__main__":
-    main()
+    print(tried(ctypes.CDLL))

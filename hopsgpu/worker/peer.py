@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import platform
 import time
@@ -12,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.discovery.script import GIVEN_OUT
+from hopsgpu.discovery.health import BAD
 from hopsgpu.worker.channel import Channel
+from hopsgpu.worker.given import read_given
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
 
@@ -83,17 +83,14 @@ def given_out() -> list[dict[str, str]]:
     """The fields of each GPU's `gang.Device`, as the discovery script left them in the container's
     directory; none where it did not run.
     """
-    file = Path(GIVEN_OUT)
-    if not file.exists():
-        return []
     return [
         {
-            "gpu": gpu["address"],
-            "model": gpu["name"],
-            "driver": gpu["driver"],
-            "bad": gpu["reason"] if gpu["state"] == "bad" else "",
+            "gpu": gpu.address,
+            "model": gpu.name,
+            "driver": gpu.driver,
+            "bad": gpu.reason if gpu.state == BAD else "",
         }
-        for gpu in json.loads(file.read_text())["gpus"]
+        for gpu in read_given().gpus
     ]
 
 

@@ -17,33 +17,65 @@ from tests.conftest import until
 from tests.contention import start_script
 
 ROUNDS = 20
+KILLS = ("", "rank", "keeper", "executor")
 
 LAUNCHES = f"""
     import os, signal
+    from pathlib import Path
     import hopsgpu
+
+    def keepers(gpu):
+        "The processes that have the lease of a GPU open."
+        found = []
+        for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                if descriptor.readlink().name == gpu:
+                    found.append(int(descriptor.parts[2]))
+            except OSError:
+                continue
+        return sorted(set(found))
+
+    def executor():
+        own = os.environ["CONTAINER_ID"].encode()
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                java = (process / "comm").read_text() == "java\\n"
+                if java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
+                    return int(process.name)
+            except OSError:
+                continue
 
     def gpus(kill):
         context = hopsgpu.context()
-        # Whoever holds the lease is killed with all that it has, or before it.
-        if kill == "keeper" and context.rank == 0:
-            os.kill(os.getppid(), signal.SIGKILL)
-        if kill == "rank" and context.rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return context.gpus
+        (gpu,) = context.gpus
+        leased = keepers(gpu)
+        assert leased, "nobody has the lease of " + gpu
+        if context.rank == 1:
+            if kill == "rank":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kill == "executor":
+                os.kill(executor(), signal.SIGKILL)
+                signal.pause()
+            if kill == "keeper":
+                os.kill(leased[0], signal.SIGKILL)
+        return gpu
 
     hopsgpu.session("gpus")
     for number in range({ROUNDS}):
-        kill = ("", "rank", "keeper")[number % 3]
+        kill = {KILLS}[number % {len(KILLS)}]
         try:
             result = hopsgpu.launch(gpus, args=(kill,), workers=4, progress="off")
         except hopsgpu.RankFailed as error:
             result = error.result
-            assert kill, error
-        ranks = [gpu for rank in result.ranks for gpu in rank.gpus]
-        print("round", number, kill or "none", len(ranks), len(set(ranks)), flush=True)
+            assert kill in ("rank", "executor"), error
+        else:
+            assert kill in ("", "keeper"), kill
+        given = [gpu for rank in result.ranks for gpu in rank.gpus]
+        print("round", number, kill or "none", len(given), len(set(given)), flush=True)
 """
 
 
+@pytest.mark.timeout(900)
 def test_four_executors_get_four_gpus_across_kills(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
@@ -51,13 +83,13 @@ def test_four_executors_get_four_gpus_across_kills(
     cluster.up(directory)
     try:
         script = start_script({**os.environ, **cluster.environment(directory)}, LAUNCHES)
-        out, err = script.communicate(timeout=900)
+        out, err = script.communicate(timeout=840)
         assert script.returncode == 0, err[-3000:]
         rounds = [line.split()[1:] for line in out.splitlines() if line.startswith("round")]
-        assert [int(number) for number, *_ in rounds] == list(range(ROUNDS))
-        for number, kill, ranks, different in rounds:
-            assert ranks == different, (number, kill)
-            assert kill != "none" or ranks == "4"
+        assert rounds == [
+            [str(number), KILLS[number % len(KILLS)] or "none", "4", "4"]
+            for number in range(ROUNDS)
+        ]
     finally:
         cluster.down(directory)
 

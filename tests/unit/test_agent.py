@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.discovery.script import GIVEN_OUT
 from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.modules import pack_modules
 from hopsgpu.output import Outputs
@@ -69,6 +70,7 @@ class Gang:
         memory: int | None = None,
         frameworks: tuple[str, ...] = (),
         gpus: tuple[str, ...] = (),
+        attempt: int = 0,
         **variables: str,
     ) -> None:
         call = pickle_call(function, args, {})
@@ -84,7 +86,7 @@ class Gang:
                     "gpus": list(gpus),
                     "role": "worker",
                     "run_id": "r",
-                    "attempt": 0,
+                    "attempt": attempt,
                     "checkpoint_dir": f"file://{self.lake}/runs/r/checkpoints",
                 },
             }
@@ -96,7 +98,7 @@ class Gang:
             call + modules.archive,
             run_id="r",
             run_url=f"file://{self.lake}/runs/r",
-            attempt=0,
+            attempt=attempt,
             memory=memory,
             shared=variables,
             frameworks=frameworks,
@@ -634,7 +636,8 @@ NVML = """
 from types import SimpleNamespace
 
 NVML_TEMPERATURE_GPU = 0
-NVMLError = NVMLError_NotSupported = OSError
+class NVMLError(Exception): value = 999
+class NVMLError_NotSupported(NVMLError): value = 3
 nvmlInit = nvmlShutdown = lambda: None
 nvmlDeviceGetHandleByUUID = {"GPU-7": "handle"}.__getitem__
 nvmlDeviceGetUtilizationRates = lambda handle: SimpleNamespace(gpu=75, memory=1)
@@ -644,7 +647,6 @@ nvmlDeviceGetTemperature = lambda handle, sensor: 61
 
 # XID 79 once the file `xid` is beside this one.
 import pathlib
-class NVMLError_GpuIsLost(NVMLError): pass
 nvmlEventTypeXidCriticalError = 8
 nvmlEventSetCreate = lambda: "events"
 nvmlEventSetFree = lambda events: None
@@ -747,7 +749,50 @@ def test_a_rank_whose_gpu_falls_off_the_bus_is_ended_with_that_reason(
     gang.wait_for("record")
     (tmp_path / "path" / "xid").touch()
     ended = gang.wait_for("ended")
-    assert ended["outcome"]["status"] == "gpu lost" and not ended["stopped"]
+    assert ended["outcome"]["status"] == "gpu failed" and not ended["stopped"]
     (event,) = ended["gpu_events"]
     assert (event["gpu"], event["state"]) == ("GPU-7", "bad")
     assert event["reason"].startswith("XID 79, GPU has fallen off the bus")
+
+
+def crashes_with(xid: str) -> None:
+    Path(xid).touch()
+    while Path(xid).exists():
+        time.sleep(0.01)  # the driver tells of it before the rank does
+    os.abort()
+
+
+def test_a_rank_that_crashes_of_its_gpu_is_not_said_to_have_been_ended(
+    nvml: None, gang: Gang, tmp_path: Path
+) -> None:
+    gang.run(crashes_with, str(tmp_path / "path" / "xid"), gpus=("GPU-7",))
+    ended = gang.wait_for("ended")
+    assert (ended["signal"], ended["outcome"]) == ("SIGABRT", {})
+    assert [event["gpu"] for event in ended["gpu_events"]] == ["GPU-7"]
+
+
+@pytest.fixture
+def no_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Python without nvidia-ml-py, and a container with a simulated GPU; before `gang`."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "pynvml.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"), prepend=os.pathsep)
+
+
+def test_gpus_that_nobody_watches_are_warned_of_once(
+    no_nvml: None, gang: Gang, tmp_path: Path
+) -> None:
+    simulated = {"address": "GPU-sim", "name": "Simulated A100", "driver": "550"}
+    given = {"gpus": [{**simulated, "state": "healthy", "reason": ""}], "isolated": False}
+    (tmp_path / "container" / GIVEN_OUT).write_text(json.dumps(given))
+    gang.run(os.getpid, gpus=("GPU-sim",))
+    gang.wait_for("ended")
+    assert not [m for m in gang.seen if m.kind == "warning"]
+    gang.run(os.getpid, ranks=2, gpus=("GPU-7",), attempt=1)
+    for _ in range(2):
+        gang.wait_for("ended")
+    told = [m["text"] for m in gang.seen if m.kind == "warning"]
+    assert told == [
+        "XID events or the loss of the ranks' GPUs may go unnoticed: nvidia-ml-py is not installed"
+        " for the executors' Python"
+    ]

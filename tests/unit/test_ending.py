@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
-from hopsgpu.ending import Ends
+from hopsgpu.ending import Conclusion, Ends
 from hopsgpu.failures import Ended
-from hopsgpu.gang import Container, assign_ranks
+from hopsgpu.gang import Avoid, Container, World, assign_ranks
 from hopsgpu.retries import Fault, may_retry
 from hopsgpu.spark.jobs import reason_of
+from hopsgpu.worker.gpu_events import GpuEvent
 
 LOST = "ExecutorLostFailure (executor 1 exited unrelated to the running tasks)"
 
@@ -39,3 +43,77 @@ def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_t
     assert (conclusion.fault, conclusion.avoid.is_any) == (Fault.INFRASTRUCTURE, False)
     assert conclusion.suspect == suspect
     assert may_retry(conclusion.fault, attempt=0, retries=1, code_too=False)
+
+
+FELL = GpuEvent("GPU-1", "bad", "XID 79, GPU has fallen off the bus: reboot the node")
+BLAMED = Avoid(gpus=frozenset({("node1", "GPU-1")}))
+
+
+def raised(world: World, rank: int, at: float = 10.0, *events: GpuEvent) -> Ended:
+    outcome = {"status": "raised", "error": "RuntimeError: NCCL remote error", "traceback": ""}
+    return Ended(world.processes[rank], at, 1, None, outcome, (), False, 0, events)
+
+
+def stopped(world: World, rank: int, *events: GpuEvent) -> Ended:
+    return Ended(world.processes[rank], 13.0, None, "SIGTERM", {}, (), True, 0, events)
+
+
+def a_peer_raises_first(ends: Ends, world: World) -> None:
+    ends.end(raised(world, 0))
+    ends.end(stopped(world, 1, FELL))
+
+
+def all_raise_alike(ends: Ends, world: World) -> None:
+    ends.end(raised(world, 0))
+    ends.end(raised(world, 1, 10.2, FELL))
+
+
+def time_is_over(ends: Ends, world: World) -> None:
+    ends.run_out_of_time()
+    ends.end(stopped(world, 0))
+    ends.end(stopped(world, 1, FELL))
+
+
+def a_peers_executor_is_lost(ends: Ends, world: World) -> None:
+    ends.lose(world.processes[0], "closed")
+    ends.end(Ended(world.processes[1], time.time(), None, "SIGTERM", {}, (), True, 0, (FELL,)))
+
+
+def concluded(happens: Callable[[Ends, World], None]) -> Conclusion:
+    names = [(f"container_{n}", f"node{n}", "10.0.0.1", (f"GPU-{n}",)) for n in (0, 1)]
+    world = assign_ranks([Container(n, *names[n]) for n in (0, 1)], 1)
+    ends = Ends(world, "file:///logs/rank-{}.log".format)
+    happens(ends, world)
+    conclusion = ends.conclude(60.0, lambda: "")
+    assert conclusion is not None
+    return conclusion
+
+
+@pytest.mark.parametrize(
+    ("happens", "fault"),
+    [
+        (a_peer_raises_first, Fault.RANK),
+        (all_raise_alike, Fault.RANK),
+        (time_is_over, Fault.RANK),
+        (a_peers_executor_is_lost, Fault.INFRASTRUCTURE),
+    ],
+)
+def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
+    happens: Callable[[Ends, World], None], fault: Fault
+) -> None:
+    conclusion = concluded(happens)
+    assert (conclusion.failure.rank, conclusion.avoid, conclusion.fault) == (0, BLAMED, fault)
+    first_line = str(conclusion.failure).splitlines()[0]
+    assert f"likely because the driver told of GPU-1 of node1: {FELL.reason} (rank 1)" in first_line
+
+
+def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
+    def happens(ends: Ends, world: World) -> None:
+        own = GpuEvent("GPU-0", "bad", "XID 74, NVLink error: reset it")
+        ends.end(raised(world, 0, 10.0, own))
+        ends.end(stopped(world, 1, FELL))
+
+    conclusion = concluded(happens)
+    told = str(conclusion.failure)
+    assert "the driver told of GPU-0 of node0: XID 74" in told and "XID 79" not in told
+    assert conclusion.avoid == BLAMED | Avoid(gpus=frozenset({("node0", "GPU-0")}))

@@ -234,14 +234,19 @@ def test_what_the_driver_told_of_a_gpu_goes_before_the_error() -> None:
     assert said.count("XID 79") == 1 and "the driver told of GPU-1 of node1: XID 79" in said
     assert to_avoid(end) == Avoid(gpus=frozenset({("node1", "GPU-1")}))
     assert fault_of(end, [end, raised("RuntimeError: other", rank=0)]) is Fault.RANK
-    lost = ended(
-        outcome={"status": "gpu lost", "error": "GPU-1"},
-        signal="SIGKILL",
-        exit_code=None,
-        gpu_events=[fell],
-    )
-    assert "was ended, as its GPU is lost" in str(rank_failed(lost, URL))
-    assert to_avoid(lost).is_any
+    assert to_avoid(ended(signal="SIGKILL", exit_code=None, gpu_events=[fell])).is_any
+
+
+def test_who_was_ended_for_its_gpu_and_who_crashed_of_it_are_told_apart() -> None:
+    event = GpuEvent("GPU-1", "bad", "XID 48, double-bit ECC error: nvidia-smi --gpu-reset")
+    known = {"exit_code": None, "gpu_events": [event]}
+    killed = ended(outcome={"status": "gpu failed", "error": "x"}, signal="SIGKILL", **known)
+    said = str(rank_failed(killed, URL))
+    assert "was ended by hopsgpu: its GPU has failed, and it did not end by itself: " in said
+    crashed = str(rank_failed(ended(signal="SIGSEGV", **known), URL))
+    assert "was ended by SIGSEGV: native code crashed" in crashed
+    for told in (said, crashed):
+        assert "the driver told of GPU-1 of node1: XID 48" in told and "lost" not in told
 
 
 def test_an_event_that_the_program_caused_blames_nobody() -> None:

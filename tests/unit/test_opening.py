@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from hopsgpu.discovery.script import GIVEN_OUT
 from hopsgpu.worker import opening
-from hopsgpu.worker.opening import unopened, why_not
+from hopsgpu.worker.opening import tried, unopened, why_not
 
 
 class Cuda:
-    """The calls of libcuda that are used; one of them fails."""
+    """The calls of libcuda that are used, all of them as old as UUIDs; one of them fails."""
 
     def __init__(self, failing: str = "", code: int = 0) -> None:
         self._failing, self._code = failing, code
-        self.held = 0
 
     def _told(self, name: str) -> int:
         return self._code if name == self._failing else 0
@@ -31,12 +35,7 @@ class Cuda:
         return self._told("cuDeviceGet")
 
     def cuDevicePrimaryCtxRetain(self, context: Any, device: ctypes.c_int) -> int:
-        self.held += 1
         return self._told("cuDevicePrimaryCtxRetain")
-
-    def cuDevicePrimaryCtxRelease_v2(self, device: ctypes.c_int) -> int:
-        self.held -= 1
-        return 0
 
     def cuGetErrorName(self, code: int, name: Any) -> int:
         if code == 46:
@@ -44,9 +43,8 @@ class Cuda:
         return 0
 
 
-def test_a_gpu_that_opens_is_let_go() -> None:
-    cuda = Cuda()
-    assert why_not(cuda) == "" and cuda.held == 0
+def test_a_gpu_that_opens_has_no_reason() -> None:
+    assert why_not(Cuda()) == ""
 
 
 @pytest.mark.parametrize("call", ["cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain"])
@@ -75,11 +73,61 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     }
 
 
-def test_nothing_is_tried_without_gpus_or_without_a_driver() -> None:
+def test_a_try_that_cannot_be_started_is_a_reason_and_no_end_of_the_agent(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening.sys, "executable", str(tmp_path / "no-python"))
+    found = asyncio.run(unopened(["GPU-1"]))
+    assert found["GPU-1"].startswith("it could not be tried: [Errno 2]")
+
+
+def test_simulated_gpus_are_not_tried(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [
+        {"address": address, "name": name, "driver": "550", "state": "healthy", "reason": ""}
+        for address, name in (("GPU-sim", "Simulated A100"), ("GPU-real", "NVIDIA A100"))
+    ]
+    (tmp_path / GIVEN_OUT).write_text(json.dumps({"gpus": gpus, "isolated": False}))
+    monkeypatch.chdir(tmp_path)
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho tried\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(opening.sys, "executable", str(program))
     assert asyncio.run(unopened([])) == {}
+    assert asyncio.run(unopened(["GPU-sim", "GPU-real"])) == {"GPU-real": "tried"}
+
+
+@pytest.mark.parametrize(
+    ("libraries", "why"),
+    [
+        ({"libcuda.so.1": Cuda()}, ""),
+        ({"libcuda.so.1": Cuda("cuInit", 46)}, "cuInit: CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        ({}, ""),
+        (
+            {"libnvidia-ml.so.1": object()},
+            "this node has libnvidia-ml.so.1 and not CUDA's driver library: no libcuda.so.1",
+        ),
+    ],
+)
+def test_a_node_with_nvml_alone_cannot_open_its_gpus(libraries: dict[str, Any], why: str) -> None:
+    def load(name: str) -> Any:
+        if name not in libraries:
+            raise OSError(f"no {name}")
+        return libraries[name]
+
+    assert tried(load) == why
+
+
+def test_the_try_is_a_program_that_says_what_comes_of_it() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "hopsgpu.worker.opening"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-none"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        assert asyncio.run(unopened(["GPU-simulated"])) == {}
+        assert ran.stdout.strip() == tried(ctypes.CDLL)
     else:
-        assert asyncio.run(unopened(["GPU-simulated"])).keys() == {"GPU-simulated"}
+        assert ran.stdout.startswith("cu")

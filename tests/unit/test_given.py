@@ -1,0 +1,44 @@
+"""What the discovery script left in a container, as the agent and the doctor read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.discovery.devices import Device
+from hopsgpu.discovery.health import Readings
+from hopsgpu.discovery.script import GIVEN_OUT
+from hopsgpu.worker.given import Given, Gpu, read_given
+from hopsgpu.worker.peer import given_out
+
+
+def test_nothing_is_given_where_the_script_did_not_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert read_given() == read_given(tmp_path) == Given((), isolated=False)
+    assert given_out() == []
+
+
+def test_what_the_script_leaves_is_read_by_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [
+        Device("GPU-1", "NVIDIA A100", 81559, "550.54", Readings(remap_pending=True)),
+        Device("GPU-2", "Simulated A100", 40960, "550.54", Readings("it is lost")),
+    ]
+    said = {"gpus": [device.as_json() for device in devices], "isolated": True}
+    (tmp_path / GIVEN_OUT).write_text(json.dumps(said))
+    given = read_given(tmp_path)
+    watched, bad = given.gpus
+    assert watched.state == "watch" and "a row waits to be remapped" in watched.reason
+    assert bad == Gpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
+    assert given.isolated and given.simulated == {"GPU-2"}
+    monkeypatch.chdir(tmp_path)
+    known = {"driver": "550.54"}
+    assert given_out() == [
+        {"gpu": "GPU-1", "model": "NVIDIA A100", "bad": "", **known},
+        {"gpu": "GPU-2", "model": "Simulated A100", "bad": "it is lost", **known},
+    ]
