@@ -20,6 +20,8 @@ def has_type(model: str, wanted: str) -> bool:
     "NVIDIA A100-SXM4-40GB" is an "A100" and an "a100-sxm4"; "NVIDIA RTX A1000" is no "A100".
     """
     words, of = _words(model), _words(wanted)
+    if "mig" in words and "mig" not in of:
+        return False  # a slice is less than the GPU whose name it has
     return bool(of) and any(words[at : at + len(of)] == of for at in range(len(words)))
 
 

@@ -3,14 +3,19 @@
 `yarn-scripts/gpu-health-check` is this, with what it needs, in one file; see
 `hopsgpu.discovery.shipping`. It is for `yarn.nodemanager.health-checker.script.path`: a line on
 stdout that begins with ERROR makes the node UNHEALTHY, and all its containers are lost, also
-those without a GPU. So it is printed only when no GPU of the node can be used. The output of a
-script that does not exit with 0 is ignored, and a script that takes longer than
-`yarn.nodemanager.health-checker.timeout-ms` makes the node UNHEALTHY (Hadoop's
-NodeHealthScriptRunner.reportHealthStatus): this one exits with 0, and gives up on the driver
-before that.
+those without a GPU. So it is printed only when no GPU of the node can be used, and nothing may be
+computing on one either. The output of a script that does not exit with 0 is ignored, and a script
+that takes longer than `yarn.nodemanager.health-checker.script.timeout-ms` makes the node
+UNHEALTHY (Hadoop's NodeHealthScriptRunner.reportHealthStatus): this one exits with 0, and gives up
+on the driver before that.
 """
 
+import contextlib
+import os
+import stat
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import List
 
@@ -19,7 +24,8 @@ from hopsgpu.discovery.devices import (
     DriverError,
     HungDriverError,
     NoDriverError,
-    list_devices,
+    ask_driver,
+    bus_ids,
 )
 from hopsgpu.discovery.health import BAD, HEALTHY
 
@@ -28,29 +34,75 @@ PCI_DEVICES = Path("/sys/bus/pci/devices")
 _SECONDS = 40.0
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
+_UNUSABLE = "ERROR no GPU of this node can be used"
+# A hang that is longer ago is not the last check's: Hadoop's default is a check in 10 minutes.
+_LAST_CHECK_SECONDS = 3600.0
 
 
-def report(seconds: float, pci_devices: Path = PCI_DEVICES) -> List[str]:
+def hang_file() -> Path:
+    """What this user's checks leave for the next one while the driver hangs."""
+    return Path(tempfile.gettempdir()) / f"hopsgpu-gpu-check-{os.geteuid()}-hang"
+
+
+def _hung_before(file: Path) -> bool:
+    """Notes a hang; says whether the last check noted one too.
+
+    In a directory that all users share: what another has put there tells nothing.
+    """
+    before = 0.0
+    with contextlib.suppress(OSError):  # there is none
+        found = file.lstat()
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+            before = found.st_mtime
+    with contextlib.suppress(OSError):  # a full disk, or another user's
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(str(file), flags, 0o600), "wb") as note:
+            os.utime(note.fileno())
+    return 0 <= time.time() - before < _LAST_CHECK_SECONDS
+
+
+def _forget(file: Path) -> None:
+    with contextlib.suppress(OSError):  # there is none, or it is another user's
+        file.unlink()
+
+
+def report(seconds: float, hang: Path, pci_devices: Path = PCI_DEVICES) -> List[str]:
     """What to print of this node's GPUs.
 
     Args:
         seconds: to wait for the driver.
+        hang: file in which a check notes a hang for the next one.
         pci_devices: the kernel's directory of them.
     """
     try:
-        devices = list_devices(seconds).devices
-    except NoDriverError as error:
-        return [f"no GPUs: {error}"]
-    except HungDriverError as error:
-        return [f"ERROR no GPU of this node can be used: {error}"]
+        devices = ask_driver(seconds).devices
     except DriverError as error:
+        if not isinstance(error, HungDriverError):
+            _forget(hang)
         # Nodes without GPUs may be installed from the same image as those that have some.
-        has = _has_gpus(pci_devices)
-        return [f"{'ERROR no GPU of this node can be used' if has else 'no GPUs'}: {error}"]
+        if not _has_gpus(pci_devices):
+            return [f"no GPUs: {error}"]
+        return [_unanswered(error, hang)]
+    _forget(hang)
     lines = [_line(device) for device in devices if device.verdict.state != HEALTHY]
     if devices and all(device.verdict.state == BAD for device in devices):
-        return [f"ERROR no GPU of this node can be used: {'; '.join(lines)}"]
+        return [f"{_UNUSABLE}: {'; '.join(lines)}"]
     return lines or [f"{len(devices)} GPUs, all healthy"]
+
+
+def _unanswered(error: DriverError, hang: Path) -> str:
+    """What to say where the driver tells of no GPU, and the node has some."""
+    if isinstance(error, NoDriverError):
+        return f"this node has a GPU, and nothing to ask for it: {error}"
+    if isinstance(error, HungDriverError):
+        # A node whose disks or memory are at their limit answers late, once.
+        return f"{_UNUSABLE}: {error}" if _hung_before(hang) else f"once may be nothing: {error}"
+    if bus_ids():
+        # Its kernel module has them: after an upgrade of the libraries alone ("Driver/library
+        # version mismatch") what computes on them goes on, and is not to be killed for it. New
+        # containers get them as bad ones: see `list_devices`.
+        return f"new containers cannot use the GPUs of this node: {error}"
+    return f"{_UNUSABLE}: {error}"
 
 
 def _line(device: Device) -> str:
@@ -83,9 +135,9 @@ def main() -> int:
     Returns:
         0 always.
     """
-    seconds = float(sys.argv[1]) if sys.argv[1:] else _SECONDS
     try:
-        lines = report(seconds)
+        seconds = float(sys.argv[1]) if sys.argv[1:] else _SECONDS
+        lines = report(seconds, hang_file())
     except (OSError, ValueError) as error:
         lines = [f"the GPUs could not be checked: {error}"]
     print("\n".join(" ".join(line.split()) for line in lines))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
@@ -19,6 +20,7 @@ DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 # Tells the program that lists them to leave out NVML.
 NO_NVML = "no-nvml"
 _INNER_SHARE = 0.9
+_MOST_SAID = 200
 # The server of CUDA's MPS computes for its clients, which are listed too.
 _MPS_SERVER = "nvidia-cuda-mps-server"
 
@@ -98,33 +100,57 @@ class Listing(NamedTuple):
 
 
 def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
-    """The GPUs of this node, by NVML where Python has `pynvml`, otherwise by nvidia-smi.
-
-    Where the driver hangs, the GPUs that the kernel lists are given as bad ones.
+    """The GPUs of this node; where its driver hangs or fails, those that the kernel lists, as bad.
 
     Args:
-        seconds: to wait for the driver.
+        seconds: to wait for the driver, in all.
 
     Raises:
         NoDriverError: no NVML and no nvidia-smi.
         HungDriverError: it hangs, and the kernel lists no GPUs.
-        DriverError: it failed, or said what cannot be understood.
+        DriverError: it failed, or said what cannot be understood; and the kernel lists none.
     """
-    command = _reading_program(seconds)
     try:
-        code, out, err = run_bounded(command, seconds)
-        if code != 0:
-            # NVML's library crashed, or a module calls itself pynvml that is something else.
-            code, out, err = run_bounded([*command, NO_NVML], seconds)
-        if code != 0:
-            raise DriverError(f"listing the GPUs failed with exit code {code}: {_last_line(err)}")
-        # The last line alone: a module that is imported may print something before.
-        return _decode(json.loads(_last_line(out)))
-    except HungDriverError as error:
+        return ask_driver(seconds)
+    except NoDriverError:
+        raise
+    except DriverError as error:
         devices = tuple(Device(f"PCI-{bus}", readings=Readings(str(error))) for bus in bus_ids())
         if not devices:
             raise
         return Listing(devices)
+
+
+def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
+    """The GPUs of this node, by NVML where Python has `pynvml`, otherwise by nvidia-smi.
+
+    Args:
+        seconds: to wait for the driver, in all.
+
+    Raises:
+        NoDriverError: no NVML and no nvidia-smi.
+        HungDriverError: it did not answer in time.
+        DriverError: it failed, or said what cannot be understood.
+    """
+    until = time.monotonic() + seconds
+    why = ""
+    # Then without NVML: its library crashed, or a module calls itself pynvml that is another.
+    for options in ((), (NO_NVML,)):
+        left = until - time.monotonic()
+        code, out, err = run_bounded([*_reading_program(left), *options], left)
+        if code != 0:
+            why = f"listing the GPUs failed with exit code {code}: {_last_line(err)}"
+            continue
+        try:
+            return _decode(json.loads(_answer_in(out)))
+        except (ValueError, KeyError, TypeError):
+            why = f"listing the GPUs gave what cannot be understood: {_last_line(out)[:_MOST_SAID]}"
+    raise DriverError(why)
+
+
+def _answer_in(out: str) -> str:
+    """A module that is imported may print something, before and at its end."""
+    return _last_line("\n".join(line for line in out.splitlines() if line.startswith("{")))
 
 
 def _reading_program(seconds: float) -> List[str]:
@@ -231,7 +257,9 @@ def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
             if pipe is not None:
                 pipe.close()
         if isinstance(error, subprocess.TimeoutExpired):
-            raise HungDriverError(f"the driver hangs: no answer in {seconds:g} s") from None
+            raise HungDriverError(
+                f"the driver hangs: no answer in {max(round(seconds, 1), 0):g} s"
+            ) from None
         raise
     return process.returncode, _text(out), _text(err)
 

@@ -1,6 +1,8 @@
-"""The keeper: a small process that has an executor's leases until the executor has ended.
+"""The keepers: two small processes that have an executor's leases until the executor has ended.
 
-The discovery script cannot have them: it ends before the executor starts to work.
+The discovery script cannot have them: it ends before the executor starts to work. The keepers
+share each lock, which goes with the last of them, and watch each other: where one is killed, the
+other forks a new one.
 """
 
 import contextlib
@@ -9,16 +11,28 @@ import select
 import signal
 import time
 from pathlib import Path
-from typing import Callable, Collection, Iterator, List, Optional
+from typing import (
+    BinaryIO,
+    Callable,
+    Collection,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+)
 
 from hopsgpu.discovery.leases import Leases
 
 _SYS_PIDFD_OPEN = 434  # the same number on all architectures that YARN runs on
 _POLL_SECONDS = 0.5
 _REFRESH_SECONDS = 10.0
-# In /proc/PID/stat after the command: the state, the number of threads, the start time.
-_STATE, _THREADS, _START = 0, 17, 19
-_GO = b"!"
+# Until there is room for the other keeper.
+_RETRY_SECONDS = 0.1
+# In /proc/PID/stat after the command: the state, the parent, the number of threads, the start.
+_STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
+_READY, _GO = b"?", b"!"
 
 
 class Watched:
@@ -43,8 +57,13 @@ class Watched:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops to watch it."""
         if self._pidfd is not None:
             os.close(self._pidfd)
+            self._pidfd = None
 
     @property
     def descriptors(self) -> List[int]:
@@ -53,15 +72,13 @@ class Watched:
 
     def ends(self, seconds: float) -> bool:
         """Whether it has ended, or ends within some seconds."""
+        return bool(ended([self], seconds))
+
+    def ended(self) -> bool:
+        """Whether it has ended."""
         if self._pidfd is not None:
-            return bool(select.select([self._pidfd], [], [], seconds)[0])
-        # Nobody tells of the end of a process that is not a child.
-        until = time.monotonic() + seconds
-        while not self._ended():
-            if time.monotonic() >= until:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
+            return bool(select.select([self._pidfd], [], [], 0.0)[0])
+        return self._ended()
 
     def _ended(self) -> bool:
         if self._started is not None:
@@ -74,6 +91,22 @@ class Watched:
         except PermissionError:
             return False
         return False
+
+
+def ended(processes: Sequence[Watched], seconds: float) -> List[Watched]:
+    """Those that have ended, as soon as there are any or some seconds have passed."""
+    until = time.monotonic() + seconds
+    while True:
+        over = [process for process in processes if process.ended()]
+        left = until - time.monotonic()
+        if over or left <= 0:
+            return over
+        descriptors = [one for process in processes for one in process.descriptors]
+        if len(descriptors) == len(processes):
+            select.select(descriptors, [], [], left)
+        else:
+            # Nobody tells of the end of a process that is not a child.
+            time.sleep(min(left, _POLL_SECONDS))
 
 
 def _pidfd_open(pid: int) -> Optional[int]:
@@ -95,45 +128,97 @@ def _pidfd_open(pid: int) -> Optional[int]:
         return None  # an older kernel, or a container's filter of system calls
 
 
-def _start_time(pid: int) -> Optional[str]:
-    """The start of a process that has not ended, in the kernel's words; None of another."""
+class _Status(NamedTuple):
+    """Attributes: the name of its program, and what /proc/PID/stat says after that."""
+
+    name: str
+    fields: List[bytes]
+
+
+def _status(pid: int) -> Optional[_Status]:
     try:
-        # The command, in parentheses, may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        # The name, in parentheses, may hold anything.
+        begin, _, end = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
     except OSError:
         return None
-    # A zombie with threads is a process whose first thread alone has ended.
-    if fields[_STATE] in (b"Z", b"X") and int(fields[_THREADS]) <= 1:
+    return _Status(os.fsdecode(begin.partition(b"(")[2]), end.split())
+
+
+def _start_time(pid: int) -> Optional[str]:
+    """The start of a process that has not ended, in the kernel's words; None of another."""
+    status = _status(pid)
+    if status is None:
         return None
-    return fields[_START].decode()
+    # A zombie with threads is a process whose first thread alone has ended.
+    if status.fields[_STATE] in (b"Z", b"X") and int(status.fields[_THREADS]) <= 1:
+        return None
+    return status.fields[_START].decode()
+
+
+class Ancestor(NamedTuple):
+    """A process above this one.
+
+    Attributes:
+        pid: its.
+        names: of what it runs, as far as they are to be seen: the script, and the program.
+    """
+
+    pid: int
+    names: FrozenSet[str]
+
+
+def ancestors() -> List[Ancestor]:
+    """The processes above this one, the nearest first, as far as they are to be seen.
+
+    Where /proc is mounted with hidepid those of other users are not, nor what is above them.
+    """
+    found: List[Ancestor] = []
+    pid = os.getppid()
+    while pid > 0:
+        status = _status(pid)
+        if status is None:
+            break
+        names = {status.name}
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            names.add(Path(os.readlink(f"/proc/{pid}/exe")).name)
+        found.append(Ancestor(pid, frozenset(names)))
+        pid = int(status.fields[_PARENT])
+    return found or [Ancestor(os.getppid(), frozenset())]
 
 
 @contextlib.contextmanager
 def keeping(leases: Leases, executor: Watched) -> Iterator[Callable[[], None]]:
-    """Has a process keep the leases until the executor has ended.
+    """Has two processes keep the leases until the executor has ended.
 
-    Gives a call that makes it stay. Without that call it ends with this context: an executor
+    Gives a call that makes them stay. Without that call they end with this context: an executor
     that never learned of its GPUs, or a script that was killed, leaves nothing behind.
+
+    Raises:
+        OSError: they cannot be started, or were killed.
     """
-    reading, writing = os.pipe()
-    try:
+    # Only the first keeper has the end to say that both are there; both read what to do.
+    is_ready, says_ready = os.pipe()
+    order, orders = os.pipe()
+    with os.fdopen(is_ready, "rb", 0) as ready, os.fdopen(orders, "wb", 0) as commands:
         try:
             if os.fork() == 0:
-                os.close(writing)
-                _keep(leases, executor, reading)
+                ready.close()
+                commands.close()
+                _keep(leases, executor, says_ready, order)
         finally:
-            os.close(reading)
-        yield lambda: _tell(writing)
-    finally:
-        os.close(writing)
+            os.close(says_ready)
+            os.close(order)
+        if ready.read(1) != _READY:
+            raise ChildProcessError("the process that was to keep the leases was killed")
+        yield lambda: _tell(commands)
 
 
-def _tell(writing: int) -> None:
-    os.write(writing, _GO)
+def _tell(commands: BinaryIO) -> None:
+    commands.write(_GO + _GO)  # a word for each
 
 
-def _keep(leases: Leases, executor: Watched, reading: int) -> None:
-    """The keeper's whole life."""
+def _keep(leases: Leases, executor: Watched, says_ready: int, order: int) -> None:
+    """A keeper's whole life, and that of the other one, which it forks."""
     try:
         # Out of the container's process group, whose members YARN ends one after the other: the
         # leases outlive the executor, not the other way round. It ends right after.
@@ -145,14 +230,53 @@ def _keep(leases: Leases, executor: Watched, reading: int) -> None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        _close_all_but([reading, *executor.descriptors, *leases.descriptors])
-        stays = os.read(reading, 1) == _GO
-        os.close(reading)
+        _close_all_but([says_ready, order, *executor.descriptors, *leases.descriptors])
+        first = os.getpid()
+        other = _other_keeper()
+        if os.getpid() == first:
+            os.write(says_ready, _READY)
+        os.close(says_ready)
+        stays = os.read(order, 1) == _GO
+        os.close(order)
         if stays:
-            while not executor.ends(_REFRESH_SECONDS):
-                leases.refresh()
+            _stay(leases, executor, other)
     finally:
         os._exit(0)
+
+
+def _stay(leases: Leases, executor: Watched, other: Optional[Watched]) -> None:
+    """Both keepers' loop, until the executor has ended."""
+    while True:
+        watched = [executor] if other is None else [executor, other]
+        over = ended(watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS)
+        if executor in over:
+            return
+        if other is None or other in over:
+            if other is not None:
+                other.close()
+            with contextlib.suppress(ChildProcessError):  # it was not forked by this one
+                os.waitpid(-1, os.WNOHANG)
+            other = _other_keeper()
+        leases.refresh()
+
+
+def _other_keeper() -> Optional[Watched]:
+    """Forks, and gives each of both the other; None where it cannot be had for now."""
+    me = os.getpid()
+    try:
+        child = os.fork()
+    except OSError:
+        return None  # no room for a process: the lease is not to end by that
+    if child == 0:
+        os.setsid()  # a kill of one's session is not to be the other's
+    try:
+        other = Watched(child or me)
+    except ProcessLookupError:
+        return None
+    if child == 0 and os.getppid() != me:
+        other.close()  # it has ended, and its number may be another's
+        return None
+    return other
 
 
 def _close_all_but(kept: Collection[int]) -> None:

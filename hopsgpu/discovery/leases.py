@@ -3,9 +3,9 @@
 YARN grants a count of GPUs and no device, and without container isolation every container of a
 node sees all of them. So a GPU is given out under an flock (flock(2)) on a file of its own. The
 kernel drops a lock with the last process that has it, whatever ended that process, and knows
-nothing of pids: no kill, crash, reboot, reused pid or hidden process table leaves a GPU locked or
-frees one in use, and containers with process tables of their own exclude each other as soon as
-they share the directory.
+nothing of pids: no kill, crash, reboot, reused pid or hidden process table leaves a GPU locked, and
+containers with process tables of their own exclude each other as soon as they share the directory.
+Two processes have each lock (`hopsgpu.discovery.keeper`): the kill of one frees no GPU in use.
 
 A GPU and a MIG device of it are different addresses, but never both there: a GPU that has MIG
 enabled is not an address.
@@ -58,29 +58,53 @@ def lease_directory(environ: Mapping[str, str]) -> Path:
     owner could remove locks that are in use; `Leases.refresh` has them back.
 
     Raises:
-        LeaseError: it is something else, or not for all users.
+        LeaseError: it is something else, or not for all users, or named by a relative path.
         OSError: it cannot be made.
     """
     path = _place(environ)
     _make_directory(path)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        raise LeaseError(f"{path} is not a directory: remove it")
-    mode = stat.S_IMODE(found.st_mode)
-    if mode & _MODE != _MODE:
-        # The sticky bit keeps users from removing each other's locks.
-        if os.geteuid() not in (0, found.st_uid):
-            raise LeaseError(
-                f"{path} belongs to user {found.st_uid} and has mode {mode:o}, but all users of"
-                f" this node share it: chown root {path}; chmod 1777 {path}"
-            )
-        path.chmod(_MODE)
+    with _opened(path) as directory:
+        found = os.fstat(directory)
+        mode = stat.S_IMODE(found.st_mode)
+        if mode & _MODE != _MODE:
+            # The sticky bit keeps users from removing each other's locks.
+            if os.geteuid() not in (0, found.st_uid):
+                raise LeaseError(
+                    f"{path} belongs to user {found.st_uid} and has mode {mode:o}, but all users"
+                    f" of this node share it: chown root {path}; chmod 1777 {path}"
+                )
+            os.fchmod(directory, _MODE)
     return path
 
 
 def _place(environ: Mapping[str, str]) -> Path:
     # A fixed one: a TMPDIR of their own would have two applications share nothing.
-    return Path(environ.get(VARIABLE) or DIRECTORY)
+    path = Path(environ.get(VARIABLE) or DIRECTORY)
+    if not path.is_absolute():
+        raise LeaseError(
+            f"{VARIABLE} is {str(path)!r}, another directory in each container: give an absolute"
+            " path, the same for all of the node"
+        )
+    return path
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[int]:
+    """The directory itself: its owner may put a link to another in its place at any time.
+
+    Raises:
+        LeaseError: it is none.
+    """
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise LeaseError(f"{directory} is not a directory: remove it") from None
+        raise
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _make_directory(path: Path) -> None:
@@ -203,6 +227,9 @@ def read_leases(environ: Mapping[str, str]) -> List[Lease]:
     """The leases of this node; none where there is no directory of them.
 
     To look at one takes its lock for a moment: who wants it meanwhile asks again.
+
+    Raises:
+        LeaseError: the directory is named by a relative path.
     """
     directory = _place(environ)
     leases = []
@@ -284,12 +311,13 @@ def _open(path: Path, flags: int) -> int:
         LeaseError: it is something else.
     """
     safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags | safely, _FILE_MODE)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise LeaseError(f"{path} is not a file: remove it") from None
-        raise
+    with _opened(path.parent) as directory:
+        try:
+            descriptor = os.open(path.name, flags | safely, _FILE_MODE, dir_fd=directory)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise LeaseError(f"{path} is not a file: remove it") from None
+            raise
     found = os.fstat(descriptor)
     # None: removed since; that it is no lock is seen when it is locked.
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
@@ -300,6 +328,8 @@ def _open(path: Path, flags: int) -> int:
 
 def _is_at(descriptor: int, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except OSError:
+        with _opened(path.parent) as directory:
+            there = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
+    except (LeaseError, OSError):
         return False
+    return os.path.samestat(os.fstat(descriptor), there)

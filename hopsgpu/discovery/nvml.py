@@ -91,10 +91,11 @@ class _Reader:
             slices = self._slices(handle)
             parts = [handle] if slices is None else slices
             return [self._device(part, handle, readings) for part in parts]
-        except _LostError as error:
+        except (_LostError, self._nvml.NVMLError) as error:
+            # Whatever is wrong with this one, the others are to be had.
             uuid = self._told("nvmlDeviceGetUUID", handle, fatal=())
             name = self._told("nvmlDeviceGetName", handle, fatal=())
-            lost = self._lost(bus, str(error))._replace(name=_text(name or ""))
+            lost = self._lost(bus, f"NVML says of it: {error}")._replace(name=_text(name or ""))
             return [lost if uuid is None else lost._replace(address=_text(uuid))]
 
     def _device(self, handle: Any, parent: Any, readings: Readings) -> Device:
@@ -103,12 +104,19 @@ class _Reader:
         running = [one for call in calls for one in self._told(call, handle) or []]
         return Device(
             address=_text(self._nvml.nvmlDeviceGetUUID(handle)),
-            name=_text(self._told("nvmlDeviceGetName", parent) or ""),
+            name=self._product(handle, parent),
             memory_mib=0 if memory is None else memory.total // _MIB,
             driver=self._driver,
             readings=readings,
             processes=foreign(Process(one.pid, self._name(one.pid)) for one in running),
         )
+
+    def _product(self, handle: Any, parent: Any) -> str:
+        """The product's name; a MIG device's ends with "MIG" and its profile, where it is told."""
+        name = _text(self._told("nvmlDeviceGetName", handle) or "")
+        if handle is parent or "MIG" in name:
+            return name
+        return f"{_text(self._told('nvmlDeviceGetName', parent) or '')} MIG"
 
     def _name(self, pid: int) -> str:
         return _text(self._told("nvmlSystemGetProcessName", pid, fatal=()) or "")
@@ -183,7 +191,7 @@ class _Reader:
             return function(*arguments)
         except self._nvml.NVMLError as error:
             if error.value in fatal:
-                raise _LostError(f"NVML says of it: {error}") from None
+                raise _LostError(str(error)) from None
             return None
 
 

@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from typing import Mapping
 
 from hopsgpu.discovery import nvml, smi
@@ -25,7 +26,7 @@ def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing
 
     Args:
         environ: may name the nvidia-smi to use.
-        seconds: that nvidia-smi may take.
+        seconds: that all may take, as far as nvidia-smi is asked.
         with_nvml: whether to ask NVML first, where Python has `pynvml`.
 
     Raises:
@@ -33,6 +34,7 @@ def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing
         HungDriverError: nvidia-smi did not answer in time.
         DriverError: neither tells; says why of both.
     """
+    until = time.monotonic() + seconds
     if not with_nvml or smi.VARIABLE in environ:
         return smi.read(environ, seconds)
     none = False
@@ -43,7 +45,7 @@ def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing
     except DriverError as error:
         refused = str(error)
     try:
-        return smi.read(environ, seconds)
+        return smi.read(environ, until - time.monotonic())
     except HungDriverError:
         raise
     except DriverError as error:
@@ -62,4 +64,5 @@ def main() -> None:
         answer = encode(read(os.environ, seconds, NO_NVML not in sys.argv[3:]))
     except DriverError as error:
         answer = encode(error)
-    json.dump(answer, sys.stdout)
+    # A line of its own, whatever else this process prints.
+    print(f"\n{json.dumps(answer)}")

@@ -5,19 +5,31 @@ directory and without arguments; N is how many GPUs to give out. It needs Python
 NVIDIA driver, and nothing installed of hopsgpu.
 
 Prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark, exactly so many and the healthy ones
-first, and leaves what is known of them in the container's directory for the agent. A bad GPU is
-given out where there is no better one: YARN counts it, and an executor that failed for it would
-come again and again.
+first, and leaves what is known of them in the container's directory for the agent. A bad GPU, or
+one that another process computes on, is given out where there is no better one: YARN counts it,
+and an executor that failed for it would come again and again.
 """
 
 import contextlib
 import functools
 import json
 import os
+import pwd
 import sys
 import time
 from pathlib import Path
-from typing import Callable, Collection, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Tuple
+from typing import (
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
 
 from hopsgpu.discovery.devices import (
     ANSWER_SECONDS,
@@ -27,13 +39,23 @@ from hopsgpu.discovery.devices import (
     Process,
     list_devices,
 )
-from hopsgpu.discovery.health import BAD
-from hopsgpu.discovery.keeper import Watched, keeping
-from hopsgpu.discovery.leases import LeaseError, Leases, lease_directory, owner, read_leases
+from hopsgpu.discovery.health import BAD, Readings
+from hopsgpu.discovery.keeper import Ancestor, Watched, ancestors, keeping
+from hopsgpu.discovery.leases import (
+    VARIABLE,
+    LeaseError,
+    Leases,
+    lease_directory,
+    owner,
+    read_leases,
+)
 
 GIVEN_OUT = "hopsgpu-gpus.json"
+OWN_LEASES = "hopsgpu-gpu-leases"
 _POLL_SECONDS = 0.3
 _MOST_NAMED = 5
+_JAVA = "java"
+_SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"))
 
 
 class DiscoveryFailure(Exception):
@@ -46,7 +68,7 @@ class Patience(NamedTuple):
     Attributes:
         leased: for one of another executor: the ResourceManager can free a GPU before the
             process that had it is gone.
-        busy: for a process without a lease to end, before its GPU is passed over.
+        busy: for a process without a lease to end, before its GPU is taken for a bad one.
         bad: before a bad GPU is taken while a better one is another executor's.
         driver: for the driver to answer.
     """
@@ -98,6 +120,8 @@ def obtain(
 ) -> Tuple[List[Device], bool]:
     """Leases GPUs that nobody else has and nobody else computes on.
 
+    Where there are not so many, those that others compute on are given out as bad ones.
+
     Args:
         look: lists the node's GPUs.
         environ: names the directory of the leases.
@@ -111,32 +135,66 @@ def obtain(
     """
     began = time.monotonic()
     listing = look()
-    taken: Dict[str, float] = {}
+    in_use_since: Dict[str, float] = {}
     busy: Dict[str, Tuple[Process, ...]] = {}
     while True:
         settled = time.monotonic() - began >= patience.bad
-        for address in wanted(listing.devices, leases.held, busy, settled):
-            if len(leases.held) < amount and leases.take(address):
-                taken[address] = time.monotonic()
-        if len(leases.held) < amount:
-            hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
-            if hopeless or time.monotonic() - began >= patience.leased:
+        _take(leases, wanted(listing.devices, leases.held, busy, settled), amount)
+        hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
+        if hopeless or time.monotonic() - began >= patience.leased:
+            # As bad ones: YARN counts them, and an executor that failed would come back to them.
+            _take(leases, busy, amount)
+            if len(leases.held) < amount:
                 raise DiscoveryFailure(_why(amount, listing, leases, busy, environ))
-        else:
+        if len(leases.held) == amount:
             # Again, now that no other executor can start anything on them.
             listing = look()
-            found = [one for one in listing.devices if one.address in leases.held]
+            found = [_usable(one, busy) for one in listing.devices if one.address in leases.held]
             using = in_use(found, leases.held)
             if len(found) == amount and not using:
                 return sorted(found, key=lambda one: one.rank), listing.isolated
             for address in set(leases.held).difference(one.address for one in found):
                 leases.release(address)  # it fell off the bus
             for address, processes in using.items():
-                if time.monotonic() - taken[address] >= patience.busy:
+                since = in_use_since.setdefault(address, time.monotonic())
+                if time.monotonic() - since >= patience.busy:
                     leases.release(address)
                     busy[address] = processes
         # Another executor's end, and a process's, are nothing that anybody tells us of.
         time.sleep(_POLL_SECONDS)
+
+
+def _take(leases: Leases, addresses: Iterable[str], amount: int) -> None:
+    for address in addresses:
+        if len(leases.held) < amount:
+            leases.take(address)
+
+
+def _usable(device: Device, busy: Collection[str]) -> Device:
+    """A GPU as it is, or as a bad one where it was waited for in vain."""
+    if device.address not in busy or not device.processes or device.verdict.state == BAD:
+        return device
+    return device._replace(readings=Readings(f"in use by process {_named(device.processes)}"))
+
+
+def _named(processes: Sequence[Process]) -> str:
+    names = [
+        f"{one.pid} ({', '.join(filter(None, (one.name, _user_of(one.pid)))) or 'unknown'})"
+        for one in processes
+    ]
+    return ", ".join(names[:_MOST_NAMED])
+
+
+def _user_of(pid: int) -> str:
+    """Whose a process is; "" of one that cannot be seen from here."""
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
 
 
 def _why(
@@ -151,8 +209,7 @@ def _why(
     for device in listing.devices:
         address = device.address
         if address in busy:
-            names = [f"{one.pid} ({one.name or 'unknown'})" for one in busy[address]]
-            said.append(f"{address} is in use by process {', '.join(names[:_MOST_NAMED])}")
+            said.append(f"{address} is in use by process {_named(busy[address])}")
         elif address in leases.refused:
             said.append(f"{address}: {leases.refused[address]}")
         elif address in owners and address not in leases.held:
@@ -164,13 +221,27 @@ def _why(
     )
 
 
+def executor_among(above: Sequence[Ancestor]) -> int:
+    """Pid of the executor, whose end is to be that of its leases.
+
+    Spark's executor is the nearest Java. Between it and the script there may be what a node has
+    as `python3`: a shell that ends with the script.
+
+    Args:
+        above: the processes above the script, the nearest first; at least one.
+    """
+    java = [one for one in above if _JAVA in one.names]
+    # Not to be seen as what it is, or run by hand.
+    other = [one for one in above if not one.names & _SHELLS]
+    return [*java[:1], *other[:1], above[0]][0].pid
+
+
 @contextlib.contextmanager
 def _executor() -> Iterator[Watched]:
-    """Spark's executor runs the script directly: our parent is the JVM."""
-    pid = os.getppid()
+    pid = executor_among(ancestors())
     with Watched(pid) as watched:
         # Watched only now: it may have ended before, and its number be another's.
-        if os.getppid() != pid:
+        if executor_among(ancestors()) != pid:
             raise ProcessLookupError("the executor that asked has ended")
         yield watched
 
@@ -185,11 +256,21 @@ def _leave(devices: Iterable[Device], isolated: bool) -> None:
         raise DiscoveryFailure(f"the agent's {GIVEN_OUT} cannot be written: {error}") from None
 
 
+def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
+    """The directory of the leases; the container's own where its GPUs are nobody else's."""
+    try:
+        return lease_directory(environ)
+    except (LeaseError, OSError):
+        if not look().isolated:
+            raise
+        return lease_directory({VARIABLE: str(Path(OWN_LEASES).absolute())})
+
+
 def _discover(amount: int, patience: Patience) -> None:
     with contextlib.suppress(FileNotFoundError):
         Path(GIVEN_OUT).unlink()  # of an earlier run
     look = functools.partial(list_devices, patience.driver)
-    with _executor() as executor, Leases(lease_directory(os.environ)) as leases:
+    with _executor() as executor, Leases(_directory(os.environ, look)) as leases:
         devices, isolated = obtain(amount, leases, look, patience, os.environ)
         leases.sign(owner(os.environ, executor.pid))
         with keeping(leases, executor) as stay:

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
@@ -68,7 +69,7 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
     """The node's GPUs.
 
     Args:
-        seconds: that each call of nvidia-smi may take.
+        seconds: that all calls of nvidia-smi may take together.
 
     Raises:
         NoDriverError, HungDriverError: as they say.
@@ -76,11 +77,12 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
     """
     smi = find(environ)
     kernel = bus_ids()
-    answer = _query([smi], seconds)
+    until = time.monotonic() + seconds
+    answer = _query([smi], until)
     if not answer.devices and answer.lost:
         # Of a node with a lost GPU old drivers tell nothing but that: asked for one by one.
         for bus in kernel:
-            one = _query([smi, "-i", bus], seconds)
+            one = _query([smi, "-i", bus], until)
             answer.devices.extend(one.devices)
             if not one.devices:
                 answer.lost[bus] = next(iter(one.lost.values()), "") or answer.lost.get(bus, "")
@@ -96,8 +98,8 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
     return Listing(tuple(device for _, device in found), isolated)
 
 
-def _query(command: List[str], seconds: float) -> _Answer:
-    code, out, err = run_bounded([*command, "-q", "-x"], seconds)
+def _query(command: List[str], until: float) -> _Answer:
+    code, out, err = run_bounded([*command, "-q", "-x"], until - time.monotonic())
     said = f"{out}\n{err}"
     lost = {bus_id(bus) if bus else "": why.strip() for bus, why in _LOST.findall(said)}
     document = _DOCUMENT.search(out)
@@ -115,8 +117,9 @@ def _query(command: List[str], seconds: float) -> _Answer:
     for gpu in log.findall("gpu"):
         bus = bus_id(gpu.get("id") or _text(gpu, "pci/pci_bus_id"))
         devices += [(bus, device) for device in _devices(gpu, bus, driver)]
-    if any(_slices(gpu) and not _text(gpu, "mig_devices/mig_device/uuid") for gpu in log):
-        devices = _with_uuids(devices, run_bounded([*command, "-L"], seconds)[1])
+    if any(_slices(gpu) for gpu in log.findall("gpu")):
+        listing = run_bounded([*command, "-L"], until - time.monotonic())[1]
+        devices = [(bus, _listed(device, _listed_slices(listing))) for bus, device in devices]
     return _Answer(devices, lost)
 
 
@@ -131,8 +134,9 @@ def _devices(gpu: ElementTree.Element, bus: str, driver: str) -> Iterable[Device
         return [whole._replace(processes=_processes(gpu, None))]
     return [
         whole._replace(
-            # Old drivers leave it out: see `_with_uuids`.
+            # Old drivers leave it out: see `_listed`.
             address=_text(part, "uuid") or f"{uuid} {_text(part, 'index')}",
+            name=f"{whole.name} MIG",
             memory_mib=_mib(part),
             processes=_processes(gpu, _instance(part)),
         )
@@ -144,24 +148,29 @@ def _slices(gpu: ElementTree.Element) -> List[ElementTree.Element]:
     return gpu.findall("mig_devices/mig_device")
 
 
-def _with_uuids(devices: List[Tuple[str, Device]], listing: str) -> List[Tuple[str, Device]]:
-    """MIG devices with the UUIDs that `nvidia-smi -L` tells of them."""
-    uuids: Dict[str, str] = {}
+def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
+    """UUIDs and profiles of MIG devices, as `nvidia-smi -L` tells, by both forms of address."""
+    slices: Dict[str, Tuple[str, str]] = {}
     gpu = ""
     for line in listing.splitlines():
         told = re.search(r"\(UUID: ([^)]+)\)", line)
-        part = re.search(r"Device\s+(\d+):", line)
+        part = re.search(r"MIG\s+(\S+)\s+Device\s+(\d+):", line)
         if told and part:
-            uuids[f"{gpu} {part.group(1)}"] = told.group(1)
+            uuid, profile, index = told.group(1), part.group(1), part.group(2)
+            slices[uuid] = slices[f"{gpu} {index}"] = (uuid, profile)
         elif told:
             gpu = told.group(1)
-    for _, device in devices:
-        if " " in device.address and device.address not in uuids:
-            raise DriverError(f"{TOOL} tells no UUID of MIG device {device.address}")
-    return [
-        (bus, device._replace(address=uuids.get(device.address, device.address)))
-        for bus, device in devices
-    ]
+    return slices
+
+
+def _listed(device: Device, slices: Mapping[str, Tuple[str, str]]) -> Device:
+    """A MIG device with the UUID and the profile that are listed of it; a GPU as it is."""
+    if device.address in slices:
+        uuid, profile = slices[device.address]
+        return device._replace(address=uuid, name=f"{device.name} {profile}")
+    if " " in device.address:
+        raise DriverError(f"{TOOL} tells no UUID of MIG device {device.address}")
+    return device
 
 
 def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[Process, ...]:

@@ -1,16 +1,19 @@
 """Which GPUs a process sees, and which driver a CUDA wants.
 
 Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; NVIDIA, "CUDA Compatibility",
-"Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility).
+"Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility); NVIDIA, "MIG User
+Guide", "CUDA Device Enumeration" (a process has a single MIG instance).
 """
 
 from __future__ import annotations
 
 import re
 
+from hopsgpu.errors import ConfigError
 from hopsgpu.gang import WORKER, RankPlace
 
 VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
+_MIG = "MIG-"
 # Oldest Linux driver for programs built with a CUDA: from 11 on for all of a major version.
 _OLDEST_DRIVERS = {
     (13,): "580",
@@ -29,12 +32,27 @@ def visible_gpus(place: RankPlace, visible: str | None = None) -> tuple[str, ...
         place: of the process. One without GPUs of its own sees none.
         visible: "container" for all of the container, in the order of `LOCAL_RANK`; "rank" for
             the rank's own; None for "container" where a rank has one GPU and "rank" where it has
-            several.
+            several. Where there are MIG devices a rank always sees its own only: CUDA shows a
+            process one of them, the first that the variable names.
+
+    Raises:
+        ConfigError: the rank has several GPUs, and a MIG device among them.
     """
     if place.role != WORKER or not place.gpus:
         return ()
+    if any(gpu.startswith(_MIG) for gpu in place.container.gpus):
+        return _alone(place)
     chosen = visible or ("container" if len(place.gpus) == 1 else "rank")
     return place.container.gpus if chosen == "container" else place.gpus
+
+
+def _alone(place: RankPlace) -> tuple[str, ...]:
+    if len(place.gpus) > 1 and any(gpu.startswith(_MIG) for gpu in place.gpus):
+        raise ConfigError(
+            f"rank {place.rank} on {place.container.host} has {', '.join(place.gpus)}, but CUDA"
+            " uses only one MIG device in a process: ask for gpus_per_worker=1, and more ranks"
+        )
+    return place.gpus
 
 
 def environment(place: RankPlace, visible: str | None = None) -> dict[str, str]:

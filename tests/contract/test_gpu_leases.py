@@ -1,18 +1,21 @@
 """Leases of GPUs under kill -9 at any moment: never two owners, never a leak.
 
-Real processes, real locks and the real keeper; the GPUs are addresses only. Each executor has
-its GPU's marker locked while it lives: the kernel drops that lock before anybody can see the
-executor's end, so a marker that is locked already is a second owner.
+Real processes, real locks and the real keepers; the GPUs are addresses only. Executors, scripts
+and keepers are killed; of a GPU's two keepers one at a time, as only both at once have its lock.
+Each executor has its GPU's marker locked while it lives: the kernel drops that lock before anybody
+can see the executor's end, so a marker that is locked already is a second owner.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
 import select
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +23,8 @@ import pytest
 
 from hopsgpu.discovery.keeper import Watched, keeping
 from hopsgpu.discovery.leases import Leases, lease_directory
-from tests.conftest import until
+from tests.conftest import gone, until
+from tests.unit.discovery_standins.node import holders
 
 ROUNDS = 200
 EXECUTORS = 8
@@ -28,6 +32,10 @@ GPUS = [f"GPU-{n}" for n in range(3)]
 # A round's executors are killed within this, in seconds; some of them while they ask.
 ROUND = 0.06
 ASK = 0.04
+# How often a keeper is killed before the next executor is; and a script, within SCRIPT seconds.
+KEEPERS_KILLED = 0.1
+SCRIPTS_KILLED = 0.2
+SCRIPT = 0.02
 
 
 def script(directory: Path, executor: int, told: int) -> None:
@@ -45,22 +53,31 @@ def script(directory: Path, executor: int, told: int) -> None:
             stay()
 
 
-def executor(directory: Path, marks: Path, violations: int) -> None:
-    """The life of an executor: it asks for a GPU, and computes until it is killed."""
+def executor(directory: Path, marks: Path, told: int) -> None:
+    """The life of an executor: it asks for a GPU, and computes until it is killed.
+
+    It tells "+" of a GPU that it has, "!" of one that another has too, "-" of a script that was
+    killed.
+    """
     me = os.getpid()
     reading, writing = os.pipe()
     asked = forked(lambda: script(directory, me, writing))
     os.close(writing)
+    if random.random() < SCRIPTS_KILLED:
+        time.sleep(random.uniform(0, SCRIPT))
+        os.kill(asked, signal.SIGKILL)
     gpu = os.read(reading, 100).decode()
-    os.waitpid(asked, 0)
-    if not gpu:
-        return
+    _, status = os.waitpid(asked, 0)
+    if os.WIFSIGNALED(status):
+        os.write(told, b"-")
+    if status or not gpu:
+        return  # as Spark gives up an executor whose script failed
     mark = os.open(marks / gpu, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(violations, b"+")
+        os.write(told, b"+")
     except BlockingIOError:
-        os.write(violations, b"!")
+        os.write(told, b"!")
     signal.pause()
 
 
@@ -83,6 +100,37 @@ def all_taken(leases: Leases) -> bool:
     return len(leases.held) == len(GPUS)
 
 
+def kill_a_keeper(directory: Path, chance: random.Random) -> bool:
+    """Kills a GPU's keeper; says whether there was one.
+
+    Returns once the other one is not alone: to kill both is to end the lease.
+    """
+    having = holders(directory)
+    keepers = [pid for pid in sorted(having) if _is_keeper(pid)]
+    if not keepers:
+        return False
+    pid = chance.choice(keepers)
+    with contextlib.suppress(ProcessLookupError):  # its executor has ended
+        os.kill(pid, signal.SIGKILL)
+    assert until(lambda: gone(pid), 10, 0.001)
+    (gpu,) = having[pid]
+    assert until(lambda: _none_or_both(directory, gpu), 10, 0.001)
+    return True
+
+
+def _is_keeper(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == pid
+    except ProcessLookupError:
+        return False
+
+
+def _none_or_both(directory: Path, gpu: str) -> bool:
+    having = [pid for pid, gpus in holders(directory).items() if gpu in gpus]
+    # With a script among them it is not known yet whether there will be keepers.
+    return all(map(_is_keeper, having)) and len(having) != 1
+
+
 @pytest.fixture
 def running() -> Iterator[list[int]]:
     """Pids of executors, none of which outlives the test."""
@@ -100,29 +148,33 @@ def test_never_two_owners_never_a_leak(tmp_path: Path, running: list[int]) -> No
     directory = lease_directory({"HOPSGPU_LEASE_DIR": str(tmp_path / "leases")})
     marks = tmp_path / "marks"
     marks.mkdir()
-    owned, violations = os.pipe()
-    owners = 0
+    owned, told = os.pipe()
+    said_all: Counter[str] = Counter()
+    keepers_killed = 0
     for _ in range(ROUNDS):
         begun = time.monotonic()
         ends = []
         for _ in range(EXECUTORS):
-            running.append(forked(lambda: executor(directory, marks, violations)))
+            running.append(forked(lambda: executor(directory, marks, told)))
             ends.append((begun + chance.uniform(0, ROUND), running[-1]))
         for end, pid in sorted(ends):
             time.sleep(max(0.0, end - time.monotonic()))
+            if chance.random() < KEEPERS_KILLED:
+                keepers_killed += kill_a_keeper(directory, chance)
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             running.remove(pid)
         while select.select([owned], [], [], 0)[0]:
             said = os.read(owned, 4096)
             assert b"!" not in said, f"a GPU had two owners; seed {seed}"
-            owners += len(said)
+            said_all += Counter(said.decode())
         with Leases(directory) as all_of_them:
             assert until(lambda: all_taken(all_of_them), 10, 0.002), (
                 f"a GPU stayed leased; seed {seed}"
             )
-    for descriptor in (owned, violations):
+    for descriptor in (owned, told):
         os.close(descriptor)
     # Otherwise the executors were killed too early for anything to be shown.
-    print(f"{owners} owners in {ROUNDS} rounds")
-    assert owners >= ROUNDS
+    owners, scripts_killed = said_all["+"], said_all["-"]
+    print(f"{owners} owners; {keepers_killed} keepers and {scripts_killed} scripts killed")
+    assert min(owners, keepers_killed, scripts_killed) >= ROUNDS / 4

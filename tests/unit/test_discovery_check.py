@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -14,7 +15,6 @@ import pytest
 
 from hopsgpu.discovery import check, devices, shipping
 from hopsgpu.discovery.devices import Device, DriverError, HungDriverError, Listing, NoDriverError
-from hopsgpu.discovery.health import Readings
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import no_real_driver, pythons
@@ -37,7 +37,11 @@ def run(
     standins.install(directory / "bin", smi=gpus is not None)
     (directory / "bin" / "python3").symlink_to(python)
     file = standins.play(directory / "node.json", gpus or [], **driver)
-    environ = {"PATH": f"{directory / 'bin'}:/usr/bin:/bin", "STANDIN_GPUS": str(file)}
+    environ = {
+        "PATH": f"{directory / 'bin'}:/usr/bin:/bin",
+        "STANDIN_GPUS": str(file),
+        "TMPDIR": str(directory),
+    }
     ran = subprocess.run(
         [copied, *arguments],
         env=environ,
@@ -87,12 +91,15 @@ def test_no_gpu_can_be_used(tmp_path: Path) -> None:
     assert "GPU is lost" in lines[0] and "'Reset'" in lines[0]
 
 
-def test_a_hung_driver(tmp_path: Path) -> None:
+def test_a_hung_driver_on_a_node_without_gpus(tmp_path: Path) -> None:
+    """It was installed from the same image as those that have some."""
     try:
         lines = run(tmp_path, WELL, "1.5", hangs=True)
     finally:
         os.kill(int((tmp_path / "node.json.hung").read_text()), signal.SIGKILL)
-    assert errors(lines) == lines and "the driver hangs" in lines[0]
+    assert "the driver hangs" in lines[0]
+    if not check._has_gpus(check.PCI_DEVICES):
+        assert lines[0].startswith("no GPUs") and not (tmp_path / check.hang_file().name).exists()
 
 
 def test_a_node_without_a_driver_keeps_its_containers(tmp_path: Path) -> None:
@@ -111,50 +118,108 @@ def test_no_line_of_a_driver_becomes_an_error(tmp_path: Path) -> None:
 @pytest.fixture
 def pci(tmp_path: Path) -> Path:
     """What the kernel has of a node with a network card and an NVIDIA GPU."""
+    root = tmp_path / "pci"
     for name, vendor, kind in (("00", "0x15b3", "0x020000"), ("01", "0x10de", "0x030200")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "vendor").write_text(f"{vendor}\n")
-        (tmp_path / name / "class").write_text(f"{kind}\n")
-    return tmp_path
+        (root / name).mkdir(parents=True)
+        (root / name / "vendor").write_text(f"{vendor}\n")
+        (root / name / "class").write_text(f"{kind}\n")
+    return root
 
 
-def listing(monkeypatch: pytest.MonkeyPatch, answer: Listing | DriverError) -> None:
-    def listed(seconds: float) -> Listing:
-        if isinstance(answer, DriverError):
-            raise answer
-        return answer
+@dataclasses.dataclass
+class Checked:
+    """Checks on a node that is played, whose checks before are remembered."""
 
-    monkeypatch.setattr(check, "list_devices", listed)
+    patch: pytest.MonkeyPatch
+    pci: Path
+    hang: Path
+
+    def __call__(self, answer: Listing | DriverError, kernel: tuple[str, ...] = ()) -> str:
+        def asked(seconds: float) -> Listing:
+            if isinstance(answer, DriverError):
+                raise answer
+            return answer
+
+        self.patch.setattr(check, "ask_driver", asked)
+        self.patch.setattr(check, "bus_ids", lambda: kernel)
+        (line,) = check.report(1.0, self.hang, self.pci)
+        return line
 
 
-def test_a_broken_driver_counts_where_there_is_a_gpu(
-    monkeypatch: pytest.MonkeyPatch, pci: Path
-) -> None:
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, pci: Path, tmp_path: Path) -> Checked:
+    return Checked(monkeypatch, pci, tmp_path / "hang")
+
+
+GOOD = Listing((Device("GPU-a"),))
+HANGS = HungDriverError("the driver hangs")
+MISMATCH = DriverError("Driver/library version mismatch")
+
+
+def test_a_broken_driver_counts_where_there_is_a_gpu(checked: Checked, pci: Path) -> None:
     """And not on a node that was installed from the same image and has none."""
-    listing(monkeypatch, DriverError("version mismatch"))
-    assert errors(check.report(1.0, pci)) == [
-        "ERROR no GPU of this node can be used: version mismatch"
-    ]
+    assert checked(MISMATCH) == f"ERROR no GPU of this node can be used: {MISMATCH}"
     (pci / "01" / "class").write_text("0x068000\n")  # an NVSwitch
-    assert check.report(1.0, pci) == ["no GPUs: version mismatch"]
-    assert check.report(1.0, pci / "nowhere") == ["no GPUs: version mismatch"]
+    assert checked(MISMATCH) == f"no GPUs: {MISMATCH}"
+    checked.pci = pci / "nowhere"
+    for error in (MISMATCH, NoDriverError("no nvidia-smi"), HANGS, HANGS):
+        assert checked(error) == f"no GPUs: {error}"
 
 
-def test_what_else_the_driver_may_be(monkeypatch: pytest.MonkeyPatch, pci: Path) -> None:
-    listing(monkeypatch, NoDriverError("no nvidia-smi"))
-    assert not errors(check.report(1.0, pci))
-    listing(monkeypatch, HungDriverError("it hangs"))
-    assert errors(check.report(1.0, pci))
-    # a GPU that has MIG enabled and no MIG device: an administrator's affair
-    listing(monkeypatch, Listing(()))
-    assert not errors(check.report(1.0, pci))
+def test_what_computes_goes_on_after_an_upgrade_of_the_driver(checked: Checked) -> None:
+    """The kernel's module has the GPUs, and the new libraries do not fit it."""
+    line = checked(MISMATCH, kernel=("00000000:01:00.0",))
+    assert line == f"new containers cannot use the GPUs of this node: {MISMATCH}"
 
 
-def test_a_hung_driver_whose_gpus_the_kernel_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    bad = Device("PCI-00000000:01:00.0", readings=Readings("the driver hangs"))
-    listing(monkeypatch, Listing((bad,)))
-    (line,) = check.report(1.0)
-    assert line.startswith("ERROR") and "PCI-00000000:01:00.0" in line
+def test_a_driver_that_is_gone_is_told(checked: Checked) -> None:
+    line = checked(NoDriverError("no nvidia-smi"))
+    assert line == "this node has a GPU, and nothing to ask for it: no nvidia-smi"
+
+
+def test_no_mig_device_is_an_administrators_affair(checked: Checked) -> None:
+    assert checked(Listing(())) == "0 GPUs, all healthy"
+
+
+def test_a_driver_has_to_hang_twice(checked: Checked) -> None:
+    """A node with a storm on its disks answers late."""
+    assert checked(HANGS) == "once may be nothing: the driver hangs"
+    for _ in range(2):
+        assert checked(HANGS) == "ERROR no GPU of this node can be used: the driver hangs"
+    for other in (GOOD, MISMATCH, NoDriverError("none")):
+        checked(other)
+        assert not checked(HANGS).startswith("ERROR")
+        assert checked(HANGS).startswith("ERROR")
+
+
+def test_a_hang_of_long_ago_is_not_the_last_checks(checked: Checked) -> None:
+    checked(HANGS)
+    os.utime(checked.hang, (1.0, 1.0))
+    assert not checked(HANGS).startswith("ERROR")
+    assert checked(HANGS).startswith("ERROR")
+
+
+@pytest.mark.parametrize("trap", ["link", "directory", "fifo"])
+def test_what_another_put_in_the_place_of_the_note(
+    checked: Checked, tmp_path: Path, trap: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("dear")
+    os.utime(victim, (1.0, 1.0))
+    if trap == "link":
+        checked.hang.symlink_to(victim)
+    else:
+        checked.hang.mkdir() if trap == "directory" else os.mkfifo(checked.hang)
+    for _ in range(2):
+        assert not checked(HANGS).startswith("ERROR")
+    assert victim.read_text() == "dear" and victim.stat().st_mtime == 1.0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another")
+def test_another_users_note_is_none(checked: Checked) -> None:
+    checked(HANGS)
+    os.chown(checked.hang, 65534, 65534)
+    assert not checked(HANGS).startswith("ERROR")
 
 
 def test_the_kernels_list_of_gpus(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from hopsgpu.discovery.devices import (
     HungDriverError,
     Listing,
     Process,
+    ask_driver,
     list_devices,
     run_bounded,
 )
@@ -187,18 +188,51 @@ def test_listings_survive_their_way(node: Reader) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["raise RuntimeError('Python 2')", "print('hi')", "import os; os.abort()"]
+    "text",
+    [
+        "raise RuntimeError('Python 2')",
+        "print('hi', end='')",
+        "import atexit; atexit.register(print, 'bye', end=''); raise ImportError('x')",
+        "import atexit; atexit.register(print, '{bye'); raise ImportError('x')",
+        "import atexit; atexit.register(print, '{}'); raise ImportError('x')",
+        "import os; os.abort()",
+    ],
 )
 def test_a_module_called_pynvml_that_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
 ) -> None:
-    standins.install(tmp_path / "bin")
-    standins.play(tmp_path / "node.json", [gpu(0)])
-    (tmp_path / "pynvml.py").write_text(text)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("STANDIN_GPUS", str(tmp_path / "node.json"))
+    with_modules(monkeypatch, tmp_path, pynvml=text)
     assert [one.address for one in list_devices(30.0).devices] == [gpu(0)["uuid"]]
+
+
+def with_modules(monkeypatch: pytest.MonkeyPatch, root: Path, **modules: str) -> None:
+    """A node with one GPU, and modules that come before all others."""
+    standins.install(root / "bin")
+    standins.play(root / "node.json", [gpu(0)])
+    for name, text in modules.items():
+        (root / f"{name}.py").write_text(text)
+    monkeypatch.setenv("PYTHONPATH", f"{root}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("PATH", f"{root / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("STANDIN_GPUS", str(root / "node.json"))
+
+
+def test_garbage_whatever_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = "import atexit; atexit.register(print, '{garbage')"
+    with_modules(monkeypatch, tmp_path, sitecustomize=program)
+    with pytest.raises(DriverError, match="cannot be understood: {garbage"):
+        list_devices(30.0)
+
+
+def test_the_time_is_for_all_that_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """NVML takes most of it and crashes; nvidia-smi has what is left."""
+    program = "import os, time; time.sleep(3); os.abort()"
+    with_modules(monkeypatch, tmp_path, pynvml=program)
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.write_text("#!/bin/sh\nsleep 600\n")
+    began = time.monotonic()
+    with pytest.raises(HungDriverError):
+        ask_driver(5.0)
+    assert 4.5 <= time.monotonic() - began < 7.5
 
 
 @pytest.fixture
@@ -218,6 +252,54 @@ def test_the_kernels_gpus_where_the_driver_hangs(hung: None, node: Reader) -> No
     node.play([], kernel=[])
     with pytest.raises(HungDriverError):
         list_devices(1.0)
+
+
+def test_the_kernels_gpus_where_the_driver_fails(
+    monkeypatch: pytest.MonkeyPatch, node: Reader
+) -> None:
+    """Its libraries were upgraded, and the kernel's module was not."""
+
+    def fails(command: list[str], seconds: float) -> tuple[int, str, str]:
+        error = DriverError("Driver/library version mismatch")
+        return 0, json.dumps(devices.encode(error)), ""
+
+    monkeypatch.setattr(devices, "run_bounded", fails)
+    node.play([gpu(0)])
+    (device,) = list_devices(1.0).devices
+    assert device.address == "PCI-00000000:01:00.0"
+    assert device.verdict == ("bad", "Driver/library version mismatch")
+    node.play([], kernel=[])
+    with pytest.raises(DriverError, match="version mismatch"):
+        list_devices(1.0)
+
+
+def test_no_driver_is_no_bad_gpu(monkeypatch: pytest.MonkeyPatch, node: Reader) -> None:
+    """The container does not find nvidia-smi: that is to be mended, not to be waited out."""
+
+    def none(command: list[str], seconds: float) -> tuple[int, str, str]:
+        return 0, json.dumps(devices.encode(devices.NoDriverError("no nvidia-smi"))), ""
+
+    monkeypatch.setattr(devices, "run_bounded", none)
+    node.play([gpu(0)])
+    with pytest.raises(devices.NoDriverError):
+        list_devices(1.0)
+
+
+def test_mig_devices_have_their_own_names(node: Reader) -> None:
+    """Not those of a whole GPU, which would be more than they are."""
+    old = mig_device(1, uuid=f"MIG-{gpu(0)['uuid']}/1/0", profile="3g.40gb")
+    gpus = [gpu(0, mig=[mig_device(0), old]), gpu(1)]
+    names = ["H100 80GB HBM3 MIG 1g.20gb", "H100 80GB HBM3 MIG 3g.40gb", "H100 80GB HBM3"]
+    for uuids in (True, False):
+        node.play(gpus, mig_uuids=uuids)
+        for listing in (node.nvml(), node.smi()):
+            assert [one.name for one in listing.devices] == [f"NVIDIA {name}" for name in names]
+
+
+def test_mig_devices_that_tell_no_name(node: Reader) -> None:
+    node.play([gpu(0, mig=[mig_device(0, profile="")])])
+    for listing in (node.nvml(), node.smi()):
+        assert listing.devices[0].name.rstrip() == "NVIDIA H100 80GB HBM3 MIG"
 
 
 def test_what_is_listed_here_as_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -17,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.discovery import keeper, leases
-from hopsgpu.discovery.keeper import Watched, keeping
+from hopsgpu.discovery import leases
 from hopsgpu.discovery.leases import (
     LeaseError,
     Leases,
@@ -27,7 +23,6 @@ from hopsgpu.discovery.leases import (
     owner,
     read_leases,
 )
-from tests.conftest import gone, until
 
 A, B = "GPU-aaaa", "GPU-bbbb"
 NOBODY = 65534
@@ -78,6 +73,30 @@ def test_one_has_it_until_it_gives_it_back(directory: Path) -> None:
         assert second.take(A)
     with Leases(directory) as third:
         assert third.take(A) and third.take(B)
+
+
+def test_the_directory_is_an_absolute_one() -> None:
+    """A relative one is another one in each container."""
+    environ = {"HOPSGPU_LEASE_DIR": "leases"}
+    for ask in (lease_directory, read_leases):
+        with pytest.raises(LeaseError, match="'leases', another directory in each container"):
+            ask(environ)
+    assert not Path("leases").exists()
+
+
+def test_a_link_in_the_place_of_the_directory_is_not_followed(
+    directory: Path, tmp_path: Path
+) -> None:
+    """Its owner may put one there at any time."""
+    with Leases(directory) as held:
+        assert held.take(A)
+        directory.rename(tmp_path / "moved")
+        (tmp_path / "elsewhere").mkdir()
+        directory.symlink_to(tmp_path / "elsewhere")
+        assert not held.take(B)
+        assert "is not a directory" in held.refused[B]
+        held.refresh()
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_all_users_of_the_node_may_take_them(directory: Path) -> None:
@@ -264,89 +283,6 @@ def test_another_users_files(shared: Path) -> None:
         B: {},
         "GPU-cccc": {},
     }
-
-
-@pytest.fixture
-def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as one:
-        yield one
-        one.kill()
-
-
-@pytest.mark.parametrize("with_pidfd", [True, False])
-def test_the_end_of_a_process_is_seen(process: subprocess.Popen[bytes], with_pidfd: bool) -> None:
-    with Watched(process.pid, with_pidfd) as watched:
-        assert not watched.ends(0.0)
-        process.kill()
-        assert watched.ends(20.0)  # as a zombie: nobody has reaped it
-        process.wait()
-        assert watched.ends(0.0)
-    with pytest.raises(ProcessLookupError):
-        Watched(process.pid, with_pidfd)
-
-
-def test_a_process_whose_first_thread_has_ended_lives() -> None:
-    """The kernel calls it a zombie; its other threads run on."""
-    code = (
-        "import ctypes, threading\n"
-        "threading.Thread(target=input).start()\n"
-        "print('there', flush=True)\n"
-        "ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' else 93, 0)\n"
-    )
-    command = [sys.executable, "-c", code]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline()
-        assert until(lambda: gone(process.pid), 10)  # what its status says
-        with Watched(process.pid, with_pidfd=False) as watched:
-            assert not watched.ends(0.0)
-            process.kill()
-            assert watched.ends(20.0)
-
-
-def test_a_number_that_is_anothers_by_now(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Watched(process.pid, with_pidfd=False) as watched:
-        monkeypatch.setattr(keeper, "_start_time", lambda pid: "later")
-        assert watched.ends(0.0)
-
-
-def test_a_process_table_that_shows_nothing(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """/proc with hidepid, and a kernel without pidfds."""
-    monkeypatch.setattr(keeper, "_start_time", lambda pid: None)
-    with Watched(process.pid, with_pidfd=False) as watched:
-        assert not watched.ends(0.0)
-        process.kill()
-        process.wait()
-        assert watched.ends(20.0)
-
-
-@pytest.mark.parametrize("with_pidfd", [True, False])
-def test_the_keeper_keeps_until_the_executor_ends(
-    directory: Path, process: subprocess.Popen[bytes], with_pidfd: bool
-) -> None:
-    with Leases(directory) as given, Watched(process.pid, with_pidfd) as executor:
-        assert given.take(A)
-        with keeping(given, executor) as stay:
-            stay()
-    with Leases(directory) as late:
-        assert not late.take(A)
-        process.send_signal(signal.SIGKILL)
-        assert until(lambda: late.take(A), 10)
-
-
-def test_a_keeper_that_was_not_told_to_stay_ends(
-    directory: Path, process: subprocess.Popen[bytes]
-) -> None:
-    with pytest.raises(OSError, match="nobody reads"), Leases(directory) as given:
-        assert given.take(A)
-        with Watched(process.pid) as executor, keeping(given, executor):
-            raise OSError("nobody reads")
-    with Leases(directory) as late:
-        assert until(lambda: late.take(A), 10)
-    assert process.poll() is None
 
 
 def test_the_place_is_the_same_for_all_users(monkeypatch: pytest.MonkeyPatch) -> None:

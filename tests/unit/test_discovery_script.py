@@ -6,6 +6,7 @@ import ast
 import contextlib
 import json
 import os
+import pwd
 import signal
 import subprocess
 import sys
@@ -22,14 +23,14 @@ from hopsgpu.discovery.devices import Device
 from hopsgpu.discovery.health import Readings
 from hopsgpu.discovery.script import Patience
 from hopsgpu.spec import MOST_GPUS
-from tests.conftest import gone, until
+from tests.conftest import until
 from tests.unit.discovery_standins import gpu, mig_device
-from tests.unit.discovery_standins.node import IMPATIENT, Node, no_real_driver, pythons
+from tests.unit.discovery_standins.node import IMPATIENT, Node, keepers, no_real_driver, pythons
 
 PYTHONS = pythons()
 UUIDS = [gpu(number)["uuid"] for number in range(8)]
 MIG = [mig_device(number)["uuid"] for number in range(7)]
-LOST = 15
+LOST, UNKNOWN = 15, 999
 
 
 @pytest.fixture
@@ -47,21 +48,6 @@ def told(request: pytest.FixtureRequest, node: Node) -> Node:
     return node
 
 
-def keepers(node: Node) -> list[int]:
-    """Pids of what is left of scripts of this node."""
-    mark = f"HOPSGPU_LEASE_DIR={node.environ['HOPSGPU_LEASE_DIR']}".encode()
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            environ = (process / "environ").read_bytes().split(b"\0")
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue  # it has ended
-        if mark in environ and b"/gpus-" in command and b"-c" not in command.split(b"\0"):
-            found.append(int(process.name))
-    return found
-
-
 def test_the_python_that_runs_this_is_one_of_the_nodes_pythons() -> None:
     assert f"3.{sys.version_info.minor}" in PYTHONS
 
@@ -76,7 +62,7 @@ def test_every_python_gives_out_gpus(tmp_path: Path, version: str, nvml: bool) -
         executor = node.start(4)
         assert executor.gpus == [UUIDS[0], MIG[0], MIG[1], UUIDS[2]]
         executor.end()
-        assert until(lambda: not keepers(node), 10)
+        assert until(lambda: not keepers(node.root), 10)
 
 
 @pytest.mark.parametrize(
@@ -241,6 +227,16 @@ def test_a_lost_gpu_without_a_uuid(node: Node) -> None:
     assert "Unknown Error" in lost["reason"]
 
 
+def test_a_gpu_that_tells_no_uuid_costs_itself_alone(node: Node) -> None:
+    """An error of NVML's that is not one of a lost GPU, and no nvidia-smi to ask."""
+    node.with_nvml()
+    node.play([gpu(0, uuid_error=UNKNOWN), gpu(1)])
+    good, bad = node.start(2).given_out
+    assert (good["address"], good["state"]) == (UUIDS[1], "healthy")
+    assert (bad["address"], bad["state"]) == ("PCI-00000000:01:00.0", "bad")
+    assert "Unknown Error" in bad["reason"]
+
+
 def test_a_bad_gpu_is_taken_where_the_better_ones_are_others(told: Node) -> None:
     """YARN counts it: the executor that it sent here has to start, to be parked."""
     told.play([gpu(0, recovery=1), gpu(1)])
@@ -278,10 +274,37 @@ def test_a_gpu_in_use_is_passed_over(told: Node, stranger: int) -> None:
     assert told.start(1, IMPATIENT).gpus == [UUIDS[1]]
 
 
-def test_where_all_are_in_use_their_users_are_named(told: Node, stranger: int) -> None:
+def test_where_all_are_in_use_one_is_given_out_as_bad(told: Node, stranger: int) -> None:
+    """YARN counts it: the executor that it sent here has to start, to be parked."""
+    told.play([used(0, stranger), used(1, stranger)])
+    (first,) = told.start(1, IMPATIENT).given_out
+    assert (first["address"], first["state"]) == (UUIDS[0], "bad")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert first["reason"] == f"in use by process {stranger} (python train.py, user {user})"
+    assert told.start(1, IMPATIENT).gpus == [UUIDS[1]]
+    assert "is leased to another executor" in told.start(1, IMPATIENT).refusal
+
+
+def test_a_gpu_in_use_is_given_out_after_the_bad_ones(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger), gpu(1, recovery=1), gpu(2)])
+    first = told.start(2, IMPATIENT).given_out
+    assert [one["address"] for one in first] == [UUIDS[2], UUIDS[1]]
+    assert told.start(1, IMPATIENT).gpus == [UUIDS[0]]
+
+
+def test_a_gpu_in_use_is_given_out_after_others_were_waited_for(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger), gpu(1)])
+    holder = told.start(1, IMPATIENT)
+    assert holder.gpus == [UUIDS[1]]
+    with subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {holder.process.pid}"]):
+        late = told.start(1, IMPATIENT._replace(leased=20.0))
+    assert late.gpus == [UUIDS[1]]
+
+
+def test_more_gpus_than_there_are_even_such(told: Node, stranger: int) -> None:
     told.play([used(0, stranger)])
-    refusal = told.start(1, IMPATIENT).refusal
-    assert f"{UUIDS[0]} is in use by process {stranger} (python train.py)" in refusal
+    refusal = told.start(2, IMPATIENT).refusal
+    assert "2 GPUs were asked for; this node shows 1" in refusal
 
 
 def test_a_process_on_its_way_out_is_waited_for(told: Node, stranger: int) -> None:
@@ -333,54 +356,6 @@ def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "the agent's hopsgpu-gpus.json cannot be written" in ran.stderr
     assert node.start(4, IMPATIENT).gpus == UUIDS[:4]  # nothing stayed leased
-
-
-def test_a_script_whose_output_nobody_reads_leaves_no_keeper(node: Node) -> None:
-    """The executor was killed before it knew its GPUs, and its pid says nothing."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    directory = node.root / "nobody"
-    directory.mkdir()
-    command = [str(node.root / shipping.ALIAS / "gpus-4")]
-    ran = subprocess.run(
-        command,
-        cwd=directory,
-        env=node.environ,
-        stdout=writing,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    os.close(writing)
-    assert ran.returncode == 1 and "Broken pipe" in ran.stderr
-    assert until(lambda: not keepers(node), 10)
-    assert node.start(4, IMPATIENT).gpus == UUIDS[:4]
-
-
-def listed(process: int) -> list[str]:
-    """What a process has open."""
-    return [str(one.readlink()) for one in Path(f"/proc/{process}/fd").iterdir()]
-
-
-def test_the_keeper_is_a_good_guest(node: Node) -> None:
-    """YARN can remove the container's directory, and end the container before the keeper."""
-    executor = node.start(2)
-    (keeper,) = keepers(node)
-    assert until(lambda: "pipe:" not in str(listed(keeper)), 10)  # on which it was told to stay
-    process = Path(f"/proc/{keeper}")
-    assert str((process / "cwd").readlink()) == "/"
-    opened = listed(keeper)
-    leases = {f"{node.environ['HOPSGPU_LEASE_DIR']}/{uuid}" for uuid in UUIDS[:2]}
-    assert set(opened) - leases <= {"/dev/null", "anon_inode:[pidfd]"} and leases <= set(opened)
-    assert {str((process / "fd" / n).readlink()) for n in "012"} == {"/dev/null"}
-    assert os.getsid(keeper) == keeper
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        os.kill(keeper, number)
-    assert "can be had" in node.start(4, IMPATIENT).refusal
-    assert not gone(keeper)
-    executor.end()
-    assert until(lambda: gone(keeper), 10)
 
 
 def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:

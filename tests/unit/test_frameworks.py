@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hopsgpu import frameworks
+from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_wanted
 from hopsgpu.gang import Container, World, assign_ranks
@@ -149,6 +150,21 @@ def test_ranks_that_share_a_gpu_see_it_alone() -> None:
     world = assign_ranks([container(1, ("g0", "g1"))], 4)
     seen = [visible_gpus(place, "rank") for place in world.places]
     assert seen == [("g0",), ("g0",), ("g1",), ("g1",)]
+
+
+@pytest.mark.parametrize("visible", [None, "container", "rank"])
+def test_a_rank_sees_its_own_mig_device_only(visible: str | None) -> None:
+    """CUDA shows a process one of those that the variable names."""
+    world = assign_ranks([container(1, ("MIG-a", "MIG-b")), container(2, ("GPU-c", "MIG-d"))], 2)
+    found = [variables(world, number, visible) for number in range(4)]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in found] == ["MIG-a", "MIG-b", "GPU-c", "MIG-d"]
+    assert {one["JAX_LOCAL_DEVICE_IDS"] for one in found} == {"0"}
+
+
+def test_a_rank_cannot_have_several_mig_devices() -> None:
+    (place,) = assign_ranks([container(1, ("MIG-a", "MIG-b"))], 1).places
+    with pytest.raises(ConfigError, match="rank 0 on node1 has MIG-a, MIG-b.*gpus_per_worker=1"):
+        visible_gpus(place)
 
 
 def test_the_list_of_variables_is_whole() -> None:

@@ -53,6 +53,9 @@ def test_no_node_with_gpus() -> None:
         ("NVIDIA GH200 480GB", "H200", False),
         ("NVIDIA GeForce RTX 4090", "rtx 4090", True),
         ("", "A100", False),
+        # A slice is asked for as one.
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "A100", False),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "mig 1g.5gb", True),
         ("NVIDIA A100-SXM4-40GB", "-", False),
     ],
 )

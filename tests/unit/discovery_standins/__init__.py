@@ -36,6 +36,7 @@ def mig_device(number: int, **more: Any) -> dict[str, Any]:
     told = {
         "uuid": f"MIG-0000000{number}-1111-2222-3333-444444444444",
         "mib": 19968,
+        "profile": "1g.20gb",
         "gi": number + 3,
         "processes": [],
     }

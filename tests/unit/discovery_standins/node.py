@@ -48,13 +48,46 @@ def pythons() -> dict[str, str]:
     return found
 
 
-class Executor:
-    """A process that ran the script as its child and lives on."""
+def holders(leases: Path) -> dict[int, set[str]]:
+    """Pids of the processes that have files of a directory of leases open, and which."""
+    found: dict[int, set[str]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            for descriptor in (process / "fd").iterdir():
+                path = descriptor.readlink()
+                if path.parent == leases:
+                    found.setdefault(int(process.name), set()).add(path.name)
+    return found
 
-    def __init__(self, directory: Path, command: list[str], environ: dict[str, str]) -> None:
+
+def keepers(root: Path) -> list[int]:
+    """Pids of what is left of scripts of the node that is played there."""
+    mark = f"HOPSGPU_LEASE_DIR={root / 'leases'}".encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            environ = (process / "environ").read_bytes().split(b"\0")
+            command = (process / "cmdline").read_bytes()
+        except OSError:
+            continue  # it has ended
+        if mark in environ and b"/gpus-" in command and b"-c" not in command.split(b"\0"):
+            found.append(int(process.name))
+    return found
+
+
+class Executor:
+    """A process that ran the script as its child and lives on.
+
+    Args:
+        java: its program, by name, as the script looks for it.
+    """
+
+    def __init__(
+        self, java: Path, directory: Path, command: list[str], environ: dict[str, str]
+    ) -> None:
         self.directory = directory
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _EXECUTOR, *command],
+            [java, "-c", _EXECUTOR, *command],
             cwd=directory,
             env=environ,
             stdin=subprocess.PIPE,
@@ -73,6 +106,11 @@ class Executor:
         left = json.loads((self.directory / GIVEN_OUT).read_text())
         assert [gpu["address"] for gpu in left["gpus"]] == said["addresses"]
         return list(left["gpus"])
+
+    @property
+    def isolated(self) -> bool:
+        """Whether the agent finds that the container is."""
+        return bool(json.loads((self.directory / GIVEN_OUT).read_text())["isolated"])
 
     @property
     def gpus(self) -> list[str]:
@@ -107,6 +145,8 @@ class Node:
         self.bin = root / "bin"
         standins.install(self.bin)
         (self.bin / "python3").symlink_to(python)
+        self.java = root / "java"
+        self.java.symlink_to(sys.executable)
         unpacked = root / shipping.ALIAS
         with tarfile.open(shipping.pack_scripts(root / "scripts.tar.gz")) as archive:
             archive.extractall(unpacked, filter="data")
@@ -136,6 +176,13 @@ class Node:
         self.environ["PYTHONPATH"] = str(standins.HERE)
         (self.bin / "nvidia-smi").unlink()
 
+    def wrap_python(self) -> None:
+        """From now on `python3` is a shell script that does not become Python."""
+        python = (self.bin / "python3").readlink()
+        (self.bin / "python3").unlink()
+        (self.bin / "python3").write_text(f'#!/bin/sh\n{python} "$@"\n')
+        (self.bin / "python3").chmod(0o755)
+
     def start(self, amount: int, patience: Patience | None = None) -> Executor:
         """An executor whose JVM has just run the script."""
         script = f"./{shipping.ALIAS}/gpus-{amount}"
@@ -155,7 +202,7 @@ class Node:
         self._containers += 1
         directory.mkdir()
         (directory / shipping.ALIAS).symlink_to(self.root / shipping.ALIAS)
-        executor = Executor(directory, [script], self.environ)
+        executor = Executor(self.java, directory, [script], self.environ)
         self._stack.callback(executor.end)
         return executor
 

@@ -115,7 +115,7 @@ def main(arguments):
         for index, gpu in enumerate(gpus):
             print(f"GPU {index}: {gpu['name']} (UUID: {gpu['uuid']})")
             for n, part in enumerate(gpu.get("mig") or []):
-                print(f"  MIG 1g.20gb     Device  {n}: (UUID: {part['uuid']})")
+                print(f"  MIG {part['profile']:<11} Device  {n}: (UUID: {part['uuid']})")
         return
     assert "-q" in arguments and "-x" in arguments, arguments
     blocks = "".join(one_gpu(gpu, node.get("mig_uuids", True)) for gpu in gpus)

@@ -70,6 +70,8 @@ def nvmlDeviceGetPciInfo(gpu):
 
 
 def nvmlDeviceGetUUID(gpu):
+    if gpu.get("uuid_error"):
+        raise NVMLError(gpu["uuid_error"])
     return gpu["uuid"]
 
 
@@ -98,7 +100,8 @@ def nvmlDeviceGetMigDeviceHandleByIndex(gpu, index):
     slices = [None, *gpu["mig"]]
     if index >= len(slices) or slices[index] is None:
         raise NVMLError(3)
-    return slices[index]
+    profile = slices[index]["profile"]
+    return {"name": f"{gpu['name']} MIG {profile}" if profile else gpu["name"], **slices[index]}
 
 
 def nvmlDeviceGetRemappedRows(gpu):

@@ -1,0 +1,288 @@
+"""Who has a script's leases: the executor that is looked for, and the keepers that outlive it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.discovery import keeper, script, shipping
+from hopsgpu.discovery.keeper import Ancestor, Watched, keeping
+from hopsgpu.discovery.leases import Leases, lease_directory
+from tests.conftest import gone, until
+from tests.unit.discovery_standins import gpu
+from tests.unit.discovery_standins.node import IMPATIENT, Node, holders, keepers
+
+NO_PERMISSION = 4
+A = "GPU-aaaa"
+UUIDS = [gpu(number)["uuid"] for number in range(4)]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with Node(tmp_path) as one:
+        one.play([gpu(number) for number in range(4)])
+        yield one
+
+
+def test_a_script_whose_output_nobody_reads_leaves_no_keeper(node: Node) -> None:
+    """The executor was killed before it knew its GPUs, and its pid says nothing."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    directory = node.root / "nobody"
+    directory.mkdir()
+    command = [str(node.root / shipping.ALIAS / "gpus-4")]
+    ran = subprocess.run(
+        command,
+        cwd=directory,
+        env=node.environ,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert ran.returncode == 1 and "Broken pipe" in ran.stderr
+    assert until(lambda: not keepers(node.root), 10)
+    assert node.start(4, IMPATIENT).gpus == UUIDS[:4]
+
+
+def listed(process: int) -> list[str]:
+    """What a process has open."""
+    return [str(one.readlink()) for one in Path(f"/proc/{process}/fd").iterdir()]
+
+
+def test_the_keepers_are_good_guests(node: Node) -> None:
+    """YARN can remove the container's directory, and end the container before them."""
+    executor = node.start(2)
+    assert len(keepers(node.root)) == 2
+    leases = {f"{node.environ['HOPSGPU_LEASE_DIR']}/{uuid}" for uuid in UUIDS[:2]}
+    for pid in keepers(node.root):
+        # on which they were told to stay
+        assert until(lambda pid=pid: "pipe:" not in str(listed(pid)), 10)
+        process = Path(f"/proc/{pid}")
+        assert str((process / "cwd").readlink()) == "/"
+        opened = listed(pid)
+        assert set(opened) - leases <= {"/dev/null", "anon_inode:[pidfd]"} and leases <= set(opened)
+        assert {str((process / "fd" / n).readlink()) for n in "012"} == {"/dev/null"}
+        assert os.getsid(pid) == pid
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            os.kill(pid, number)
+    assert "can be had" in node.start(4, IMPATIENT).refusal
+    assert not any(gone(pid) for pid in keepers(node.root)) and len(keepers(node.root)) == 2
+    executor.end()
+    assert until(lambda: not keepers(node.root), 10)
+
+
+def test_the_kill_of_a_keeper_frees_no_gpu_in_use(node: Node) -> None:
+    executor = node.start(4)
+    for _ in range(3):  # the later ones are not children of each other
+        pid = keepers(node.root)[0]
+        os.kill(pid, signal.SIGKILL)
+        assert until(lambda pid=pid: gone(pid), 10)
+        assert "0 of them can be had" in node.start(1, IMPATIENT).refusal
+        assert until(lambda: len(keepers(node.root)) == 2, 10)
+    executor.end()
+    assert until(lambda: not keepers(node.root), 10)
+    assert node.start(4, IMPATIENT).gpus == UUIDS[:4]
+
+
+def test_a_wrapped_python(node: Node) -> None:
+    """The shell between Java and the script ends with the script, and the leases do not."""
+    node.wrap_python()
+    executor = node.start(4)
+    assert executor.gpus == UUIDS[:4]
+    assert "0 of them can be had" in node.start(1, IMPATIENT).refusal
+    executor.end()
+    assert node.start(4).gpus == UUIDS[:4]
+
+
+@pytest.mark.parametrize(
+    ("above", "executor"),
+    [
+        ([["java"], ["bash"], ["java"]], 0),  # the last is the NodeManager
+        ([["python3", "dash"], ["java"], ["bash"]], 1),
+        ([["pyenv"], ["sh"], ["java-17", "java"]], 2),
+        ([["python3", "dash"], ["bash"], ["python3.11"], ["sh"]], 2),
+        ([["bash"], ["sh"]], 0),
+        ([[]], 0),
+    ],
+)
+def test_which_process_is_the_executor(above: list[list[str]], executor: int) -> None:
+    seen = [Ancestor(pid, frozenset(names)) for pid, names in enumerate(above)]
+    assert script.executor_among(seen) == executor
+
+
+def test_a_lease_directory_has_to_be_the_same_for_all(node: Node) -> None:
+    node.environ["HOPSGPU_LEASE_DIR"] = "leases"
+    assert "HOPSGPU_LEASE_DIR is 'leases'" in node.start(1, IMPATIENT).refusal
+
+
+def test_an_isolated_container_needs_no_lease_directory(node: Node) -> None:
+    Path(node.environ["HOPSGPU_LEASE_DIR"]).write_text("")
+    assert "is not a directory" in node.start(1).refusal
+    node.with_nvml()
+    node.play([gpu(0, handle_error=NO_PERMISSION), gpu(1)])
+    executor = node.start(1)
+    assert executor.gpus == [UUIDS[1]]
+    assert executor.isolated
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return lease_directory({"HOPSGPU_LEASE_DIR": str(tmp_path / "leases")})
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as one:
+        yield one
+        one.kill()
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_the_end_of_a_process_is_seen(process: subprocess.Popen[bytes], with_pidfd: bool) -> None:
+    with Watched(process.pid, with_pidfd) as watched:
+        assert not watched.ends(0.0)
+        process.kill()
+        assert watched.ends(20.0)  # as a zombie: nobody has reaped it
+        process.wait()
+        assert watched.ends(0.0)
+    with pytest.raises(ProcessLookupError):
+        Watched(process.pid, with_pidfd)
+
+
+def test_a_process_whose_first_thread_has_ended_lives() -> None:
+    """The kernel calls it a zombie; its other threads run on."""
+    code = (
+        "import ctypes, threading\n"
+        "threading.Thread(target=input).start()\n"
+        "print('there', flush=True)\n"
+        "ctypes.CDLL(None).syscall(60 if __import__('platform').machine() == 'x86_64' else 93, 0)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
+        assert until(lambda: gone(process.pid), 10)  # what its status says
+        with Watched(process.pid, with_pidfd=False) as watched:
+            assert not watched.ends(0.0)
+            process.kill()
+            assert watched.ends(20.0)
+
+
+def test_a_number_that_is_anothers_by_now(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Watched(process.pid, with_pidfd=False) as watched:
+        monkeypatch.setattr(keeper, "_start_time", lambda pid: "later")
+        assert watched.ends(0.0)
+
+
+def test_a_process_table_that_shows_nothing(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc with hidepid, and a kernel without pidfds."""
+    monkeypatch.setattr(keeper, "_start_time", lambda pid: None)
+    with Watched(process.pid, with_pidfd=False) as watched:
+        assert not watched.ends(0.0)
+        process.kill()
+        process.wait()
+        assert watched.ends(20.0)
+
+
+def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, *_ = keeper.ancestors()
+    assert parent.pid == os.getppid() and parent.names
+    monkeypatch.setattr(keeper, "_status", lambda pid: None)  # as /proc with hidepid
+    assert keeper.ancestors() == [Ancestor(os.getppid(), frozenset())]
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_the_keeper_keeps_until_the_executor_ends(
+    directory: Path, process: subprocess.Popen[bytes], with_pidfd: bool
+) -> None:
+    with Leases(directory) as given, Watched(process.pid, with_pidfd) as executor:
+        assert given.take(A)
+        with keeping(given, executor) as stay:
+            stay()
+    with Leases(directory) as late:
+        assert not late.take(A)
+        process.send_signal(signal.SIGKILL)
+        assert until(lambda: late.take(A), 10)
+
+
+@pytest.mark.parametrize("with_pidfd", [True, False])
+def test_a_killed_keeper_is_replaced(
+    directory: Path,
+    process: subprocess.Popen[bytes],
+    with_pidfd: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not with_pidfd:
+        monkeypatch.setattr(keeper, "_pidfd_open", lambda pid: None)
+    with Leases(directory) as given, Watched(process.pid) as executor:
+        assert given.take(A)
+        with keeping(given, executor) as stay:
+            stay()
+    with Leases(directory) as late:
+        for which in (0, 1, 0):
+            killed = sorted(holders(directory))[which]
+            os.kill(killed, signal.SIGKILL)
+            assert until(lambda killed=killed: gone(killed), 10)
+            assert until(lambda: len(holders(directory)) == 2, 10)
+            assert not late.take(A)
+        process.kill()
+        assert until(lambda: not holders(directory), 10)
+        assert late.take(A)
+
+
+def test_keepers_go_on_where_there_is_no_room_for_another(
+    directory: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forks = iter([os.fork])
+
+    def fork() -> int:
+        for first in forks:
+            return first()
+        raise BlockingIOError("no room")
+
+    monkeypatch.setattr(keeper.os, "fork", fork)
+    with Leases(directory) as given, Watched(process.pid) as executor:
+        assert given.take(A)
+        with keeping(given, executor) as stay:
+            stay()
+    with Leases(directory) as late:
+        assert not late.take(A)
+        assert len(holders(directory)) == 1
+        process.kill()
+        assert until(lambda: late.take(A), 10)
+
+
+def test_keepers_that_were_killed_before_they_could_stay(
+    directory: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "_other_keeper", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    with Leases(directory) as given, Watched(process.pid) as executor:
+        assert given.take(A)
+        with pytest.raises(ChildProcessError, match="was killed"), keeping(given, executor):
+            pytest.fail("nobody keeps the lease")
+    with Leases(directory) as late:
+        assert late.take(A)
+
+
+def test_a_keeper_that_was_not_told_to_stay_ends(
+    directory: Path, process: subprocess.Popen[bytes]
+) -> None:
+    with pytest.raises(OSError, match="nobody reads"), Leases(directory) as given:
+        assert given.take(A)
+        with Watched(process.pid) as executor, keeping(given, executor):
+            raise OSError("nobody reads")
+    with Leases(directory) as late:
+        assert until(lambda: late.take(A), 10)
+    assert process.poll() is None
