@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser
+    from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 _Cell = tuple[str, str]
 _Row = list[_Cell]
 _RIGHT = ("FREE", "USED", "TOTAL", "GPUS", "FOR", "GUARANTEED", "MAXIMUM", "PENDING", "MEMORY")
 _GOOD, _BAD, _CARE, _FAINT = "green", "red", "yellow", "dim"
+_GAP = 2
+# What a column may shrink to; others do not.
+_LEAST = {"NODE": 12, "STATE": 7, "TYPE": 10, "LABEL": 5, "USER": 5, "QUEUE": 12, "NODES": 10}
+_LEAST |= {"NAME": 6, "COULD GET": 10}
+# Given up in this order where even that is too wide.
+_SPARED = ("DRIVER", "NODES", "MEMORY", "NAME", "TYPE", "PENDING", "GUARANTEED", "MAXIMUM", "LABEL")
+# What tells these apart is at their ends.
+_CUT_IN_FRONT = ("NODE", "QUEUE")
 
 
-def tables(found: ClusterGpus, encoding: str) -> Text:
+def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
     """What is free, who has the rest, what one could get.
 
     Args:
         found: the GPUs.
         encoding: of the terminal or file; what it has no character for is written as "\\xd7".
+        width: of the terminal. Each row of a table is a line that fits into it: names are
+            shortened and cut, and columns left out. None for all there is, and no column but the
+            last of a table has spaces in it.
 
     Returns:
-        Lines that are not to be broken; a terminal in which they are drawn in place cuts them.
+        Lines; those that are no rows may be broken at the terminal's width.
     """
     from rich.text import Text
 
     parts = [[[cell] for cell in _summary(found)]]
-    if found.nodes:
-        parts.append(_nodes(found.nodes))
-    if found.users:
-        parts.append(_users(found.users, found.time))
+    shown = found if width is None else _shortened(found)
+    if shown.nodes:
+        parts.append(_nodes(shown.nodes))
+    if shown.users:
+        parts.append(_users(shown.users, shown.time))
     if found.queues:
         # The root says nothing that the nodes do not.
         below = [queue for queue in found.queues if queue.leaf or queue.path != "root"]
@@ -42,30 +56,98 @@ def tables(found: ClusterGpus, encoding: str) -> Text:
             [(f"COULD GET: in executors of {found.executor}, if nobody else asks", _FAINT)]
         )
     parts.append([[cell] for cell in _remarks(found)])
-    blocks = [Text("\n").join(_aligned(part, encoding)) for part in parts if part]
-    return Text("\n\n", no_wrap=True, overflow="ellipsis").join(blocks)
+    blocks = [Text("\n").join(_aligned(part, encoding, width)) for part in parts if part]
+    return Text("\n\n").join(blocks)
 
 
-def _aligned(rows: Sequence[_Row], encoding: str) -> list[Text]:
+def _shortened(found: ClusterGpus) -> ClusterGpus:
+    """The same without what the names of all hosts, products and applications have."""
+    firsts = Counter(node.host.partition(".")[0] for node in found.nodes)
+
+    def short(host: str) -> str:
+        first = host.partition(".")[0]
+        # Not of an address, nor where the domain alone tells two apart.
+        return first if firsts[first] == 1 and not first.isdigit() else host
+
+    def product(kind: GpuType) -> GpuType:
+        return replace(kind, name=kind.name.removeprefix("NVIDIA "))
+
+    return replace(
+        found,
+        nodes=tuple(
+            replace(node, host=short(node.host), types=tuple(map(product, node.types)))
+            for node in found.nodes
+        ),
+        users=tuple(
+            replace(
+                user,
+                id=user.id.removeprefix("application_"),
+                hosts={short(host): gpus for host, gpus in user.hosts.items()},
+            )
+            for user in found.users
+        ),
+    )
+
+
+def _aligned(rows: Sequence[_Row], encoding: str, width: int | None) -> list[Text]:
     """Lines of a table; the first row has the headers, a row of one cell is a line of its own."""
     from rich.cells import cell_len
     from rich.text import Text
 
     shown = [[(_plain(text, encoding), style) for text, style in row] for row in rows]
     full = [row for row in shown if len(row) > 1]
+    headers = [text for text, _ in full[0]] if full else []
     widths = [max(cell_len(text) for text, _ in column) for column in zip(*full, strict=True)]
-    right = [header in _RIGHT for header, _ in shown[0]]
+    if width is not None:
+        widths = _fitted(headers, widths, width)
+    mark = "…" if _plain("…", encoding) == "…" else "~"
     lines = []
     for row in shown:
+        if len(row) == 1:
+            lines.append(Text(*row[0]))
+            continue
         line = Text()
-        for i, (text, style) in enumerate(row):
-            pad = " " * (widths[i] - cell_len(text)) if len(row) > 1 else ""
-            line.append("  " if i else "")
-            line.append(pad if right[i] else "")
+        kept = [i for i, most in enumerate(widths) if most]
+        for i in kept:
+            text, style = row[i]
+            text = _cut(text, widths[i], mark, headers[i] in _CUT_IN_FRONT)
+            pad = " " * (widths[i] - cell_len(text))
+            right = headers[i] in _RIGHT
+            line.append(pad if right else "")
             line.append(text, style=style)
-            line.append("" if right[i] or i == len(row) - 1 else pad)
+            if i != kept[-1]:
+                line.append(("" if right else pad) + " " * _GAP)
+        if width is not None:
+            line.truncate(width, overflow="crop")
         lines.append(line)
     return lines
+
+
+def _fitted(headers: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
+    """Widths of columns that fit, 0 of one that is left out; the widest shrinks first."""
+    fitted = dict(zip(headers, widths, strict=True))
+    spared = [name for name in _SPARED if name in fitted]
+    while sum(fitted.values()) + _GAP * (len(fitted) - 1) > room:
+        wide = [name for name in fitted if fitted[name] > _LEAST.get(name, fitted[name])]
+        if wide:
+            fitted[max(wide, key=lambda name: fitted[name])] -= 1
+        elif spared:
+            del fitted[spared.pop(0)]
+            # What it leaves is for the others.
+            fitted = {name: w for name, w in zip(headers, widths, strict=True) if name in fitted}
+        else:
+            break
+    return [fitted.get(name, 0) for name in headers]
+
+
+def _cut(text: str, width: int, mark: str, in_front: bool) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    if in_front:
+        return mark + set_cell_size(text[::-1], width - 1)[::-1]
+    return set_cell_size(text, width - 1) + mark
 
 
 def _summary(found: ClusterGpus) -> Iterator[_Cell]:
@@ -91,7 +173,7 @@ def _summary(found: ClusterGpus) -> Iterator[_Cell]:
 
 def _nodes(nodes: Sequence[GpuNode]) -> list[_Row]:
     labels = any(node.label for node in nodes)
-    headers = ["NODE", "STATE", "FREE", "USED", "TOTAL", "TYPE", "MEMORY", "DRIVER"]
+    before = ["NODE", "STATE", "FREE", "USED", "TOTAL", "MEMORY", "DRIVER"]
     rows = [
         [
             (node.host, ""),
@@ -99,14 +181,14 @@ def _nodes(nodes: Sequence[GpuNode]) -> list[_Row]:
             (str(node.free), _GOOD if node.free else _FAINT),
             (str(node.used), ""),
             (str(node.total), ""),
-            (_names(node), ""),
-            (", ".join(_memory(each.memory_mib) for each in node.types) or "-", ""),
+            (",".join(_memory(each.memory_mib) for each in node.types) or "-", ""),
             (node.driver or "-", ""),
             *([(node.label or "-", "")] if labels else []),
+            (_names(node), ""),
         ]
         for node in nodes
     ]
-    return [_headers(*headers, *(["LABEL"] if labels else [])), *rows]
+    return [_headers(*before, *(["LABEL"] if labels else []), "TYPE"), *rows]
 
 
 def _headers(*names: str) -> _Row:
@@ -120,7 +202,7 @@ def _names(node: GpuNode) -> str:
 
 
 def _memory(mib: int | None) -> str:
-    return "-" if mib is None else f"{mib / 1024:.3g} GiB"
+    return "-" if mib is None else f"{mib / 1024:.3g}GiB"
 
 
 def _users(users: Sequence[GpuUser], now: float) -> list[_Row]:
@@ -132,7 +214,7 @@ def _users(users: Sequence[GpuUser], now: float) -> list[_Row]:
             (_duration(user, now), ""),
             (user.id, ""),
             (user.queue or "-", ""),
-            (", ".join(f"{host} ({n})" for host, n in user.hosts.items()) or "-", ""),
+            (",".join(f"{host}:{n}" for host, n in user.hosts.items()) or "-", ""),
             (user.name or "-", ""),
         ]
         for user in users
@@ -158,10 +240,12 @@ def _duration(user: GpuUser, now: float) -> str:
 
 
 def _queues(queues: Sequence[GpuQueue]) -> list[_Row]:
-    headers = ["QUEUE", "GUARANTEED", "MAXIMUM", "USED", "PENDING", "COULD GET"]
+    labels = any(queue.label for queue in queues)
+    headers = ["QUEUE", *(["LABEL"] if labels else [])]
     rows = [
         [
-            (queue.path + _labelled(queue), "" if queue.leaf else _FAINT),
+            (queue.path, "" if queue.leaf else _FAINT),
+            *([(queue.label or "-", "")] if labels else []),
             (str(queue.guaranteed), ""),
             (str(queue.maximum), ""),
             (str(queue.used), ""),
@@ -170,7 +254,7 @@ def _queues(queues: Sequence[GpuQueue]) -> list[_Row]:
         ]
         for queue in queues
     ]
-    return [_headers(*headers), *rows]
+    return [_headers(*headers, "GUARANTEED", "MAXIMUM", "USED", "PENDING", "COULD GET"), *rows]
 
 
 def _labelled(queue: GpuQueue) -> str:

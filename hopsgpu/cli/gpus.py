@@ -99,7 +99,7 @@ def _redraw(look: _Look, seconds: float, console: Console) -> None:
                 live.update(Text(f"hopsgpu: {found}", style="red"), refresh=True)
             else:
                 last = found
-                live.update(tables(found, console.encoding), refresh=True)
+                live.update(tables(found, console.encoding, console.width), refresh=True)
     if last is not None:
         _print(last, console)
 
@@ -107,5 +107,6 @@ def _redraw(look: _Look, seconds: float, console: Console) -> None:
 def _print(found: ClusterGpus, console: Console) -> None:
     from hopsgpu.cli.gpu_tables import tables
 
-    # A line stays a line, whatever the width: a broken one no program and no eye can read.
-    console.print(tables(found, console.encoding), soft_wrap=True)
+    # What a program reads is whole, in colours too where FORCE_COLOR has them written to it.
+    width = console.width if console.file.isatty() else None
+    console.print(tables(found, console.encoding, width), soft_wrap=width is None)

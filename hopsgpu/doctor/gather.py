@@ -119,7 +119,8 @@ def yarn_facts(setting: Setting) -> Yarn:
         version=str(info.get("resourceManagerVersion", "")),
         scheduler=said["type"],
         policy=str((said.get("rootQueue") or {}).get("schedulingPolicy", "")),
-        knows_gpus=any(kind["name"] == GPU for kind in kinds),
+        # Only a CapacityScheduler sums up what all nodes have (Hadoop's ClusterMetricsInfo).
+        knows_gpus=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
         gpus=Observer(setting).look(),
         nodes=nodes,
         queues=manager.queues(),

@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.snapshot import Node
+from hopsgpu.yarn.web import get_text
 
 _SECONDS = (2.0, 5.0)
 _ENOUGH = 64 * 1024
@@ -39,16 +41,13 @@ class Logs:
         return None
 
     def _text(self, host: str, container: str) -> str | None:
-        import requests
-
         if host not in self._bases:
             return None
-        url = f"{self._bases[host]}/ws/v1/node/containers/{container}/logs/stderr"
+        path = f"/ws/v1/node/containers/{container}/logs/stderr?size=-{_ENOUGH}"
         try:
-            answer = requests.get(url, params={"size": f"-{_ENOUGH}"}, timeout=_SECONDS)
-        except requests.RequestException:
+            return get_text(self._bases[host] + path, _SECONDS)
+        except HopsGpuError:
             return None  # the check of the nodes says so
-        return answer.text if answer.ok else None
 
 
 def reason_in(log: str) -> str:

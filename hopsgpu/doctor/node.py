@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
-import json
 import os
 import platform
 import re
@@ -18,35 +17,11 @@ from typing import Any
 
 from hopsgpu.discovery.devices import DriverError, list_devices
 from hopsgpu.discovery.leases import LeaseError, lease_directory
-from hopsgpu.discovery.script import GIVEN_OUT
+from hopsgpu.worker.given import Gpu, read_given
 
 _DRIVER_SECONDS = 10.0
 # Distributions that bring jax its CUDA; their names tell the major version.
 _JAX = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU that the discovery script gave out, as it left it in the container.
-
-    Attributes:
-        address: its UUID.
-        name: of the product.
-        driver: NVIDIA's version.
-        state: "healthy", "watch" or "bad".
-        reason: why it is not healthy.
-    """
-
-    address: str
-    name: str
-    driver: str
-    state: str
-    reason: str
-
-    @property
-    def simulated(self) -> bool:
-        """Whether it is one of the development cluster's."""
-        return self.name.startswith("Simulated")
 
 
 @dataclass(frozen=True)
@@ -92,6 +67,7 @@ class NodeFacts:
         isolated: whether the discovery script found the container isolated.
         leases: the directory of leases.
         frameworks: that this Python has.
+        nvml: version of its nvidia-ml-py, or "" without that.
     """
 
     host: str
@@ -104,35 +80,27 @@ class NodeFacts:
     isolated: bool
     leases: Leases
     frameworks: tuple[Framework, ...]
+    nvml: str
 
 
 def look() -> NodeFacts:
     """Looks at the node; to be called in a rank."""
     # What the container's launch script left: a rank works elsewhere.
     container = Path(os.environ.get("PWD", "."))
-    given = _given_out(container / GIVEN_OUT)
+    given = read_given(container)
     return NodeFacts(
         host=os.environ.get("NM_HOST") or platform.node(),
         python=platform.python_version(),
         executable=sys.executable,
         java=java_version(Path(os.environ.get("JAVA_HOME", ""))),
         spark=spark_version(os.environ.get("CLASSPATH", ""), container),
-        gpus=tuple(
-            Gpu(gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"])
-            for gpu in given["gpus"]
-        ),
+        gpus=given.gpus,
         visible=_visible(),
-        isolated=given["isolated"],
+        isolated=given.isolated,
         leases=_leases(),
         frameworks=tuple(frameworks()),
+        nvml=_nvml(),
     )
-
-
-def _given_out(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except FileNotFoundError:
-        return {"gpus": [], "isolated": False}
 
 
 def _visible() -> int | None:
@@ -140,6 +108,13 @@ def _visible() -> int | None:
         return len(list_devices(_DRIVER_SECONDS).devices)
     except DriverError:
         return None
+
+
+def _nvml() -> str:
+    if importlib.util.find_spec("pynvml") is None:
+        return ""
+    # Its older name was that of the module.
+    return _version("nvidia-ml-py") or _version("pynvml") or "of no version"
 
 
 def _leases() -> Leases:

@@ -17,6 +17,7 @@ NAMES = (
     "executor spark",
     "gpu leases",
     "isolation",
+    "gpu events",
     "cuda",
 )
 _DISCOVERY = (
@@ -61,6 +62,7 @@ def check_nodes(
         check_executor_spark(facts, spark),
         check_leases(facts),
         check_isolation(facts, totals),
+        check_gpu_events(facts),
         check_cuda(facts),
     )
 
@@ -187,9 +189,27 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
     return unknown(name, "no container could have seen more GPUs than it was given")
 
 
+def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
+    """Whether what befalls GPUs while ranks train is noticed, which takes NVML."""
+    name = NAMES[6]
+    bare = [node for node in facts if not node.nvml]
+    if not bare:
+        return ok(name, _told(facts, lambda node: f"nvidia-ml-py {node.nvml}"))
+    where = listed(node.host for node in bare)
+    if all(gpu.simulated for node in bare for gpu in node.gpus):
+        return unknown(name, f"no nvidia-ml-py on {where}, whose GPUs are simulated")
+    return wrong(
+        name,
+        f"no nvidia-ml-py on {where}: nvidia-smi gives out the GPUs there, but XIDs and lost GPUs"
+        " are not noticed during training, and no utilisation is measured",
+        "pip install nvidia-ml-py into the executors' Python",
+        (f"{node.host}: {node.executable}" for node in bare),
+    )
+
+
 def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     """Whether each node's driver runs the CUDA that the executors' frameworks were built with."""
-    name = NAMES[6]
+    name = NAMES[7]
     gpus = [gpu for node in facts for gpu in node.gpus]
     if not gpus:
         return unknown(name, "no GPU was given out")

@@ -9,14 +9,18 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import hopsgpu
 from hopsgpu.doctor.bounded import Bounded
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.web import put_json
 
 _NAME = "hopsgpu-doctor"
 _ENDING_SECONDS = 20.0
+_KILL_SECONDS = (3.0, 5.0)
+_BY_HAND = "yarn application -kill"
 _MASTER = (
     "room for its application master: free memory and cores in the queue, and"
     " yarn.scheduler.capacity.maximum-am-resource-percent; or another queue (--queue)"
@@ -86,28 +90,33 @@ def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Boun
         if app is None:
             return f"{waited}: it has not even reached the ResourceManager"
         why = " ".join(str(app.get("diagnostics") or "no reason given").split())
-        ended = _kill(manager, app["id"], starting)
+        left = _kill(manager, app, starting)
     except HopsGpuError as error:
         return f"{waited}: {error}"
-    left = "" if ended else f"; it is left behind: yarn application -kill {app['id']}"
     return f"{waited}; it is {app['state']}: {why}{left}"
 
 
-def _kill(manager: ResourceManager, application: str, starting: Bounded[Any]) -> bool:
-    """Has YARN end it; whether Spark has noticed."""
-    import requests
-
+def _kill(manager: ResourceManager, app: Mapping[str, Any], starting: Bounded[Any]) -> str:
+    """Has YARN end an application; what is to be said where it does not, or ""."""
+    # Without Kerberos YARN takes the caller for whom this names.
+    who = quote(str(app.get("user") or ""))
+    path = f"/ws/v1/cluster/apps/{app['id']}/state?user.name={who}"
+    refused = []
     for address in manager.addresses:
-        url = f"{address}/ws/v1/cluster/apps/{application}/state"
-        with contextlib.suppress(requests.RequestException):
-            requests.put(url, json={"state": "KILLED"}, timeout=5)
+        try:
+            put_json(address + path, {"state": "KILLED"}, _KILL_SECONDS)
+            break
+        except HopsGpuError as error:
+            refused.append(f"{address}: {error}")
+    else:
+        return f"; it is left behind ({'; '.join(refused)}): {_BY_HAND} {app['id']}"
     try:
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
-        return False
+        return f"; it may be left behind: {_BY_HAND} {app['id']}"
     except Exception:  # noqa: BLE001 - that it was killed, in Spark's words
-        return True
-    return False
+        return ""
+    return f"; it has started just now, and may be left behind: {_BY_HAND} {app['id']}"
 
 
 @contextlib.contextmanager

@@ -20,6 +20,8 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 _SESSION_SECONDS = 120.0
 _GANG = "gang"
 _EXCLUDED = "spark.yarn.exclude.nodes"
+# Applications after the first, each of which takes a minute or so.
+_MORE = 2
 
 
 class Sessions:
@@ -55,22 +57,21 @@ class Sessions:
     def checks(self) -> Iterator[Check]:
         """The checks that need an application.
 
-        Where containers fail on some nodes the others are looked at by a second application, which
-        leaves these out.
+        Where containers fail on some nodes, or do not come in time, the others are looked at by
+        another application, which leaves these out.
         """
         free, skipped = to_look_at(self._yarn, self._label)
         trial = yield from self._first(free)
         if trial is None:
             return
-        rest = [host for host in free if host not in trial.failed]
-        if trial.failed and rest:
-            failed = trial.failed
-            trial = replace(self._second(rest, failed), failed=failed)
+        for _ in range(_MORE):
+            if trial.left:
+                trial = self._again(trial)
         yield check_gang(trial)
         yield from nodes.check_nodes(
             trial.facts,
             trial.failed,
-            {**skipped, **trial.skipped},
+            {**skipped, **trial.skipped, **trial.left},
             str(trial.error or ""),
             python=self._here.python,
             spark=self._here.spark or "",
@@ -88,15 +89,22 @@ class Sessions:
         yield from (unknown(name, "no session") for name in (_GANG, *nodes.NAMES))
         return None
 
-    def _second(self, hosts: Sequence[str], failed: Mapping[str, str]) -> Trial:
-        """The trial of an application that leaves nodes out."""
-        excluded = filter(None, (self._conf.get(_EXCLUDED), *failed))
+    def _again(self, before: Trial) -> Trial:
+        """The trial of an application that leaves nodes out, and what was known of these before."""
+        hosts = tuple(before.left)
+        excluded = filter(None, (self._conf.get(_EXCLUDED), *before.failed, *before.skipped))
         try:
-            conf = {**self._conf, _EXCLUDED: ",".join(excluded)}
-            with started(conf, self._manager, _SESSION_SECONDS):
-                return try_nodes(hosts, self._logs, self._seconds)
+            with started(
+                {**self._conf, _EXCLUDED: ",".join(excluded)}, self._manager, _SESSION_SECONDS
+            ):
+                found = try_nodes(hosts, self._logs, self._seconds)
         except NoSessionError as error:
-            return Trial(skipped=dict.fromkeys(hosts, str(error)))
+            found = Trial(skipped=dict.fromkeys(hosts, str(error)), error=error)
+        return replace(
+            found,
+            failed={**before.failed, **found.failed},
+            skipped={**before.skipped, **found.skipped},
+        )
 
 
 def check_gang(trial: Trial) -> Check:

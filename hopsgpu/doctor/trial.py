@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -12,11 +13,15 @@ import hopsgpu
 from hopsgpu.doctor.logs import Logs
 from hopsgpu.doctor.node import NodeFacts, look
 from hopsgpu.doctor.yarn import RANK_MIB
-from hopsgpu.errors import Cancelled, CapacityError, GangTimeout, HopsGpuError
+from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
 from hopsgpu.planning import lake_root
 from hopsgpu.run import Run
-from hopsgpu.spark.application import application_of
+from hopsgpu.spark.application import Application, application_of
+from hopsgpu.spark.checks import check_gang
+from hopsgpu.spark.request import demand_of
+from hopsgpu.spec import ExecutorShape
 from hopsgpu.stores.lake import Lake
+from hopsgpu.yarn.capacity import check_possible
 
 _SHAPE: Mapping[str, Any] = {
     "gpus_per_worker": 1,
@@ -26,6 +31,7 @@ _SHAPE: Mapping[str, Any] = {
 _LOOK_SECONDS = 1.0
 _RUN_SECONDS = 30.0
 _ENDING_SECONDS = 45.0
+_SNAPSHOT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Trial:
         facts: what its containers have seen.
         failed: by host, why no container came to stay there.
         skipped: by host, why none was to be had.
+        left: by host, why it was not looked at; another gang, without those above, may do that.
         error: what ended it, or None.
         seconds: until all containers were there; 0 where they never were.
     """
@@ -43,6 +50,7 @@ class Trial:
     facts: tuple[NodeFacts, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
     error: Exception | None = None
     seconds: float = 0.0
 
@@ -78,9 +86,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
         try:
             result = run.result()
         except Exception as error:  # noqa: BLE001 - as above
-            left = [host for host in hosts if host not in watched.failed]
-            skipped = {host: _skipped(host, watched, error) for host in left}
-            return Trial(failed=watched.failed, skipped=skipped, error=error)
+            return watched.unfinished(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     left = sorted(set(hosts) - {node.host for node in facts})
     allowed = f"queue and user may have {workers} of {len(hosts)} containers at once"
@@ -92,28 +98,30 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     )
 
 
-def _skipped(host: str, watched: _Watched, error: Exception) -> str:
-    if not isinstance(error, GangTimeout | Cancelled):
-        return "the gang failed"
-    why = watched.why or str(error)
-    return f"its container came, and others did not: {why}" if host in watched.came else why
-
-
 def _most(nodes: int) -> int:
     """On how many nodes the queue, and the user's limit, allow for a container at once.
 
     Raises:
         CapacityError: not even on one.
     """
-    while True:
+    shape = hopsgpu.plan(look, workers=1, placement="spread", **_SHAPE).shape
+    return most_at_once(nodes, shape, application_of(None))
+
+
+def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
+    """The largest gang that an application may have, of one executor on each node; 1 at least."""
+    # That of the plan a moment ago will do.
+    snapshot = application.snapshot(_SNAPSHOT_SECONDS)
+
+    def is_refused(workers: int) -> bool:
         try:
-            hopsgpu.plan(look, workers=nodes, placement="spread", **_SHAPE)
-        except CapacityError:
-            if nodes == 1:
-                raise
-            nodes -= 1
-        else:
-            return nodes
+            check_gang(application.setting, workers)
+            check_possible(demand_of(shape, workers, "spread"), snapshot)
+        except (CapacityError, ConfigError):
+            return True
+        return False
+
+    return bisect.bisect_left(range(2, nodes + 1), True, key=is_refused) + 1
 
 
 @contextlib.contextmanager
@@ -144,11 +152,28 @@ class _Watched:
         """Whether it is known of each node how it ends, and not well of some."""
         return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
 
+    def unfinished(self, error: Exception) -> Trial:
+        """What is to be said of a gang that did not become whole, or whose ranks failed."""
+        hosts = [host for host in sorted(self._hosts) if host not in self.failed]
+        late = isinstance(error, GangTimeout | Cancelled)
+        why = (self.why or str(error)) if late else "the gang failed"
+        missing = f"no container came there in time: {why}" if late else why
+        left = [host for host in hosts if late and host in self.came]
+        if self.failed and not left:
+            # Containers that end again may have ended the application, or kept others from coming.
+            left = hosts
+        came = {host: f"its container came, and others did not: {why}" for host in self.came}
+        return Trial(
+            failed=self.failed,
+            skipped={host: missing for host in hosts if host not in left},
+            left={host: came.get(host, why) for host in left},
+            error=error,
+        )
+
     def look(self, run: Run) -> None:
         """Notes who came, what it waits for, and what containers that ended have said."""
         status = run.status()
         if status.state != "waiting":
-            self.why = ""
             return
         self.came |= frozenset(status.granted_hosts)
         self.why = status.waiting_for

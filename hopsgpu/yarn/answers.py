@@ -256,7 +256,8 @@ def containers_of(answer: Answer | None) -> Containers:
     """Containers of an application's attempt."""
     return tuple(
         Container(
-            node=container["nodeId"],
+            # Old ResourceManagers tell the second only (Hadoop's ContainerInfo).
+            node=container.get("nodeId") or container.get("assignedNodeId") or "",
             id=container["containerId"],
             size=_allocated(container),
             granted=int(container.get("startedTime") or 0) / 1000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 
 from hopsgpu.spec import ExecutorShape
@@ -40,7 +41,7 @@ def user_room(snapshot: Snapshot, used: Amount, one: Amount, wanted: int) -> int
     limit, cluster = snapshot.user.limit, snapshot.cluster
     if limit is None:
         return wanted
-    granted = 0
-    while granted < wanted and not dominates(used + one * granted, limit, cluster):
-        granted += 1
-    return granted
+    # With more containers it only ever comes closer to the limit.
+    return bisect.bisect_left(
+        range(wanted), True, key=lambda more: dominates(used + one * more, limit, cluster)
+    )

@@ -12,10 +12,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from hopsgpu.spec import GangSpec, shape_of
 from hopsgpu.turns import Bound
-from hopsgpu.yarn.amounts import Amount, total
+from hopsgpu.yarn.amounts import NOTHING, Amount, total
 from hopsgpu.yarn.capacity import cores_per_gpu
 from hopsgpu.yarn.demand import container_of
 from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, counted
@@ -176,7 +177,8 @@ def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> G
     with_gpus = [container for container in containers if container.size.gpus]
     on: Counter[str] = Counter()
     for container in with_gpus:
-        on[hosts.get(container.node, container.node)] += container.size.gpus
+        if container.node:  # else YARN does not tell
+            on[hosts.get(container.node, container.node)] += container.size.gpus
     return GpuUser(
         id=app.id,
         name=app.name,
@@ -194,12 +196,13 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
     inside = total(n.total for n in overview.nodes if n.state == "RUNNING" and n.partition == label)
     states = {queue.path: queue.state for queue in queues}
     standings = {standing.queues[0].path: standing for standing in overview.standings[label]}
+    rooms = _Rooms(overview.standings[label], executor)
     for queue in queues:
         asked = queue.pending.gpus if queue.pending is not None else None
         if not (queue.maximum.gpus or queue.used.gpus or asked):
             continue
         state = _state(queue, states)
-        gpus, bound, whose = _obtainable(standings.get(queue.path), state, executor)
+        gpus, bound, whose = rooms.obtainable(standings.get(queue.path), state)
         yield GpuQueue(
             path=queue.path,
             label=label,
@@ -223,21 +226,53 @@ def _state(queue: Queue, states: dict[str, str]) -> str:
     return next((state for state in found if state != "RUNNING"), "RUNNING")
 
 
-def _obtainable(
-    standing: Snapshot | None, state: str, executor: Amount
-) -> tuple[int | None, str, str]:
-    """GPUs, what bounds them, and the queue whose limit that is."""
-    if standing is None:
-        return None, "", ""
-    if state != "RUNNING":
-        return 0, "state", ""
-    if not executor.within(standing.largest):
-        return 0, "container", ""
-    executors, tightest = obtainable(executor, standing)
-    gpus, free = executors * executor.gpus, total(n.total - n.used for n in standing.running).gpus
-    # What else bounds it makes no difference where nothing more is free.
-    bound = "nodes" if gpus == free else _BOUNDS.get(tightest.bound, "nodes")
-    return gpus, bound, "" if bound == "nodes" else tightest.queue
+class _Rooms:
+    """What a user would get in each queue of a label.
+
+    Of the nodes only sums count, the same ones for all queues, and there may be hundreds of queues
+    and thousands of nodes: they are summed up once.
+
+    Args:
+        standings: the user's, in each leaf queue.
+        executor: what is asked for.
+    """
+
+    def __init__(self, standings: Sequence[Snapshot], executor: Amount) -> None:
+        self._executor = executor
+        running = standings[0].running if standings else ()
+        self._free = total(node.total - node.used for node in running).gpus
+        self._sums: dict[Amount, tuple[Node, ...]] = {}
+
+    def obtainable(self, standing: Snapshot | None, state: str) -> tuple[int | None, str, str]:
+        """GPUs, what bounds them, and the queue whose limit that is."""
+        if standing is None:
+            return None, "", ""
+        if state != "RUNNING":
+            return 0, "state", ""
+        if not self._executor.within(standing.largest):
+            return 0, "container", ""
+        one = standing.granted(self._executor)
+        if one not in self._sums:
+            self._sums[one] = _summed(standing.nodes, one)
+        executors, tightest = obtainable(self._executor, replace(standing, nodes=self._sums[one]))
+        gpus = executors * self._executor.gpus
+        # What else bounds it makes no difference where nothing more is free.
+        bound = "nodes" if gpus == self._free else _BOUNDS.get(tightest.bound, "nodes")
+        return gpus, bound, "" if bound == "nodes" else tightest.queue
+
+
+def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
+    """For each label a node with all that its running nodes have, and room for as many as they."""
+    sums: dict[str, tuple[Amount, int]] = {}
+    for node in nodes:
+        if node.state == "RUNNING":
+            whole, room = sums.get(node.partition, (NOTHING, 0))
+            more = (node.total - node.used).room_for(one)
+            sums[node.partition] = whole + node.total, room + more
+    return tuple(
+        Node(label, label, "RUNNING", whole, whole - one * room, label)
+        for label, (whole, room) in sums.items()
+    )
 
 
 def _problems(nodes: Sequence[Node], told: Told) -> tuple[str, ...]:

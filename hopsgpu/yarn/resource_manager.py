@@ -256,10 +256,13 @@ class ResourceManager:
         """GPUs whose container the scheduler has let go and whose node still has it.
 
         A node's share is free for others only once the node has reported the end; of the
-        whole cluster, whoever's they are.
+        whole cluster, whoever's they are. 0 under a FairScheduler, which does not tell.
         """
         metrics = self.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
-        scheduled = amount_of(metrics.get("totalUsedResourcesAcrossPartition"))
+        used = metrics.get("totalUsedResourcesAcrossPartition")
+        if not used:
+            return 0  # a FairScheduler does not tell
+        scheduled = amount_of(used)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
     def held(self, application_id: str, priority: int) -> Held:

@@ -1,4 +1,4 @@
-"""HTTP to Hadoop's daemons: JSON over REST, with Kerberos (SPNEGO) where they want it.
+"""HTTP to Hadoop's daemons: REST, with Kerberos (SPNEGO) where they want it.
 
 Sources: RFC 4559 (Negotiate); the Hadoop documentation, "Authentication for Hadoop HTTP
 web-consoles".
@@ -22,7 +22,7 @@ _MOST_SAID = 200
 
 
 class NoAnswer(HopsGpuError):
-    """A daemon did not answer with JSON; the message is the reason alone, in a few words."""
+    """A daemon did not answer as it was asked to; the message is the reason, in a few words."""
 
 
 def get_json(url: str, seconds: tuple[float, float]) -> Any:
@@ -42,26 +42,61 @@ def get_json(url: str, seconds: tuple[float, float]) -> Any:
     """
     import requests
 
+    answer = _answer("GET", url, seconds)
     try:
-        answer = _get(url, seconds)
+        return answer.json()
+    except requests.JSONDecodeError as error:
+        raise NoAnswer("its answer is no JSON") from error
+
+
+def get_text(url: str, seconds: tuple[float, float]) -> str:
+    """The same of what is no JSON, as a log.
+
+    Raises:
+        NoAnswer, ConfigError, HopsGpuError: as get_json().
+    """
+    return _answer("GET", url, seconds, accept="text/plain").text
+
+
+def put_json(url: str, body: object, seconds: tuple[float, float]) -> None:
+    """Has a daemon take a JSON value; what it answers is not looked at.
+
+    Raises:
+        NoAnswer, ConfigError, HopsGpuError: as get_json(); it may have taken it all the same where
+            the answer did not come in time.
+    """
+    _answer("PUT", url, seconds, body=body)
+
+
+def _answer(
+    method: str,
+    url: str,
+    seconds: tuple[float, float],
+    *,
+    accept: str = "application/json",
+    body: object = None,
+) -> Response:
+    import requests
+
+    def ask(auth: AuthBase | None = None) -> Response:
+        return requests.request(
+            method, url, headers={"Accept": accept}, json=body, timeout=seconds, auth=auth
+        )
+
+    try:
+        answer = ask()
         if _wants_kerberos(answer):
             # A new one for each question: it keeps a state for each host, and threads ask at once.
-            answer = _get(url, seconds, _kerberos(url))
+            answer = ask(_kerberos(url))
             if _wants_kerberos(answer):
                 raise HopsGpuError(
                     f"{_base(url)} wants Kerberos (SPNEGO) and refused this user: run kinit. Is"
                     " there a ticket (klist), and does this machine's clock agree with the KDC's?"
                 )
         answer.raise_for_status()
-        return answer.json()
     except requests.RequestException as error:
         raise NoAnswer(_reason(error)) from error
-
-
-def _get(url: str, seconds: tuple[float, float], auth: AuthBase | None = None) -> Response:
-    import requests
-
-    return requests.get(url, headers={"Accept": "application/json"}, timeout=seconds, auth=auth)
+    return answer
 
 
 def _wants_kerberos(answer: Response) -> bool:
@@ -103,8 +138,6 @@ def _reason(error: BaseException) -> str:
 
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return _status(error.response)
-    if isinstance(error, requests.JSONDecodeError):
-        return "its answer is no JSON"
     if isinstance(error, requests.Timeout):
         return "timed out"
     cause: BaseException = error

@@ -1,32 +1,20 @@
-"""`hopsgpu doctor` and the administrator's files on a real cluster, whole and broken."""
+"""`hopsgpu doctor` and `hopsgpu-submit` on a real cluster; tests/soak has one that is broken."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import hopsgpu
-from hopsgpu import cluster
-from hopsgpu.cluster import admin
-from hopsgpu.spark.submission import pack
-from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 
 ROOT = Path(__file__).resolve().parents[2]
 Found = dict[str, dict[str, Any]]
-FAILING = """#!/bin/sh
-echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'
-exit 9
-"""
 # A script that knows nothing of hopsgpu.session().
 SCRIPT = """
     import os, sys
@@ -59,6 +47,22 @@ def states(found: Found) -> dict[str, str]:
     return {name: check["state"] for name, check in found.items()}
 
 
+def own_script(directory: Path) -> list[str]:
+    """What spark-submit is given: the script, with an archive of the user's own."""
+    script, mine = directory / "own.py", directory / "mine.zip"
+    script.write_text(textwrap.dedent(SCRIPT))
+    (directory / "f.txt").write_text("mine")
+    zipped = [sys.executable, "-m", "zipfile", "-c", mine, directory / "f.txt"]
+    subprocess.run(zipped, check=True)
+    return ["--archives", f"{mine}#mine", str(script), "a b"]
+
+
+def submitted(command: list[str], env: dict[str, str]) -> None:
+    """Runs the script, which must see the archive and launch."""
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    assert ran.stdout.splitlines() == ["given [True] launched True a b"], ran.stderr[-2000:]
+
+
 def test_a_whole_cluster_with_one_node_in_use(
     cluster_env: dict[str, str], spark: Any, manager: ResourceManager
 ) -> None:
@@ -74,31 +78,6 @@ def test_a_whole_cluster_with_one_node_in_use(
     (why,) = found["discovery"]["details"]
     user = spark.sparkContext.applicationId
     assert re.match(f"{held.host} not checked: its 2 GPUs are in use by {user} .* \\(2\\)", why)
-
-
-@pytest.fixture
-def broken_node(cluster_dir: Path) -> Iterator[str]:
-    """A node whose nvidia-smi fails, as it does when the driver is gone."""
-    smi = cluster_dir / "nodes" / "node2" / "bin" / "nvidia-smi"
-    text = smi.read_text()
-    smi.write_text(FAILING)
-    try:
-        yield "node2"
-    finally:
-        smi.write_text(text)
-
-
-def test_a_node_that_gives_out_no_gpu_is_named_and_the_others_are_looked_at(
-    cluster_env: dict[str, str], broken_node: str
-) -> None:
-    code, found = doctor(cluster_env)
-    assert code == 1
-    assert [name for name, state in states(found).items() if state == "wrong"] == ["discovery"]
-    assert found["discovery"]["seen"] == "ran on 1 nodes (node1), and not on node2"
-    (why,) = found["discovery"]["details"]
-    assert why.startswith("node2: ")
-    assert "could not communicate with the NVIDIA driver" in why
-    assert found["executor python"]["state"] == "ok"
 
 
 def test_what_is_wrong_before_a_session_is_told_without_one(
@@ -125,50 +104,7 @@ def test_what_is_wrong_before_a_session_is_told_without_one(
     assert "session" not in found
 
 
-def test_queues_get_the_shares_of_gpus_of_the_example(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The example that the development cluster is not made of, on a cluster of its own."""
-    conf = {"capacity-scheduler": admin.yarn_file("capacity-scheduler-gpu-shares")}
-    try:
-        cluster.up(tmp_path, nodes=1, gpus_per_node=4, conf=conf)
-        for name, value in cluster.environment(tmp_path).items():
-            monkeypatch.setenv(name, value)
-        queues = {queue.path: queue for queue in hopsgpu.inventory().queues}
-        code, found = doctor(dict(os.environ), "--no-session", "--queue", "training")
-    finally:
-        cluster.down(tmp_path)
-    default, training = queues["root.default"], queues["root.training"]
-    assert (default.guaranteed, default.maximum) == (1, 2)
-    assert (training.guaranteed, training.maximum) == (3, 4)
-    assert code == 0, found
-    assert found["queue"]["seen"] == "root.training: 3 GPUs guaranteed, at most 4, 0 used"
-
-
-@pytest.mark.parametrize("way", ["hopsgpu-submit", "spark-defaults.conf"])
 def test_a_context_of_the_users_own_holds_a_gang(
-    cluster_env: dict[str, str], hdfs_url: str, tmp_path: Path, way: str
+    cluster_env: dict[str, str], tmp_path: Path
 ) -> None:
-    script, mine = tmp_path / "own.py", tmp_path / "mine.zip"
-    script.write_text(textwrap.dedent(SCRIPT))
-    (tmp_path / "f.txt").write_text("mine")
-    subprocess.run([sys.executable, "-m", "zipfile", "-c", mine, tmp_path / "f.txt"], check=True)
-    rest = ["--archives", f"{mine}#mine", str(script), "a b"]
-    if way == "hopsgpu-submit":
-        command = [str(ROOT / "yarn-scripts" / way), *rest]
-    else:
-        # As an administrator installs it, with the lines that are commented out.
-        shipped = Lake(f"{hdfs_url}/apps/hopsgpu")
-        shipped.make()
-        for file in pack(tmp_path):
-            (shipped / file.name).upload(file)
-        text = (ROOT / "spark-conf" / way).read_text()
-        text = re.sub(r"^#(?=spark\.)", "", text, flags=re.MULTILINE)
-        own = Path(cluster_env["SPARK_CONF_DIR"], way).read_text()
-        (tmp_path / way).write_text(text + own)
-        submit = f"{cluster_env['SPARK_HOME']}/bin/spark-submit"
-        command = [submit, "--properties-file", str(tmp_path / way), *rest]
-    ran = subprocess.run(
-        command, env=cluster_env, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert ran.stdout.splitlines() == ["given [True] launched True a b"], ran.stderr[-2000:]
+    submitted([str(ROOT / "yarn-scripts" / "hopsgpu-submit"), *own_script(tmp_path)], cluster_env)

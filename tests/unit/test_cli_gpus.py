@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -17,6 +18,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.cells import cell_len
 from rich.console import Console
 
 from hopsgpu.cli.gpu_tables import tables
@@ -53,17 +55,17 @@ EXPECTED = """\
 1 of 4 GPUs free, 1 used, 2 unhealthy (HH:MM:SS)
 alice could get 1 now in queue root.a
 
-NODE   STATE      FREE  USED  TOTAL  TYPE                     MEMORY  DRIVER
-node1  RUNNING       1     1      2  NVIDIA A100-SXM4-80GB  79.6 GiB  550.54.15
-node2  UNHEALTHY     0     0      2  -                             -  -
+NODE   STATE      FREE  USED  TOTAL   MEMORY  DRIVER     TYPE
+node1  RUNNING       1     1      2  79.6GiB  550.54.15  NVIDIA A100-SXM4-80GB
+node2  UNHEALTHY     0     0      2        -  -          -
 
-GPUS  USER     FOR  APPLICATION         QUEUE   NODES      NAME
-   1  bob    2h05m  application_1_0001  root.a  node1 (1)  nightly
-   1  eve   ≤1m01s  application_1_0002  root.a  -          [red]x?[31m?
+GPUS  USER     FOR  APPLICATION         QUEUE   NODES    NAME
+   1  bob    2h05m  application_1_0001  root.a  node1:1  nightly
+   1  eve   ≤1m01s  application_1_0002  root.a  -        [red]x?[31m?
 
-QUEUE                GUARANTEED  MAXIMUM  USED  PENDING  COULD GET
-root.a                        2        4     1        3  1 (user limit in root.a)
-root.b (label slow)           2        2     0        -  0 (it is STOPPED)
+QUEUE   LABEL  GUARANTEED  MAXIMUM  USED  PENDING  COULD GET
+root.a  -               2        4     1        3  1 (user limit in root.a)
+root.b  slow            2        2     0        -  0 (it is STOPPED)
 COULD GET: in executors of 1 GPUs, 2 cores, 6144 MiB, if nobody else asks
 
 1 GPUs are in use by applications that YARN does not show to the caller, or that have just ended
@@ -73,10 +75,11 @@ node3: the NodeManager does not describe its GPUs: timed out
 """
 
 
-def rendered(found: ClusterGpus, encoding: str = "utf-8") -> str:
-    console = Console(width=1000, color_system=None, highlight=False, markup=False)
+def rendered(found: ClusterGpus, encoding: str = "utf-8", width: int | None = None) -> str:
+    """What is printed, on a terminal of some width or elsewhere."""
+    console = Console(width=width or 1000, color_system=None, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(tables(found, encoding), soft_wrap=True)
+        console.print(tables(found, encoding, width), soft_wrap=width is None)
     lines = (line.rstrip() for line in capture.get().splitlines())
     return re.sub(r"\d\d:\d\d:\d\d", "HH:MM:SS", "\n".join(lines) + "\n")
 
@@ -89,6 +92,91 @@ def test_a_terminal_that_knows_only_ascii() -> None:
     said = rendered(FOUND, "ascii")
     assert said.isascii()
     assert "\\u2264" in said
+    assert rendered(WIDE, "ascii", 60).isascii()
+
+
+ON_A_NODE = ("550.54.15", 8, 6, 2, 0, "")
+WIDE = dataclasses.replace(
+    FOUND,
+    nodes=tuple(
+        GpuNode(f"gpu-a100-{i}.prod.example.com", "RUNNING", "", (kind,), *ON_A_NODE)
+        for i, kind in enumerate((GpuType("NVIDIA H100 80GB HBM3", 81559, 8), A100))
+    ),
+    users=(
+        GpuUser(
+            "application_1763768000000_0042",
+            "a name as long as its user has found it to be good",
+            "alice",
+            "root.research.vision.training",
+            12,
+            NOW - 7500,
+            1.0,
+            {"gpu-a100-0.prod.example.com": 6, "gpu-a100-1.prod.example.com": 6},
+        ),
+    ),
+    queues=(
+        GpuQueue("root.research", "", "RUNNING", False, 4, 4, 1, 3, None, "", ""),
+        *(
+            GpuQueue(f"root.research.vision.{name}", "", "RUNNING", True, 10, 16, 12, 0, 4, *bound)
+            for name, bound in (("training", ("queue", "root.research")), ("tuning", ("nodes", "")))
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [200, 120, 100, 80, 60, 40, 20])
+def test_on_a_terminal_a_row_is_a_line(width: int) -> None:
+    lines = rendered(WIDE, width=width).splitlines()
+    assert max(map(cell_len, lines)) <= width
+    first = {line.split()[0] for line in lines if line}
+    # None is broken: each begins with what it is of.
+    assert {"NODE", "gpu-a100-0", "gpu-a100-1", "GPUS", "12", "QUEUE"} <= first
+    rows = [line for line in lines if line.startswith(("NODE", "gpu-a100-"))]
+    assert len(rows) == 3
+    # Columns are under their headers.
+    if width >= 60:
+        header, *others = rows
+        assert {line.index("RUNNING") for line in others} == {header.index("STATE")}
+
+
+def test_the_least_important_goes_first() -> None:
+    assert "550.54.15" in rendered(WIDE, width=100)
+    at_80, at_60 = rendered(WIDE, width=80), rendered(WIDE, width=60)
+    assert "  H100 80GB" in at_80
+    assert "  H100 80G" in at_60
+    assert "DRIVER" not in at_60
+    for said in (at_80, at_60):
+        # What one would type, and what tells a queue from its neighbours, is whole.
+        assert "1763768000000_0042" in said
+        assert re.search(r"^…\S*\.training .* 10 +16 +12 +0 +4 \(", said, re.MULTILINE)
+        assert re.search(r"^…\S*n\.tuning .* 4 \(room o", said, re.MULTILINE)
+
+
+def test_names_of_hosts_that_their_domains_tell_apart_stay_whole() -> None:
+    names = ("a.x", "a.y", "b.x", "10.0.0.1")
+    nodes = tuple(dataclasses.replace(WIDE.nodes[0], host=name) for name in names)
+    said = rendered(dataclasses.replace(WIDE, nodes=nodes), width=200)
+    assert [line.split()[0] for line in said.splitlines() if "RUNNING" in line] == [
+        "a.x",
+        "a.y",
+        "b",
+        "10.0.0.1",
+    ]
+
+
+def test_elsewhere_than_on_a_terminal_awk_finds_the_columns() -> None:
+    lines = rendered(WIDE).splitlines()
+    for header, row in (("NODE", "gpu-a100-0"), ("GPUS", "  12"), ("QUEUE", "root.research.")):
+        names = next(line for line in lines if line.startswith(header)).split()
+        found = next(line for line in lines if line.startswith(row)).split()
+        columns = dict(zip(names, found, strict=False))
+        expected = {
+            "NODE": {"NODE": "gpu-a100-0.prod.example.com", "TOTAL": "8", "TYPE": "NVIDIA"},
+            "GPUS": {"NODES": "gpu-a100-0.prod.example.com:6,gpu-a100-1.prod.example.com:6"},
+            "QUEUE": {"PENDING": "0", "COULD": "4"},
+        }[header]
+        assert expected.items() <= columns.items()
+    assert WIDE.users[0].name in "\n".join(lines)
 
 
 @pytest.mark.parametrize(
@@ -135,6 +223,16 @@ def test_piped_it_has_neither_colours_nor_broken_lines() -> None:
     node1 = next(line for line in ran.stdout.splitlines() if line.startswith("node1"))
     assert "NVIDIA A100-SXM4-80GB" in node1
     assert "550.54.15" in node1
+
+
+@pytest.mark.usefixtures("yarn")
+def test_piped_in_colours_it_is_as_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = run().stdout
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = run().stdout
+    assert "\x1b[32m" in coloured
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", coloured).splitlines()
+    assert lines[2:] == plain.splitlines()[2:]
 
 
 @pytest.mark.usefixtures("yarn")
@@ -237,16 +335,16 @@ def test_on_a_terminal_it_is_drawn_in_place_with_colours(
         os.close(ours)
     # The alternate screen, in which nothing scrolls, and back.
     assert "\x1b[?1049h" in shown
-    # Where a line is cut rather than broken.
+    # Where a row is cut rather than broken.
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.replace("\x1b[H", "\n"))
     drawn = plain.splitlines()
-    assert any(line.startswith("node1") and line.rstrip().endswith("…") for line in drawn)
+    assert any(re.fullmatch(r"node1 +RUNNING +\d +\d +2", line.rstrip()) for line in drawn)
     assert max(len(line) for line in drawn) <= 40
     before, left, after = rest.partition("\x1b[?1049l")
     assert left, before
     assert "\x1b[32m" in after, "no colours"
-    # The last table stays, its lines as long as they are.
-    assert re.search(r"node1 .*NVIDIA A100-SXM4-80GB.*550\.54\.15", after)
+    # The last table stays.
+    assert re.search(r"node1 .*RUNNING", after)
     assert "Traceback" not in after
 
 

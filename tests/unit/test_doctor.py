@@ -227,6 +227,7 @@ NODE = NodeFacts(
     isolated=False,
     leases=Leases("/leases", ""),
     frameworks=(TORCH,),
+    nvml="13.580.82",
 )
 
 
@@ -278,6 +279,15 @@ def test_without_a_node_the_rest_is_unknown() -> None:
     check = found["executor python"]
     assert state_of(check, "3.12", "PYSPARK_PYTHON (or spark.pyspark.python) = a Python 3.11")
     assert check.state == "wrong"
+
+
+def test_without_nvml_it_is_said_what_is_lost() -> None:
+    found = seen(NODE, replace(NODE, host="node2", nvml=""))["gpu events"]
+    assert state_of(found, "node2: nvidia-smi gives out", "pip install nvidia-ml-py") == "wrong"
+    assert "XIDs and lost GPUs are not noticed" in found.seen
+    simulated = replace(NODE, nvml="", gpus=(replace(A100, name="Simulated GPU"),))
+    assert seen(simulated)["gpu events"].state == "unknown"
+    assert seen(NODE)["gpu events"].seen == "nvidia-ml-py 13.580.82"
 
 
 def test_the_executors_python_and_spark_are_the_drivers() -> None:

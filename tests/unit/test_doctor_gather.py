@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,23 @@ from typing import Any
 import pytest
 
 from hopsgpu.cluster.sites import xml_text
-from hopsgpu.doctor import gather, node, trial
+from hopsgpu.doctor import gather, node, session, sessions, trial
 from hopsgpu.doctor.bounded import Bounded
 from hopsgpu.doctor.logs import Logs, reason_in
+from hopsgpu.doctor.machine import Machine
 from hopsgpu.doctor.session import first_cause
+from hopsgpu.errors import GangTimeout
 from hopsgpu.results import RunStatus
-from hopsgpu.yarn.amounts import NOTHING
+from hopsgpu.spec import ExecutorShape
+from hopsgpu.yarn.amounts import NOTHING, Amount
 from hopsgpu.yarn.node_manager import NodeManagers
-from hopsgpu.yarn.snapshot import Node
+from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.snapshot import Node, Queue, Snapshot, User
+from tests.unit.rest import serving
+from tests.unit.test_doctor import CLUSTER, NODE, gpu_node, gpus
+from tests.unit.test_doctor import node as yarn_node
+from tests.unit.test_inventory import yarn_answers
+from tests.unit.test_resource_manager import Ticket
 
 
 def test_the_version_of_a_java_is_in_its_directory(tmp_path: Path) -> None:
@@ -80,40 +92,115 @@ def test_frameworks_are_told_without_importing_them(tmp_path: Path) -> None:
     assert json.loads(ran.stdout) == [expected, []]
 
 
-class _NodeManager(BaseHTTPRequestHandler):
-    """A stand-in that has the log of one container."""
+class _Yarn(BaseHTTPRequestHandler):
+    """A stand-in for a NodeManager that has the log of one container, and for a ResourceManager.
+
+    Both want a ticket.
+    """
+
+    log = b"starting\nERROR Executor: x\nhopsgpu discovery: no nvidia-smi here\n\tat java.x\n"
+    app: Mapping[str, Any] = {"id": "application_1_2", "user": "a b", "state": "ACCEPTED"}
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
-        known = path == "/ws/v1/node/containers/container_e1_2_3/logs/stderr"
-        body = b"starting\nERROR Executor: x\nhopsgpu discovery: no nvidia-smi here\n\tat java.x\n"
-        self.send_response(200 if known else 404)
+        if path == "/ws/v1/node/containers/container_e1_2_3/logs/stderr":
+            self._answer(200, self.log)
+        elif path == "/ws/v1/cluster/apps":
+            self._answer(200, json.dumps({"apps": {"app": [self.app]}}).encode())
+        else:
+            self._answer(404, b"no such thing")
+
+    def do_PUT(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self._answer(self.server.refuses or 202, body)  # type: ignore[attr-defined]
+
+    def _answer(self, status: int, body: bytes) -> None:
+        if self.headers.get("Authorization") != f"Negotiate {Ticket.token}":
+            status, body = 401, b"who are you?"
+        elif self.command == "PUT" and status == 202:
+            self.server.put = (self.path, json.loads(body))  # type: ignore[attr-defined]
+            self.server.killed.set()  # type: ignore[attr-defined]
+        self.send_response(status)
+        if status == 401:
+            self.send_header("WWW-Authenticate", "Negotiate")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body if known else b"no such container")
+        self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         pass
 
 
 @pytest.fixture
-def logs(tmp_path: Path) -> Iterator[Logs]:
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    package = types.SimpleNamespace(HTTPSPNEGOAuth=Ticket)
+    monkeypatch.setitem(sys.modules, "requests_gssapi", package)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Yarn) as server:
+        server.refuses = 0  # type: ignore[attr-defined]
+        server.killed = threading.Event()  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def logs(daemon: Any, tmp_path: Path) -> Logs:
     (tmp_path / "hosts").write_text("127.0.0.1 a b\n")
     setting = {"hopsgpu.hosts": str(tmp_path / "hosts")}.get
-    with ThreadingHTTPServer(("127.0.0.1", 0), _NodeManager) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        nodes = [
-            Node("a:1", "a", "RUNNING", NOTHING, NOTHING, web="a:1"),
-            Node("b:1", "b", "RUNNING", NOTHING, NOTHING, web=f"b:{server.server_port}"),
-        ]
+    nodes = [
         # Nobody listens on port 1.
-        yield Logs(nodes, NodeManagers(setting))
-        server.shutdown()
+        Node("a:1", "a", "RUNNING", NOTHING, NOTHING, web="a:1"),
+        Node("b:1", "b", "RUNNING", NOTHING, NOTHING, web=f"b:{daemon.server_port}"),
+    ]
+    return Logs(nodes, NodeManagers(setting))
 
 
 def test_why_a_container_ended_is_in_its_nodes_log(logs: Logs) -> None:
     assert logs.reason("container_e1_2_3", ["a", "b"]) == ("b", "no nvidia-smi here")
     assert logs.reason("container_e1_2_4", ["a", "b"]) is None
     assert logs.reason("container_e1_2_3", ["a", "elsewhere"]) is None
+
+
+@pytest.mark.parametrize("refuses", [0, 403])
+def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
+    daemon: Any, refuses: int
+) -> None:
+    daemon.refuses = refuses
+
+    def start() -> None:
+        daemon.killed.wait(60)
+        raise OSError("Application application_1_2 was killed")
+
+    starting = Bounded("starts", start)
+    manager = ResourceManager(("http://127.0.0.1:1", f"http://127.0.0.1:{daemon.server_port}"))
+    try:
+        said = session._given_up(manager, "tag", 7.0, starting)
+    finally:
+        daemon.killed.set()
+    assert said.startswith("the application has not started within 7 s; it is ACCEPTED: no reason")
+    if refuses:
+        assert "it is left behind (http://127.0.0.1:1: Connection refused; " in said
+        assert "HTTP 403 Forbidden" in said
+        assert said.endswith("yarn application -kill application_1_2")
+    else:
+        assert "left behind" not in said
+        path = "/ws/v1/cluster/apps/application_1_2/state?user.name=a%20b"
+        assert daemon.put == (path, {"state": "KILLED"})
+
+
+@pytest.mark.parametrize("name", ["fair", "capacity_half"])
+def test_the_resource_manager_knows_gpus_where_a_node_has_some(name: str) -> None:
+    """A FairScheduler, and an old CapacityScheduler, do not sum up what all partitions have."""
+    info = {"clusterInfo": {"resourceManagerVersion": "3.1.1"}}
+    rest = {"/ws/v1/cluster/info": info, "/ws/v1/cluster/metrics": {"clusterMetrics": {}}}
+    with serving({**yarn_answers(name), **rest}) as manager:
+        setting = {"yarn.resourcemanager.webapp.address": manager.address}.get
+        assert gather.yarn_facts(setting).knows_gpus
+        for one in manager.answers["/ws/v1/cluster/nodes"]["nodes"]["node"]:
+            one["totalResource"] = one["usedResource"] = {}
+        assert not gather.yarn_facts(setting).knows_gpus
 
 
 @pytest.mark.parametrize(
@@ -151,6 +238,120 @@ def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None
     waiting = _Run(("a",), "1 granted and starting")
     watched.look(waiting)
     assert watched.is_clear
+
+
+def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None) -> Any:
+    watched = trial._Watched(["a", "b", "c"], logs)
+    waiting: Any = _Run(came, "YARN has not granted 1")
+    watched.look(waiting)
+    watched.failed.update(failed)
+    return watched
+
+
+def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> None:
+    late = GangTimeout("2 of 3 executors came", granted=2, wanted=3)
+    found = watched_gang(("a", "c"), {}).unfinished(late)
+    assert found.skipped == {"b": "no container came there in time: YARN has not granted 1"}
+    assert set(found.left) == {"a", "c"}
+    assert found.left["a"] == "its container came, and others did not: YARN has not granted 1"
+    # Nothing says which of them would do better.
+    assert watched_gang((), {}).unfinished(late).left == {}
+    failed = {"b": "no nvidia-smi"}
+    found = watched_gang(("a",), failed).unfinished(late)
+    assert (found.failed, set(found.skipped), set(found.left)) == (failed, {"c"}, {"a"})
+    # One that fails may have kept the others from coming, or have ended the application.
+    for found in (
+        watched_gang((), failed).unfinished(late),
+        watched_gang(("a",), failed).unfinished(OSError("no")),
+    ):
+        assert (found.failed, found.skipped, set(found.left)) == (failed, {}, {"a", "c"})
+    # What is no matter of nodes would befall another gang too.
+    found = watched_gang(("a",), {}).unfinished(OSError("no"))
+    assert found.left == {}
+    assert found.skipped == dict.fromkeys("abc", "the gang failed")
+
+
+class _Sessions:
+    """Applications in which some nodes are slow, and one fails: what each leaves out."""
+
+    def __init__(self, slow: list[str]) -> None:
+        self.slow = slow
+        self.excluded: list[str | None] = []
+
+    @contextlib.contextmanager
+    def started(self, conf: Mapping[str, str], *_: object) -> Iterator[Any]:
+        self.excluded.append(conf.get("spark.yarn.exclude.nodes"))
+        yield types.SimpleNamespace(sparkContext=types.SimpleNamespace(applicationId="app"))
+
+    def try_nodes(self, hosts: Sequence[str], *_: object) -> trial.Trial:
+        slow = next((host for host in self.slow if host in hosts), None)
+        if slow is not None:
+            left = {host: "others did not come" for host in hosts if host != slow}
+            error = GangTimeout("late", granted=len(left), wanted=len(hosts))
+            return trial.Trial(skipped={slow: "slow"}, left=left, error=error)
+        return trial.Trial(tuple(replace(NODE, host=host) for host in hosts), seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("slow", "excluded", "state", "seen"),
+    [
+        ([], ["x"], "ok", "ran on 4 nodes (a, b, c, d)"),
+        (["b"], ["x", "x,b"], "unknown", "ran on 3 nodes (a, c, d); 1 not checked"),
+        (["b", "d"], ["x", "x,b", "x,b,d"], "unknown", "ran on 2 nodes (a, c); 2 not checked"),
+        # It does not go on for ever.
+        (["b", "d", "a"], ["x", "x,b", "x,b,d"], "unknown", "ran nowhere; 4 not checked"),
+    ],
+)
+def test_nodes_are_left_out_until_a_gang_is_whole(
+    slow: list[str],
+    excluded: list[str],
+    state: str,
+    seen: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = _Sessions(slow)
+    monkeypatch.setattr(sessions, "started", played.started)
+    monkeypatch.setattr(sessions, "try_nodes", played.try_nodes)
+    hosts = ("a", "b", "c", "d")
+    yarn = replace(
+        CLUSTER, gpus=gpus(*map(gpu_node, hosts)), nodes=tuple(yarn_node(host) for host in hosts)
+    )
+    none: Any = None
+    here = Machine(17, "", "3.11.7", "", "4.3.0", "4.3.0", "")
+    conf = {"spark.yarn.exclude.nodes": "x"}
+    doctor = sessions.Sessions(yarn, {}.get, none, here, conf, "", 1.0)
+    checks = {check.name: check for check in doctor.checks()}
+    assert played.excluded == excluded
+    assert (checks["discovery"].state.value, checks["discovery"].seen) == (state, seen)
+    assert checks["gang"].state.value == ("unknown" if len(slow) > 2 else "ok")
+
+
+class _Application:
+    """A stand-in for one that may have so many executors."""
+
+    def __init__(self, snapshot: Snapshot, most: int) -> None:
+        self._snapshot, self._most = snapshot, most
+        self.looks = 0
+
+    def snapshot(self, most_seconds: float) -> Snapshot:
+        self.looks += 1
+        return self._snapshot
+
+    def setting(self, name: str) -> str | None:
+        return str(self._most) if name == "spark.dynamicAllocation.maxExecutors" else None
+
+
+@pytest.mark.parametrize(
+    ("queue", "most", "expected"), [(2000, 2000, 1250), (37, 2000, 37), (2000, 40, 40), (0, 9, 1)]
+)
+def test_how_many_nodes_at_once_is_found_in_one_look(queue: int, most: int, expected: int) -> None:
+    big = Amount(8, 64, 2**19)
+    nodes = tuple(Node(f"n{i}:1", f"n{i}", "RUNNING", big, NOTHING) for i in range(1250))
+    maximum = replace(big * 2000, gpus=queue)
+    chain = (Queue("root.q", "RUNNING", True, maximum, big, NOTHING, big),)
+    application: Any = _Application(Snapshot("a", "", nodes, chain, User("u")), most)
+    assert trial.most_at_once(1250, ExecutorShape(1, 1, 512, 512), application) == expected
+    assert application.looks == 1
 
 
 def test_what_hangs_is_given_up_and_may_be_asked_again() -> None:

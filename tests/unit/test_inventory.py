@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import pwd
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +20,13 @@ import pytest
 import hopsgpu
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.turns import Bound
-from hopsgpu.yarn.amounts import Amount
+from hopsgpu.yarn.amounts import NOTHING, Amount
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuType
 from hopsgpu.yarn.inventory import cluster_gpus
 from hopsgpu.yarn.node_manager import Device, Devices, NodeManagers, Told, devices_of
 from hopsgpu.yarn.shortage import obtainable, shortage
-from hopsgpu.yarn.snapshot import Node, Overview
+from hopsgpu.yarn.snapshot import Node, Overview, Queue, Snapshot, User
 from tests.unit.rest import Daemon, serving
 from tests.unit.test_capacity import Recorded
 
@@ -112,6 +113,19 @@ def with_containers(name: str, *granted: int) -> ClusterGpus:
         ]
     }
     return cluster_gpus(manager.overview("alice"), Told({}, {}), "alice", NOW)
+
+
+def test_containers_of_an_old_resource_manager() -> None:
+    manager = Recorded("fair_child")
+    for container in manager.answers["containers"]["container"]:
+        container["assignedNodeId"] = container.pop("nodeId")
+    expected = seen("fair_child").users
+    assert cluster_gpus(manager.overview("alice"), Told({}, {}), "alice", NOW).users == expected
+    for container in manager.answers["containers"]["container"]:
+        del container["assignedNodeId"]
+    (user,) = cluster_gpus(manager.overview("alice"), Told({}, {}), "alice", NOW).users
+    assert user.gpus == expected[0].gpus
+    assert user.hosts == {}
 
 
 def test_since_when_is_that_of_the_containers_with_gpus() -> None:
@@ -231,6 +245,42 @@ def test_obtainable_is_where_a_shortage_begins(name: str) -> None:
             lacking = shortage(Demand(container, most + 1), standing)
             assert lacking.bound is not Bound.NONE
             assert tightest.bound is not Bound.NONE
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_sums_of_nodes_say_what_all_nodes_do(seed: int) -> None:
+    chance = random.Random(seed)
+
+    def some(of: Amount) -> Amount:
+        return Amount(*(chance.randint(0, part) for part in of.parts))
+
+    whole = Amount(8, 32, 2**17)
+    # Those of another label count for shares of the cluster alone.
+    sizes = {"": whole, "x": whole, "own": dataclasses.replace(whole, memory_mib=2**22)}
+    nodes = [
+        Node(f"n{i}:1", f"n{i}", state, sizes[label], some(whole), label)
+        for i in range(30)
+        for state in [chance.choice(("RUNNING", "RUNNING", "RUNNING", "LOST"))]
+        for label in [chance.choice(("", "", "x", "own"))]
+    ]
+    most = chance.choice((whole * 40, some(whole * 30)))
+    queues = tuple(
+        Queue(path, "RUNNING", path != "root", most, NOTHING, some(whole * 4), whole)
+        for path in ("root.q", "root")
+    )
+    limit = chance.choice((None, some(whole * 6), some(whole * 6)))
+    standing = Snapshot(
+        "", "", tuple(nodes), queues, User("u", NOTHING, limit), shared=frozenset(["x"])
+    )
+    looked = Overview(standing.nodes, {"": queues}, {"": (standing,)}, (), {})
+    found = cluster_gpus(looked, Told({}, {}), "u", NOW)
+    executor = Amount(1, 3, 6144)
+    assert found.executor == str(executor)
+    room, tightest = obtainable(executor, standing)
+    (queue,) = [queue for queue in found.queues if queue.leaf]
+    assert queue.obtainable == room
+    if queue.bound != "nodes":
+        assert (queue.bound, queue.bound_queue) == (tightest.bound.value, tightest.queue)
 
 
 def test_the_repr_says_it_in_a_line() -> None:
