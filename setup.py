@@ -30,8 +30,8 @@ CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTI
 # A real kernel whose cell is interrupted.
 NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
 DEV = DEMO + CHECK + NOTEBOOK + FRAMEWORKS
-# What `make bench` measures beside hopsgpu.
-BENCH = ["spark-tensorflow-distributor>=1.0", *DEV]
+# What `make bench` measures beside hopsgpu; TorchDistributor wants pandas.
+BENCH = ["spark-tensorflow-distributor>=1.0", "pandas>=2.2,<3", *DEV]
 
 setup(
     name="hopsgpu",

@@ -1,45 +1,66 @@
-"""Runs the benchmarks on a cluster of their own; prints tables and writes bench.json."""
+"""Runs the benchmarks, or those that are named; prints tables and writes bench.json.
+
+`python -m benchmarks [release | acquisition | cold | warm | contention | channel | output] …`
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from pyspark.sql import SparkSession
 
 import hopsgpu
 from benchmarks import channel, contention, launches, output, warm
 from hopsgpu import cluster
 
+# Which of them want an application of ours, a cluster, or neither.
+IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
+    "release": launches.release,
+    "acquisition": launches.acquisition,
+    "cold": warm.cold,
+}
+ON_CLUSTER: Mapping[str, Callable[[], object]] = {
+    "warm": warm.measure,
+    "contention": contention.measure,
+}
+ALONE: Mapping[str, Callable[[], object]] = {"channel": channel.measure, "output": output.measure}
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
-        state = Path(directory) / "cluster"
-        cluster.up(state)
-        try:
-            os.environ.update(cluster.environment(state))
-            spark = hopsgpu.session("bench")
+
+def main(names: Sequence[str]) -> None:
+    known = (*IN_SESSION, *ON_CLUSTER, *ALONE)
+    if unknown := set(names).difference(known):
+        sys.exit(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    wanted = set(names or known)
+    figures: dict[str, object] = {}
+    if wanted & {*IN_SESSION, *ON_CLUSTER}:
+        with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
+            state = Path(directory) / "cluster"
+            cluster.up(state)
             try:
-                figures = {
-                    "release": launches.release(spark),
-                    "acquisition": launches.acquisition(spark),
-                    "cold": warm.cold(spark),
-                }
-                held = warm.held(spark)
+                os.environ.update(cluster.environment(state))
+                figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
+                figures |= _in_session(wanted)
             finally:
-                spark.stop()
-            others = warm.rivals()
-            warm.show(held, others)
-            figures["warm"] = {**held, **others}
-            for workers in (3, 4):
-                figures[f"two of {workers} on 4"] = contention.measure(workers)
-        finally:
-            cluster.down(state)
-    figures["channel"] = channel.measure()
-    figures["output"] = output.measure()
+                cluster.down(state)
+    figures |= {name: work() for name, work in ALONE.items() if name in wanted}
     Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     print("\nwritten to bench.json")
 
 
+def _in_session(wanted: set[str]) -> dict[str, object]:
+    if not wanted & set(IN_SESSION):
+        return {}
+    spark = hopsgpu.session("bench")
+    try:
+        return {name: work(spark) for name, work in IN_SESSION.items() if name in wanted}
+    finally:
+        spark.stop()
+
+
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

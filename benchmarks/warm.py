@@ -41,6 +41,18 @@ RATIOS = (
 )
 
 
+def measure() -> Mapping[str, Sequence[float]]:
+    """Seconds of launches on a held gang, of other launchers' and of barrier stages."""
+    spark = hopsgpu.session("bench")
+    try:
+        ours = held(spark)
+    finally:
+        spark.stop()
+    others = rivals()
+    show(ours, others)
+    return {**ours, **others}
+
+
 def held(spark: SparkSession) -> dict[str, Sequence[float]]:
     """Seconds of launches on a held gang of 2 CPU ranks."""
     functions: dict[str, tuple[Callable[[], Any], int]] = {
