@@ -181,8 +181,7 @@ def test_marker_resources_and_node_labels(
         label = {"nodeLabelInfo": [{"name": "fast", "exclusivity": "true"}]}
         rest(web, "add-node-labels", label)
         (node,) = (n["id"] for n in rest(web, "nodes")["nodes"]["node"] if "node1" in n["id"])
-        to_node = {"nodeToLabelsList": [{"nodeId": node, "labels": [{"name": "fast"}]}]}
-        rest(web, "replace-node-to-labels", to_node)
+        rest(web, f"nodes/{node}/replace-labels?labels=fast", {})
         # Spark's application master would end by a request for a host and a label.
         for options in ((), ("placement=pack",)):
             assert hosts_of(env, str(tmp_path), "fast", *options) == "node1"
