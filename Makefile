@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := setup.py pyproject.toml
+# What wants no cluster is tested two at a time.
+ALONE := tests/unit $(wildcard tests/contract/test_frameworks_*.py) tests/contract/test_gpu_leases.py
+ON_CLUSTER := $(filter-out $(ALONE),$(wildcard tests/contract/test_*.py)) tests/cluster
 
 .PHONY: help install demo test unit soak bench check python java clean
 
@@ -42,8 +45,8 @@ check: $(VENV)/.installed-check
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 tests/unit
-	$(BIN)/python -m pytest --durations=20 tests/contract tests/cluster
+	$(BIN)/python -m pytest -q -n 2 $(ALONE)
+	$(BIN)/python -m pytest --durations=20 $(ON_CLUSTER)
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit

@@ -106,12 +106,13 @@ class Ends:
         """Notes that the ranks that are left have taken too long."""
         self.overdue = tuple(sorted(self.pending))
 
-    def conclude(self, timeout: float | None, reason: Callable[[], str]) -> Conclusion | None:
+    def conclude(self, timeout: float | None, reason: Callable[[str], str]) -> Conclusion | None:
         """Why the attempt failed, or None where it did not.
 
         Args:
             timeout: seconds that the ranks had.
-            reason: asks Spark why it lost an executor; "" where it does not know.
+            reason: asks Spark and YARN why the executor on a host was lost; "" where they do not
+                know.
         """
         ends = list(self._ends.values())
         first, failed_gpus = failures.first_failure(ends), failures.failed_gpus(ends)
@@ -124,7 +125,7 @@ class Ends:
         elif self.overdue:
             return self._too_late(timeout or 0.0)
         if loss is not None and (first is None or loss.at <= first.at):
-            why = reason() or loss.reason or "its connection ended"
+            why = reason(loss.place.container.host) or loss.reason or "its connection ended"
             url, cause = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
             return Conclusion(
                 failures.executor_lost(loss.place, why, url, cause),

@@ -209,7 +209,7 @@ def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") 
         cause: what `likely_cause` says.
     """
     container = place.container
-    advice = "; memory_per_worker is what to raise" if "memory" in reason else ""
+    advice = "; memory_per_worker is what to raise" if "memory limit" in reason else ""
     return _error(
         place,
         f"the executor of rank {place.rank} on {container.host} was lost (container"

@@ -26,6 +26,7 @@ from hopsgpu.stores.models import ModelVersion
 from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
+from hopsgpu.yarn.lost_nodes import why_lost
 
 _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
@@ -341,11 +342,11 @@ class Training:
             missing = sorted(set(range(self._world.size)) - self.trained.values.keys())
             raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
 
-    def _reason(self) -> str:
-        """Why Spark lost an executor; "" where it has not noticed."""
+    def _reason(self, host: str) -> str:
+        """Why the executor on a node was lost; "" where neither Spark nor YARN has noticed."""
         job = self._lease.job
         reason = job.reason(_REASON_SECONDS)
-        return reason if job.ended.is_set() else ""
+        return why_lost(reason if job.ended.is_set() else "", host, self._lease.nodes)
 
 
 @contextlib.contextmanager

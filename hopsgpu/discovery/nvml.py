@@ -21,7 +21,7 @@ from hopsgpu.discovery.health import Readings
 _NO_PERMISSION = 4
 _LIBRARY_NOT_FOUND = 12
 # The errors of a GPU that cannot be used: IRQ issue, lost, reset required.
-_FATAL = (11, 15, 16)
+FATAL = (11, 15, 16)
 _MIB = 1024 * 1024
 _ECC_UNCORRECTED, _ECC_VOLATILE, _ECC_AGGREGATE = 1, 0, 1
 _RETIRED_MULTIPLE_SINGLE_BIT, _RETIRED_DOUBLE_BIT = 0, 1
@@ -57,7 +57,7 @@ def read(nvml: Any) -> Listing:
 class _Reader:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._driver = _text(nvml.nvmlSystemGetDriverVersion())
+        self._driver = as_text(nvml.nvmlSystemGetDriverVersion())
 
     def listing(self) -> Listing:
         found: List[Tuple[str, Device]] = []
@@ -66,7 +66,7 @@ class _Reader:
         for index in range(self._nvml.nvmlDeviceGetCount()):
             try:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
-                bus = bus_id(_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
+                bus = bus_id(as_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
             except self._nvml.NVMLError as error:
                 # Another container's, kept from this one by cgroups.
                 if error.value == _NO_PERMISSION:
@@ -95,15 +95,15 @@ class _Reader:
             # Whatever is wrong with this one, the others are to be had.
             uuid = self._told("nvmlDeviceGetUUID", handle, fatal=())
             name = self._told("nvmlDeviceGetName", handle, fatal=())
-            lost = self._lost(bus, f"NVML says of it: {error}")._replace(name=_text(name or ""))
-            return [lost if uuid is None else lost._replace(address=_text(uuid))]
+            lost = self._lost(bus, f"NVML says of it: {error}")._replace(name=as_text(name or ""))
+            return [lost if uuid is None else lost._replace(address=as_text(uuid))]
 
     def _device(self, handle: Any, parent: Any, readings: Readings) -> Device:
         memory = self._told("nvmlDeviceGetMemoryInfo", handle)
         calls = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses")
         running = [one for call in calls for one in self._told(call, handle) or []]
         return Device(
-            address=_text(self._nvml.nvmlDeviceGetUUID(handle)),
+            address=as_text(self._nvml.nvmlDeviceGetUUID(handle)),
             name=self._product(handle, parent),
             memory_mib=0 if memory is None else memory.total // _MIB,
             driver=self._driver,
@@ -113,13 +113,13 @@ class _Reader:
 
     def _product(self, handle: Any, parent: Any) -> str:
         """The product's name; a MIG device's ends with "MIG" and its profile, where it is told."""
-        name = _text(self._told("nvmlDeviceGetName", handle) or "")
+        name = as_text(self._told("nvmlDeviceGetName", handle) or "")
         if handle is parent or "MIG" in name:
             return name
-        return f"{_text(self._told('nvmlDeviceGetName', parent) or '')} MIG"
+        return f"{as_text(self._told('nvmlDeviceGetName', parent) or '')} MIG"
 
     def _name(self, pid: int) -> str:
-        return _text(self._told("nvmlSystemGetProcessName", pid, fatal=()) or "")
+        return as_text(self._told("nvmlSystemGetProcessName", pid, fatal=()) or "")
 
     def _slices(self, handle: Any) -> Optional[List[Any]]:
         """Handles of a GPU's MIG devices; None where it has MIG off."""
@@ -178,7 +178,7 @@ class _Reader:
             return None
         return int(values[0].value.uiVal)
 
-    def _told(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = _FATAL) -> Any:
+    def _told(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = FATAL) -> Any:
         """What a call returns; None where this NVML, or this GPU, does not have it.
 
         Raises:
@@ -199,6 +199,6 @@ def _yes(flag: Optional[int]) -> Optional[bool]:
     return None if flag is None else bool(flag)
 
 
-def _text(said: Any) -> str:
-    """Old versions of nvidia-ml-py give bytes."""
+def as_text(said: Any) -> str:
+    """A text that NVML gives: old versions of nvidia-ml-py give bytes."""
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)

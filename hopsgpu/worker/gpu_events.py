@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hopsgpu.discovery.health import BAD, judge_xid
-from hopsgpu.discovery.nvml import _text as as_text
+from hopsgpu.discovery.nvml import as_text
 
 
 @dataclass(frozen=True)

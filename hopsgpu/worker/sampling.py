@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.discovery.nvml import _FATAL as FATAL
-from hopsgpu.discovery.nvml import _text as as_text
+from hopsgpu.discovery.nvml import FATAL, as_text
 from hopsgpu.worker.gpu_events import GpuEvent, unusable, xid_events
 from hopsgpu.worker.gpus import GpuSample
 

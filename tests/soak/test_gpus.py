@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 from tests.contention import start_script
 
-ROUNDS = 20
-KILLS = ("", "rank", "keeper", "executor")
+# Of each gang: its first round has four new executors, one that follows a killed executor has one.
+KILLS = ("executor", "keeper executor", "rank", "executor")
+GANGS = 5
 
 LAUNCHES = f"""
     import os, signal, sys, time
@@ -45,57 +46,58 @@ LAUNCHES = f"""
             except OSError:
                 continue
 
-    def gpus(kill, notes):
+    def gpus(kills, notes):
         context = hopsgpu.context()
         (gpu,) = context.gpus
         leased = keepers(gpu)
         assert leased, "nobody has the lease of " + gpu
-        (notes / str(context.rank)).write_text(gpu)
+        if context.rank == 2 and "keeper" in kills:
+            os.kill(leased[0], signal.SIGKILL)
+        (notes / str(context.rank)).write_text(f"{{gpu}} {{os.environ['CONTAINER_ID']}}")
         if context.rank == 1:
             while len(list(notes.iterdir())) < 4:
                 time.sleep(0.05)  # nobody tells
-            if kill == "rank":
-                os.kill(os.getpid(), signal.SIGKILL)
-            if kill == "executor":
-                os.kill(executor(), signal.SIGKILL)
-                signal.pause()
-            if kill == "keeper":
-                os.kill(leased[0], signal.SIGKILL)
-        return gpu
+            os.kill(executor() if "executor" in kills else os.getpid(), signal.SIGKILL)
+        signal.pause()
 
     hopsgpu.session("gpus")
-    for number in range({ROUNDS}):
-        kill = {KILLS}[number % {len(KILLS)}]
-        notes = Path(sys.argv[1], str(number))
-        notes.mkdir()
-        try:
-            hopsgpu.launch(gpus, args=(kill, notes), workers=4, progress="off")
-        except hopsgpu.RankFailed as error:
-            assert kill in ("rank", "executor"), error
-        else:
-            assert kill in ("", "keeper"), kill
-        given = [note.read_text() for note in notes.iterdir()]
-        print("round", number, kill or "none", len(given), len(set(given)), flush=True)
+    for gang in range({GANGS}):
+        before = set()
+        with hopsgpu.hold(workers=4, progress="off") as held:
+            for number, kills in enumerate({KILLS}):
+                notes = Path(sys.argv[1], f"{{gang}}-{{number}}")
+                notes.mkdir()
+                try:
+                    held.launch(gpus, (kills, notes), progress="off")
+                except hopsgpu.RankFailed as error:
+                    assert error.rank == 1, error
+                given = [note.read_text().split() for note in notes.iterdir()]
+                containers = {{container for _, container in given}}
+                new, before = len(containers - before), containers
+                different = len({{gpu for gpu, _ in given}})
+                print("round", gang, number, new, len(given), different, flush=True)
 """
 
 
-@pytest.mark.timeout(900)
-def test_four_executors_get_four_gpus_across_kills(
-    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+@pytest.mark.timeout(600)
+def test_four_executors_get_four_gpus_twenty_times_across_kills(
+    cluster_env: dict[str, str],
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    tmp_path: Path,
 ) -> None:
-    directory = tmp_path_factory.mktemp("gpus")
-    cluster.up(directory)
+    script = start_script(cluster_env, LAUNCHES, tmp_path)
     try:
-        script = start_script({**os.environ, **cluster.environment(directory)}, LAUNCHES, tmp_path)
-        out, err = script.communicate(timeout=840)
-        assert script.returncode == 0, err[-3000:]
-        rounds = [line.split()[1:] for line in out.splitlines() if line.startswith("round")]
-        assert rounds == [
-            [str(number), KILLS[number % len(KILLS)] or "none", "4", "4"]
-            for number in range(ROUNDS)
-        ]
+        out, err = script.communicate(timeout=540)
     finally:
-        cluster.down(directory)
+        script.kill()
+        script.communicate()
+    assert script.returncode == 0, err[-3000:]
+    rounds = [[*map(int, line.split()[1:])] for line in out.splitlines() if line[:5] == "round"]
+    new = (4, 1, 1, 0)
+    assert rounds == [
+        [gang, number, new[number], 4, 4] for gang in range(GANGS) for number in range(len(KILLS))
+    ]
 
 
 TYPES = """
@@ -110,13 +112,15 @@ TYPES = """
             time.sleep(0.05)
         return context.host
 
-    directory, label, *options = sys.argv[1:]
+    directory, label, *placements = sys.argv[1:]
     conf = {"spark.hopsgpu.markers": "A100=example.com/gpu-a100"} if label == "-" else {
         "spark.yarn.executor.nodeLabelExpression": label}
     hopsgpu.session("types", conf=conf)
-    result = hopsgpu.launch(where, args=(directory,), workers=2, progress="off", gpu_type="A100",
-        acquire_timeout="60s", **dict(option.split("=") for option in options))
-    print(*sorted({rank.host for rank in result.ranks}), flush=True)
+    for given in placements:
+        placement = None if given == "any" else given
+        result = hopsgpu.launch(where, args=(directory,), workers=2, progress="off",
+            gpu_type="A100", acquire_timeout="60s", placement=placement)
+        print(*sorted({rank.host for rank in result.ranks}), flush=True)
 """
 MARKER = "example.com/gpu-a100"
 CS = "yarn.scheduler.capacity.root"
@@ -130,14 +134,6 @@ MARKED: Mapping[str, Any] = {
         f"{CS}.default.accessible-node-labels.fast.capacity": 100,
     },
 }
-
-
-def hosts_of(env: dict[str, str], *arguments: str) -> str:
-    """Where a gang of two on A100s has run."""
-    script = start_script(env, TYPES, *arguments)
-    out, err = script.communicate(timeout=180)
-    assert script.returncode == 0, err[-3000:]
-    return out.strip()
 
 
 def rest(web: str, path: str, body: object = None) -> Any:
@@ -170,7 +166,7 @@ def test_marker_resources_and_node_labels(
             }
 
         assert marked() == {"node1": 0, "node2": 0}
-        script = start_script(env, TYPES, str(tmp_path), "-")
+        script = start_script(env, TYPES, str(tmp_path), "-", "any")
         try:
             assert until(lambda: len(list(tmp_path.iterdir())) == 2, 120)
             assert marked() == {"node1": 0, "node2": 2}
@@ -187,8 +183,13 @@ def test_marker_resources_and_node_labels(
         (node,) = (n["id"] for n in rest(web, "nodes")["nodes"]["node"] if "node1" in n["id"])
         rest(web, f"nodes/{node}/replace-labels?labels=fast", {})
         # Spark's application master would end by a request for a host and a label.
-        for options in ((), ("placement=pack",)):
-            assert hosts_of(env, str(tmp_path), "fast", *options) == "node1"
+        script = start_script(env, TYPES, str(tmp_path), "fast", "any", "pack")
+        try:
+            out, err = script.communicate(timeout=180)
+        finally:
+            script.kill()
+            script.communicate()
+        assert out.split() == ["node1", "node1"], err[-3000:]
     finally:
         cluster.down(directory)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import textwrap
 import venv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,6 +22,9 @@ from tests.conftest import gone, gpus_become, until
 
 # By default the ResourceManager waits ten minutes for a node.
 CONF = {"yarn-site": {"yarn.nm.liveness-monitor.expiry-interval-ms": "15000"}}
+
+# The last node of the test before stays lost.
+NODES = 3
 
 TRAINING = """
     import sys, time
@@ -35,7 +40,11 @@ TRAINING = """
         return context.host
 
     hopsgpu.session("node-lost")
-    result = hopsgpu.launch(train, args=(sys.argv[1],), workers=2, placement="spread")
+    try:
+        result = hopsgpu.launch(train, args=(sys.argv[1],), workers=2, placement="spread")
+    except hopsgpu.RankFailed as failure:
+        print("failed", failure.host, failure)
+        sys.exit(3)
     print("values", *result.values)
     print("released", result.timeline.released is not None, *result.warnings)
 """
@@ -68,10 +77,18 @@ BARE = """
 """
 
 
+class Lost(NamedTuple):
+    """What runs on two nodes, by rank, when the second one's NodeManager is lost."""
+
+    driver: subprocess.Popen[str]
+    hosts: list[str]
+    pids: list[int]
+
+
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("nodes")
-    cluster.up(directory, conf=CONF)
+    cluster.up(directory, nodes=NODES, conf=CONF)
     try:
         yield directory
     finally:
@@ -124,24 +141,46 @@ def test_where_spark_encrypts_the_control_channel_does_too(own_cluster: Path) ->
     assert gpus_become(resource_manager(own_cluster), 0)
 
 
-def test_a_node_manager_that_is_killed_does_not_end_the_training(
-    own_cluster: Path, tmp_path: Path
-) -> None:
-    """Its containers live on; they are lost for good only when YARN gives the node up."""
-    driver = started(own_cluster, TRAINING, str(tmp_path))
+@contextlib.contextmanager
+def without_a_node_manager(own_cluster: Path, directory: Path) -> Iterator[Lost]:
+    """A training on two nodes, the second of which has lost its NodeManager."""
+    driver = started(own_cluster, TRAINING, str(directory))
     try:
-        assert until(lambda: len(list(tmp_path.glob("?-node?"))) == 2, 120)
-        assert until(lambda: all(f.read_text() for f in tmp_path.glob("?-node?")), 10)
-        pids = [int(file.read_text()) for file in tmp_path.glob("?-node?")]
-        (node,) = (d for d in cluster.status(own_cluster).daemons if d.name == "node2")
-        os.kill(node.pid, signal.SIGKILL)
-        assert until(lambda: gone(node.pid), 10)
-        (tmp_path / "go").touch()
-        said, problem = driver.communicate(timeout=180)
-        assert "values node1 node2" in said, problem
-        print(said)
+        assert until(lambda: len(list(directory.glob("?-node?"))) == 2, 120)
+        files = sorted(directory.glob("?-node?"))
+        assert until(lambda: all(f.read_text() for f in files), 10)
+        hosts = [file.name.partition("-")[2] for file in files]
+        (manager,) = (d for d in cluster.status(own_cluster).daemons if d.name == hosts[1])
+        os.kill(manager.pid, signal.SIGKILL)
+        assert until(lambda: gone(manager.pid), 10)
+        pids = [int(file.read_text()) for file in files]
+        yield Lost(driver, hosts, pids)
         assert until(lambda: all(map(gone, pids)), 15)
         assert gpus_become(resource_manager(own_cluster), 0, seconds=60)
     finally:
         driver.kill()
         driver.communicate()
+
+
+def test_a_node_manager_that_is_killed_does_not_end_the_training(
+    own_cluster: Path, tmp_path: Path
+) -> None:
+    """Its containers live on; they are lost for good only when YARN gives the node up."""
+    with without_a_node_manager(own_cluster, tmp_path) as lost:
+        (tmp_path / "go").touch()
+        said, problem = lost.driver.communicate(timeout=180)
+        assert f"values {' '.join(lost.hosts)}" in said, problem
+        print(said)
+
+
+def test_a_node_manager_that_stays_lost_ends_the_training_and_is_named(
+    own_cluster: Path, tmp_path: Path
+) -> None:
+    """Spark is told when YARN gives the node up; the ranks there, out of YARN's reach, end too."""
+    with without_a_node_manager(own_cluster, tmp_path) as lost:
+        said, problem = lost.driver.communicate(timeout=180)
+        print(said)
+        assert lost.driver.returncode == 3, problem
+        assert said.startswith(f"failed {lost.hosts[1]} the executor of rank 1 on {lost.hosts[1]}")
+        assert "its NodeManager was lost: the ResourceManager had heard nothing of it" in said
+        assert "Spark says: " in said

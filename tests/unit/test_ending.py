@@ -37,7 +37,7 @@ def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_t
     ends.end(Ended(world.processes[0], 1e12, None, "SIGTERM", {}, (), stopped=True))
     assert not ends.pending
     error = f"{LOST} Reason: {reason}\nDriver stacktrace:\n\tat org"
-    conclusion = ends.conclude(None, lambda: reason_of(error))
+    conclusion = ends.conclude(None, lambda host: reason_of(error))
     assert conclusion is not None
     assert f"(container container_1): {reason.rstrip('.')}" in str(conclusion.failure)
     assert (conclusion.fault, conclusion.avoid.is_any) == (Fault.INFRASTRUCTURE, False)
@@ -84,7 +84,7 @@ def concluded(happens: Callable[[Ends, World], None]) -> Conclusion:
     world = assign_ranks([Container(n, *names[n]) for n in (0, 1)], 1)
     ends = Ends(world, "file:///logs/rank-{}.log".format)
     happens(ends, world)
-    conclusion = ends.conclude(60.0, lambda: "")
+    conclusion = ends.conclude(60.0, lambda host: "")
     assert conclusion is not None
     return conclusion
 

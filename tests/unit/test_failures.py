@@ -132,10 +132,14 @@ def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() 
     assert failure.signal == "SIGKILL"
 
 
+# Spark's words (YarnAllocator) for YARN's exit code -104.
+OVER = "Container killed by YARN for exceeding physical memory limits. 5 GB of 4 GB used"
+
+
 def test_a_lost_executor_gives_yarns_own_reason_and_where_to_look() -> None:
-    failure = executor_lost(place(1), "Container killed on request: physical memory.", URL)
+    failure = executor_lost(place(1), f"{OVER}.", URL)
     assert "the executor of rank 1 on node1 was lost (container container_1)" in str(failure)
-    assert "memory; memory_per_worker is what to raise. Its log: yarn logs -cont" in str(failure)
+    assert f"{OVER}; memory_per_worker is what to raise. Its log: yarn logs -cont" in str(failure)
     assert "memory_per_worker" not in str(executor_lost(place(1), "Container preempted", URL))
 
 

@@ -27,6 +27,8 @@ from hopsgpu.values import Value
 from hopsgpu.worker.channel import Channel, new_secret
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.yarn.amounts import NOTHING
+from hopsgpu.yarn.snapshot import Node
 from tests.conftest import until
 
 SECRET = new_secret()
@@ -85,6 +87,7 @@ def launch(
     answers: Callable[[Channel], Any],
     gpus: tuple[str, ...] = ("g0",),
     timeout: float | None = None,
+    nodes: tuple[Node, ...] = (),
 ) -> tuple[Training, Agent, Job, threading.Event]:
     agent = Agent(server.port, answers)
     agent.start()
@@ -95,7 +98,7 @@ def launch(
         for n, gpu in enumerate(gpus)
     )
     job, cancelled = Job(), threading.Event()
-    lease = Lease(server, containers, cast(GangJob, job))
+    lease = Lease(server, containers, cast(GangJob, job), lambda: nodes)
     modules = PackedModules(b"", 0, ())
     call = Call(b"f", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, timeout=timeout)
     world = assign_ranks(containers, 1)
@@ -116,7 +119,7 @@ def launch_two(
         containers.append(
             Container(event.peer, f"container_{number}", f"node{number}", "127.0.0.1", ())
         )
-    lease = Lease(server, tuple(containers), cast(GangJob, Job()))
+    lease = Lease(server, tuple(containers), cast(GangJob, Job()), lambda: ())
     call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 0)
     world = assign_ranks(containers, 1, servers)
     cancelled = threading.Event()
@@ -173,12 +176,15 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_module, "_QUIET_SECONDS", 0.2)
-    training, _, job, _ = launch(server, say_nothing)
+    lost = Node("node1:45454", "node1", "LOST", NOTHING, NOTHING)
+    training, _, job, _ = launch(server, say_nothing, nodes=(lost,))
     threading.Timer(0.3, job.ended.set).start()
     trained = training.run()
     assert trained.failure is not None
-    assert trained.failure.rank == 0
-    assert "was lost (container container_0): Container from a bad node" in str(trained.failure)
+    assert (trained.failure.rank, trained.suspect) == (0, "node1")
+    said = str(trained.failure)
+    assert "was lost (container container_0): its NodeManager was lost: the ResourceManager" in said
+    assert "Spark says: Container from a bad node: node2. Its log: yarn logs" in said
 
 
 def test_an_agent_that_does_not_answer_a_stop_serves_no_further_attempt(

@@ -1,0 +1,57 @@
+"""Why a node's executors were lost, where the ResourceManager gave up the node itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.yarn.snapshot import Node
+
+# Hadoop's words for a container of a node that it gave up (SchedulerUtils.LOST_CONTAINER).
+_GIVEN_UP = "released on a *lost* node"
+# Source: Hadoop's NodeState, and RMNodeImpl's transitions into it.
+_STATES = {
+    "LOST": "its NodeManager was lost: the ResourceManager had heard nothing of it for"
+    " yarn.nm.liveness-monitor.expiry-interval-ms (10 min by default), and counts what ran there as"
+    " ended; see whether {host} is up, and the log of its NodeManager for why it stopped",
+    "UNHEALTHY": "its node is UNHEALTHY, and an unhealthy node loses all containers; its health"
+    " check says: {health}",
+    "REBOOTED": "its NodeManager was started again without its containers; with"
+    " yarn.nodemanager.recovery.enabled they would have lived on",
+    "SHUTDOWN": "its NodeManager was shut down, and its containers with it",
+    "DECOMMISSIONED": "its node was decommissioned; whoever administers YARN took it out",
+}
+_BACK = (
+    "its NodeManager was lost, or lost its containers, and is back: the ResourceManager counts"
+    " {host} as {state} now; the log of its NodeManager says why"
+)
+
+
+def why_lost(reason: str, host: str, nodes: Callable[[], Sequence[Node]]) -> str:
+    """Why an executor was lost, with what the ResourceManager says of its node.
+
+    Args:
+        reason: Spark's, or "" where it knows none.
+        host: the executor's.
+        nodes: asks the ResourceManager.
+
+    Returns:
+        The reason alone where the node is not to blame.
+    """
+    try:
+        said = _of_node(reason, [node for node in nodes() if node.host == host], host)
+    except HopsGpuError as error:
+        said = f"the ResourceManager could not be asked whether {host} is lost ({error})"
+    return "; Spark says: ".join(filter(None, (said, reason)))
+
+
+def _of_node(reason: str, nodes: Sequence[Node], host: str) -> str:
+    states = {node.state: node for node in nodes}
+    for state, words in _STATES.items():
+        # A NodeManager that came back at another port has an entry of its own.
+        if state in states and "RUNNING" not in states:
+            health = states[state].health or "(nothing)"
+            return words.format(host=host, health=health)
+    if _GIVEN_UP in reason:
+        return _BACK.format(host=host, state=" and ".join(sorted(states)) or "unknown")
+    return ""
