@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := setup.py pyproject.toml
-# What wants no cluster is tested two at a time.
-ALONE := tests/unit $(wildcard tests/contract/test_frameworks_*.py) tests/contract/test_gpu_leases.py
-ON_CLUSTER := $(filter-out $(ALONE),$(wildcard tests/contract/test_*.py)) tests/cluster
+# What wants no Spark on the cluster that the others share is tested two files at a time.
+ALONE := tests/contract/test_gpu_leases.py tests/cluster/test_cluster_lifecycle.py \
+  $(wildcard tests/contract/test_frameworks_*.py)
+SHARED := $(filter-out $(ALONE),$(wildcard tests/contract/test_*.py tests/cluster/test_*.py))
 
 .PHONY: help install demo test unit soak bench check python java clean
 
@@ -45,8 +46,8 @@ check: $(VENV)/.installed-check
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 $(ALONE)
-	$(BIN)/python -m pytest --durations=20 $(ON_CLUSTER)
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ALONE) tests/unit
+	$(BIN)/python -m pytest --durations=20 $(SHARED)
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit

@@ -109,33 +109,6 @@ def test_gpus_are_back_after_an_exception_and_the_application_lives(
     assert quiet(os.getpid, workers=1).value > 0
 
 
-@pytest.mark.parametrize(
-    ("how", "exit_code", "signal", "words"),
-    [
-        ("import sys; print('so long'); sys.exit(3)", 3, None, "sys.exit: exit code 3"),
-        ("import os; print('so long'); os._exit(7)", 7, None, "exit code 7 and without a value"),
-        (
-            "import os, signal; print('so long'); os.kill(os.getpid(), signal.SIGKILL)",
-            None,
-            "SIGKILL",
-            "was ended by SIGKILL",
-        ),
-    ],
-)
-def test_a_rank_that_ends_without_a_value_is_a_failure(
-    spark: SparkSession,
-    gpus_back: Callable[[], int],
-    how: str,
-    exit_code: int | None,
-    signal: str | None,
-    words: str,
-) -> None:
-    with pytest.raises(hopsgpu.RankFailed, match=words) as failed:
-        quiet(exec, args=(how,))
-    assert (failed.value.exit_code, failed.value.signal) == (exit_code, signal)
-    assert failed.value.log_tail[0] == "so long"
-
-
 def test_etl_before_and_after_and_two_launches(
     spark: SparkSession, gpus_back: Callable[[], int]
 ) -> None:
@@ -178,9 +151,10 @@ def test_callables_of_every_kind(spark: SparkSession, gpus_back: Callable[[], in
     def call_all(given: list[Callable[[int], int]]) -> list[int]:
         return [function(4) for function in given]
 
-    assert quiet(call_all, args=(callables,)).value == [4, 5, 24, 304, 1200, 9]
-    assert quiet(Adder(1), args=(1,)).value == 2
-    assert quiet(lambda: captured).value == 20
+    with hopsgpu.hold(workers=1, progress="off") as gang:
+        assert gang.launch(call_all, (callables,), progress="off").value == [4, 5, 24, 304, 1200, 9]
+        assert gang.launch(Adder(1), (1,), progress="off").value == 2
+        assert gang.launch(lambda: captured, progress="off").value == 20
 
 
 def test_functions_of_main_and_modules_beside_the_script(
@@ -236,7 +210,9 @@ def test_model_is_published_as_versions_and_the_run_has_its_record(
         (context.model_dir / "layers" / "w.bin").write_bytes(weights)
         print("written by", context.rank)
 
-    first = quiet(train, args=(b"one",), workers=2, model="net")
+    with hopsgpu.hold(workers=2, progress="off") as gang:
+        first = gang.launch(train, (b"one",), model="net", progress="off")
+        nothing = gang.launch(os.getpid, model="empty", progress="off")
     second = quiet(train, args=(b"two",), workers=2, model="net")
     assert first.model is not None and second.model is not None
     assert (first.model.version, second.model.version) == (1, 2)
@@ -252,7 +228,6 @@ def test_model_is_published_as_versions_and_the_run_has_its_record(
     assert record["state"] == "released"
     assert record["model"] == second.model.url
     assert [rank["exit_code"] for rank in record["ranks"]] == [0, 0]
-    nothing = quiet(os.getpid, model="empty")
     assert nothing.model is None
     assert "left nothing" in nothing.warnings[0]
 

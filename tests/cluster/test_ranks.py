@@ -252,29 +252,36 @@ def crash(how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("how", "words", "end"),
     [
-        ("import ctypes; ctypes.string_at(0)", "SIGSEGV: native code crashed"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL, which hopsgpu did"),
-        ("raise MemoryError('no more')", "raised MemoryError.*raise memory_per_worker"),
-        ("raise RuntimeError('CUDA out of memory. Tried')", "memory of GPU .* is full"),
+        ("import ctypes; ctypes.string_at(0)", "SIGSEGV: native code crashed", "SIGSEGV"),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "was ended by SIGKILL, which hopsgpu did",
+            "SIGKILL",
+        ),
+        ("raise MemoryError('no more')", "raised MemoryError.*raise memory_per_worker", 1),
+        ("raise RuntimeError('CUDA out of memory. Tried')", "memory of GPU .* is full", 1),
         (
             "raise RuntimeError('The NVIDIA driver on your system is too old (found 11040)')",
             "the NVIDIA driver or GPU of node. does not serve the CUDA",
+            1,
         ),
-        ("import os; os._exit(9)", "exit code 9 and without a value or an exception"),
-        ("import sys; sys.exit('enough')", "called sys.exit: exit code 1"),
+        ("import os; os._exit(9)", "exit code 9 and without a value or an exception", 9),
+        ("import sys; sys.exit('enough')", "called sys.exit: exit code 1", 1),
+        ("import sys; sys.exit(3)", "called sys.exit: exit code 3", 3),
     ],
 )
 def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
-    gang: hopsgpu.Gang, how: str, words: str
+    gang: hopsgpu.Gang, how: str, words: str, end: int | str
 ) -> None:
     began = time.monotonic()
     with pytest.raises(hopsgpu.RankFailed, match=f"(?s){words}") as failed:
         gang.launch(crash, args=(how,), progress="off")
     assert time.monotonic() - began < 15
     error = failed.value
-    assert error.rank == 1
+    assert (error.rank, error.exit_code or error.signal) == (1, end)
+    assert error.log_tail[0] == f"about to {how}"
     other, first = error.result.ranks
     assert (other.stopped, first.stopped) == (True, False)
     log = Lake(error.log_url or "").read().decode()

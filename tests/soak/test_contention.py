@@ -19,7 +19,7 @@ from tests.contention import CONTENDER, both_finish, start_script
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("workers", "launches"), [(4, 3), (3, 1)])
+@pytest.mark.parametrize(("workers", "launches"), [(4, 2), (3, 1)])
 def test_two_applications_that_want_more_than_there_is_both_finish(
     cluster_env: dict[str, str],
     manager: ResourceManager,

@@ -1,4 +1,4 @@
-"""Four executors get four GPUs again and again; types of GPUs; a node's health."""
+"""Four executors get four GPUs again and again; types of GPUs."""
 
 from __future__ import annotations
 
@@ -190,36 +190,5 @@ def test_marker_resources_and_node_labels(
             script.kill()
             script.communicate()
         assert out.split() == ["node1", "node1"], err[-3000:]
-    finally:
-        cluster.down(directory)
-
-
-def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    directory = tmp_path_factory.mktemp("health")
-    often = {"yarn-site": {"yarn.nodemanager.health-checker.interval-ms": "1000"}}
-    cluster.up(directory, conf=often)
-    try:
-        daemons = cluster.status(directory).daemons
-        (web,) = (daemon.web for daemon in daemons if daemon.name == "resourcemanager")
-        manager = ResourceManager((web,))
-        smi = directory / "nodes" / "node1" / "bin" / "nvidia-smi"
-        before = smi.read_text()
-
-        def state() -> str:
-            return next(node.state for node in manager.nodes() if node.host == "node1")
-
-        assert state() == "RUNNING"
-        broken = before.replace(
-            "<product_name>",
-            "<remapped_rows><remapped_row_failure>Yes</remapped_row_failure></remapped_rows>"
-            "<product_name>",
-        )
-        smi.write_text(broken)
-        assert until(lambda: state() == "UNHEALTHY", 60)
-        assert [n.state for n in manager.nodes() if n.host != "node1"] == ["RUNNING"]
-        smi.write_text(before)
-        assert until(lambda: state() == "RUNNING", 60)
     finally:
         cluster.down(directory)

@@ -1,4 +1,4 @@
-"""Nodes without anything of ours, one that is lost, and a network that is encrypted."""
+"""Nodes without anything of ours, unhealthy or lost ones, and a network that is encrypted."""
 
 from __future__ import annotations
 
@@ -18,12 +18,18 @@ import pytest
 
 from hopsgpu import cluster
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.cluster.test_gpus import BROKEN, said_by
 from tests.conftest import gone, gpus_become, until
 
-# By default the ResourceManager waits ten minutes for a node.
-CONF = {"yarn-site": {"yarn.nm.liveness-monitor.expiry-interval-ms": "15000"}}
+# By default the ResourceManager waits ten minutes for a node, and health is looked at every ten.
+CONF = {
+    "yarn-site": {
+        "yarn.nm.liveness-monitor.expiry-interval-ms": "15000",
+        "yarn.nodemanager.health-checker.interval-ms": "1000",
+    }
+}
 
-# The last node of the test before stays lost.
+# A node that a test has lost stays so.
 NODES = 3
 
 TRAINING = """
@@ -77,8 +83,8 @@ BARE = """
 """
 
 
-class Lost(NamedTuple):
-    """What runs on two nodes, by rank, when the second one's NodeManager is lost."""
+class Training(NamedTuple):
+    """What runs on two nodes, by rank."""
 
     driver: subprocess.Popen[str]
     hosts: list[str]
@@ -142,19 +148,16 @@ def test_where_spark_encrypts_the_control_channel_does_too(own_cluster: Path) ->
 
 
 @contextlib.contextmanager
-def without_a_node_manager(own_cluster: Path, directory: Path) -> Iterator[Lost]:
-    """A training on two nodes, the second of which has lost its NodeManager."""
+def training(own_cluster: Path, directory: Path) -> Iterator[Training]:
+    """Ranks on two nodes, of whom and of whose GPUs nothing is left at the end."""
     driver = started(own_cluster, TRAINING, str(directory))
     try:
         assert until(lambda: len(list(directory.glob("?-node?"))) == 2, 120)
         files = sorted(directory.glob("?-node?"))
         assert until(lambda: all(f.read_text() for f in files), 10)
         hosts = [file.name.partition("-")[2] for file in files]
-        (manager,) = (d for d in cluster.status(own_cluster).daemons if d.name == hosts[1])
-        os.kill(manager.pid, signal.SIGKILL)
-        assert until(lambda: gone(manager.pid), 10)
         pids = [int(file.read_text()) for file in files]
-        yield Lost(driver, hosts, pids)
+        yield Training(driver, hosts, pids)
         assert until(lambda: all(map(gone, pids)), 15)
         assert gpus_become(resource_manager(own_cluster), 0, seconds=60)
     finally:
@@ -162,14 +165,46 @@ def without_a_node_manager(own_cluster: Path, directory: Path) -> Iterator[Lost]
         driver.communicate()
 
 
+def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
+    own_cluster: Path, tmp_path: Path
+) -> None:
+    manager = resource_manager(own_cluster)
+    with training(own_cluster, tmp_path) as running:
+        host = running.hosts[1]
+
+        def state() -> str:
+            return next(node.state for node in manager.nodes() if node.host == host)
+
+        assert state() == "RUNNING"
+        with said_by(
+            own_cluster / "nodes" / host,
+            lambda said: said.replace("<product_name>", f"{BROKEN}<product_name>"),
+        ):
+            assert until(lambda: state() == "UNHEALTHY", 60)
+            assert {n.state for n in manager.nodes() if n.host != host} == {"RUNNING"}
+            said, problem = running.driver.communicate(timeout=60)
+            assert running.driver.returncode == 3, problem
+            assert said.startswith(f"failed {host} the executor of rank 1 on {host} was lost")
+            assert "UNHEALTHY, and an unhealthy node loses all containers; its health" in said
+            assert "check says: ERROR" in said
+        assert until(lambda: state() == "RUNNING", 60)
+
+
+def kill_node_manager(own_cluster: Path, host: str) -> None:
+    (manager,) = (d for d in cluster.status(own_cluster).daemons if d.name == host)
+    os.kill(manager.pid, signal.SIGKILL)
+    assert until(lambda: gone(manager.pid), 10)
+
+
 def test_a_node_manager_that_is_killed_does_not_end_the_training(
     own_cluster: Path, tmp_path: Path
 ) -> None:
     """Its containers live on; they are lost for good only when YARN gives the node up."""
-    with without_a_node_manager(own_cluster, tmp_path) as lost:
+    with training(own_cluster, tmp_path) as running:
+        kill_node_manager(own_cluster, running.hosts[1])
         (tmp_path / "go").touch()
-        said, problem = lost.driver.communicate(timeout=180)
-        assert f"values {' '.join(lost.hosts)}" in said, problem
+        said, problem = running.driver.communicate(timeout=180)
+        assert f"values {' '.join(running.hosts)}" in said, problem
         print(said)
 
 
@@ -177,10 +212,13 @@ def test_a_node_manager_that_stays_lost_ends_the_training_and_is_named(
     own_cluster: Path, tmp_path: Path
 ) -> None:
     """Spark is told when YARN gives the node up; the ranks there, out of YARN's reach, end too."""
-    with without_a_node_manager(own_cluster, tmp_path) as lost:
-        said, problem = lost.driver.communicate(timeout=180)
+    with training(own_cluster, tmp_path) as running:
+        kill_node_manager(own_cluster, running.hosts[1])
+        said, problem = running.driver.communicate(timeout=180)
         print(said)
-        assert lost.driver.returncode == 3, problem
-        assert said.startswith(f"failed {lost.hosts[1]} the executor of rank 1 on {lost.hosts[1]}")
+        assert running.driver.returncode == 3, problem
+        assert said.startswith(
+            f"failed {running.hosts[1]} the executor of rank 1 on {running.hosts[1]}"
+        )
         assert "its NodeManager was lost: the ResourceManager had heard nothing of it" in said
         assert "Spark says: " in said
