@@ -43,7 +43,8 @@ check: $(VENV)/.installed-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_layers.py
+	$(BIN)/python -m pytest -q tests/unit/test_layers.py \
+	  tests/unit/test_discovery_check.py::test_the_file_is_what_the_modules_are
 
 test: java $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ALONE) tests/unit

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hopsgpu.errors import ConfigError
 
@@ -15,14 +16,22 @@ _SHOWN = 8
 
 
 def has_type(model: str, wanted: str) -> bool:
-    """Whether a product name has the words of a type, one after the other, in whatever case.
+    """Whether a product name has the words of a type in their order, in whatever case.
 
-    "NVIDIA A100-SXM4-40GB" is an "A100" and an "a100-sxm4"; "NVIDIA RTX A1000" is no "A100".
+    "NVIDIA A100-SXM4-40GB" is an "A100", an "a100-sxm4" and an "A100 40GB", and a "GeForce RTX
+    3090" an "RTX3090"; "NVIDIA RTX A1000" is no "A100".
     """
     words, of = _words(model), _words(wanted)
-    if "mig" in words and "mig" not in of:
+    if not of or ("mig" in words and "mig" not in of):
         return False  # a slice is less than the GPU whose name it has
-    return bool(of) and any(words[at : at + len(of)] == of for at in range(len(words)))
+    left = iter(words)
+    return all(word in left for word in of) or "".join(of) in _runs(words)
+
+
+def _runs(words: Sequence[str]) -> Iterator[str]:
+    """Words that follow each other, written as one."""
+    for begin, end in itertools.combinations(range(len(words) + 1), 2):
+        yield "".join(words[begin:end])
 
 
 def _words(name: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopsgpu.cli.seconds import Seconds
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _STATE, _NAME = 9, 17
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=1),
+    type=Seconds(1.0),
     default=45.0,
     show_default=True,
     help="How long to wait for a container on each node.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from hopsgpu.cli.seconds import Seconds
 from hopsgpu.errors import ConfigError, HopsGpuError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _Look = Callable[[], "ClusterGpus"]
     is_flag=False,
     flag_value=_WATCH_SECONDS,
     default=None,
-    type=click.FloatRange(min=0.5),
+    type=Seconds(0.5),
     metavar="[SECONDS]",
     help=f"Look again and again until Ctrl-C, every {_WATCH_SECONDS:g} seconds by default.",
 )

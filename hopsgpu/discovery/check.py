@@ -14,7 +14,6 @@ import contextlib
 import os
 import stat
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import List
@@ -41,7 +40,8 @@ _LAST_CHECK_SECONDS = 3600.0
 
 def hang_file() -> Path:
     """What this user's checks leave for the next one while the driver hangs."""
-    return Path(tempfile.gettempdir()) / f"hopsgpu-gpu-check-{os.geteuid()}-hang"
+    # Not tempfile's, which fails where there is none: this must say how the GPUs are all the same.
+    return Path(os.environ.get("TMPDIR") or "/tmp") / f"hopsgpu-gpu-check-{os.geteuid()}-hang"
 
 
 def _hung_before(file: Path) -> bool:
@@ -140,7 +140,9 @@ def main() -> int:
         lines = report(seconds, hang_file())
     except (OSError, ValueError) as error:
         lines = [f"the GPUs could not be checked: {error}"]
-    print("\n".join(" ".join(line.split()) for line in lines))
+    said = "\n".join(" ".join(line.split()) for line in lines)
+    # A NodeManager may run in a locale of ASCII: a script that fails there is not listened to.
+    print(said.encode("ascii", "backslashreplace").decode("ascii"))
     return 0
 
 

@@ -182,7 +182,9 @@ def _decode(answer: Dict[str, Any]) -> Listing:
     if "error" in answer:
         kinds = {kind.__name__: kind for kind in (NoDriverError, HungDriverError)}
         raise kinds.get(answer["error"], DriverError)(answer["reason"])
-    return Listing(tuple(map(_device, answer["devices"])), answer["isolated"])
+    # One that is listed twice is one all the same.
+    devices = {one.address: one for one in map(_device, answer["devices"])}
+    return Listing(tuple(devices.values()), answer["isolated"])
 
 
 def _device(fields: Dict[str, Any]) -> Device:

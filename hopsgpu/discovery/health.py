@@ -29,6 +29,9 @@ RECOVERY_ACTIONS: Mapping[int, Tuple[str, str, str]] = MappingProxyType(
     }
 )
 _NO_ACTION = 0
+# NVIDIA's "GPU Memory Error Management", "Row Remapping": 64 retirements at most before Ampere.
+_MOST_RETIRED = 64
+_MANY_RETIRED = 60
 
 
 class Verdict(NamedTuple):
@@ -144,8 +147,13 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
         yield Verdict(BAD, f"a row of its memory could not be remapped ({rows}): replace it")
     if readings.remap_pending:
         yield Verdict(WATCH, f"a row waits to be remapped ({rows}): nvidia-smi --gpu-reset")
+    pages = readings.retired_pages or 0
+    if pages >= _MANY_RETIRED:
+        yield Verdict(
+            WATCH,
+            f"{pages} pages of its memory are retired, of {_MOST_RETIRED} at most: replace it",
+        )
     if readings.retirement_pending:
-        pages = readings.retired_pages or 0
         yield Verdict(WATCH, f"a page waits to be retired ({pages} are): reload the driver")
 
 

@@ -258,7 +258,7 @@ def _read_lease(path: Path, address: str) -> Lease:
 def _owner_of(said: bytes) -> Dict[str, str]:
     try:
         told = json.loads(said.decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):  # another user's file may hold anything
         return {}
     if not isinstance(told, dict):
         return {}

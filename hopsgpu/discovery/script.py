@@ -232,13 +232,19 @@ def executor_among(above: Sequence[Ancestor]) -> int:
     """
     java = [one for one in above if _JAVA in one.names]
     # Not to be seen as what it is, or run by hand.
-    other = [one for one in above if not one.names & _SHELLS]
+    other = [one for one in above if not one.names & _SHELLS and one.pid != 1]
     return [*java[:1], *other[:1], above[0]][0].pid
 
 
 @contextlib.contextmanager
 def _executor() -> Iterator[Watched]:
-    pid = executor_among(ancestors())
+    above = ancestors()
+    pid = executor_among(above)
+    if not any(_JAVA in one.names for one in above):
+        # Whoever tries it by hand should know why the GPU is not free again.
+        print(
+            f"hopsgpu discovery: no Java is above: leased until process {pid} ends", file=sys.stderr
+        )
     with Watched(pid) as watched:
         # Watched only now: it may have ended before, and its number be another's.
         if executor_among(ancestors()) != pid:

@@ -37,6 +37,9 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 _DOCUMENT = re.compile(r"<nvidia_smi_log>.*</nvidia_smi_log>", re.DOTALL)
 # What it says in place of a value of a GPU that cannot be used.
 _FATAL = ("GPU is lost", "GPU requires reset")
+# Not isdigit(), to which "²" is one; and a pid as the kernel takes it.
+_NUMBER = re.compile("[0-9]{1,18}")
+_PID = re.compile("[1-9][0-9]{0,8}")
 
 
 class _Answer(NamedTuple):
@@ -179,7 +182,7 @@ def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[Proce
         Process(int(_text(one, "pid")), _text(one, "process_name"))
         for one in gpu.findall("processes/process_info")
         if "C" in _text(one, "type")
-        and _text(one, "pid").isdigit()
+        and _PID.fullmatch(_text(one, "pid"))
         and instance in (None, _instance(one))
     )
 
@@ -243,7 +246,7 @@ def _mib(element: ElementTree.Element) -> int:
 
 
 def _number(text: str) -> Optional[int]:
-    return int(text) if text.strip().isdigit() else None
+    return int(text) if _NUMBER.fullmatch(text.strip()) else None
 
 
 def _text(element: ElementTree.Element, path: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import importlib.metadata
 import importlib.util
 import os
@@ -25,8 +24,8 @@ from hopsgpu.planning import root_on
 from hopsgpu.stores.lake import Lake
 from hopsgpu.yarn.amounts import GPU
 from hopsgpu.yarn.hadoop_conf import HadoopConf
-from hopsgpu.yarn.inventory import Observer
-from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.yarn.inventory import Observer, own_name
+from hopsgpu.yarn.resource_manager import ResourceManager, understood, web_addresses
 
 Setting = Callable[[str], str | None]
 
@@ -101,6 +100,7 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     return None if said is None else tuple(part.strip() for part in said.split(",") if part.strip())
 
 
+@understood()
 def yarn_facts(setting: Setting) -> Yarn:
     """What the ResourceManager tells.
 
@@ -130,7 +130,7 @@ def yarn_facts(setting: Setting) -> Yarn:
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
     """Where runs and models go, as `planning.lake_root` finds it in a session."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
-    user = environ.get("HADOOP_USER_NAME") or getpass.getuser()
+    user = environ.get("HADOOP_USER_NAME") or own_name()
     return root_on(named, setting("fs.defaultFS"), user)
 
 

@@ -157,8 +157,8 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
         return wrong(
             name,
             f"the directory of leases serves not all users on {len(broken)} nodes",
-            "make it as root, mode 1777; HOPSGPU_LEASE_DIR in the executors' environment names"
-            " another, the same for all users",
+            "make it as root, mode 1777; yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR of the nodes"
+            " names another, for all containers",
             broken,
         )
     return ok(name, _told(facts, lambda node: f"{node.leases.path}, sticky and writable"))

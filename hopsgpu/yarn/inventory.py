@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from hopsgpu.errors import ConfigError
 from hopsgpu.spec import GangSpec, shape_of
 from hopsgpu.turns import Bound
 from hopsgpu.yarn.amounts import NOTHING, Amount, total
@@ -40,10 +41,12 @@ class Observer:
         user: for whom; by default the caller, as YARN would know it.
 
     Raises:
-        ConfigError: the configuration names a file that cannot be read.
+        ConfigError: the configuration names a file that cannot be read, or the user is no name.
     """
 
     def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
+        if user is not None and not (isinstance(user, str) and user.strip()):
+            raise ConfigError(f"user={user!r}: the name of a user is wanted, or None for yourself")
         self._manager = ResourceManager(web_addresses(setting))
         self._nodes = NodeManagers(setting)
         self._setting = setting
@@ -89,9 +92,14 @@ def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> s
             return str(found)
     elif name := os.environ.get("HADOOP_USER_NAME"):
         return name
+    return own_name()
+
+
+def own_name() -> str:
+    """The name of the user who runs this; the number where a container's user has no name."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
+    except KeyError:
         return str(os.getuid())
 
 

@@ -6,7 +6,7 @@ Source of paths and fields: the Hadoop documentation, "ResourceManager REST API'
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -85,6 +85,24 @@ def _web_address(
     return f"{host}:{8090 if secure else 8088}" if host else None
 
 
+@contextlib.contextmanager
+def understood() -> Iterator[None]:
+    """While inside, an answer of another form than YARN's becomes an error of its own.
+
+    Raises:
+        HopsGpuError: a proxy, or another service, answered with JSON of its own.
+    """
+    try:
+        yield
+    except HopsGpuError:
+        raise
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        raise HopsGpuError(
+            f"the ResourceManager answers in a form that is unknown ({type(error).__name__}:"
+            f" {error}). Is yarn.resourcemanager.webapp.address that of a ResourceManager?"
+        ) from error
+
+
 class ResourceManager:
     """Asks the ResourceManager; the active one of several answers."""
 
@@ -94,10 +112,12 @@ class ResourceManager:
         # Of several the active one; a host that is down would be waited for at each question.
         self._answered: str | None = None
 
+    @understood()
     def nodes(self) -> tuple[Node, ...]:
         """All nodes, whatever their state."""
         return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
+    @understood()
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
         """One look at all that decides what an application can get.
 
@@ -154,6 +174,7 @@ class ResourceManager:
             rounding=rounding,
         )
 
+    @understood()
     def overview(self, user: str) -> Overview:
         """One look at the nodes, queues and applications, and at what a user would find.
 
@@ -188,6 +209,7 @@ class ResourceManager:
             acls=self._acls(),
         )
 
+    @understood()
     def user(self) -> str | None:
         """Whom the ResourceManager takes the caller for; None where it does not tell."""
         try:
@@ -197,6 +219,7 @@ class ResourceManager:
         # With its name around it in the documentation, without in 3.5.
         return said.get("clusterUserInfo", said).get("requestedUser") or None
 
+    @understood()
     def queues(self) -> tuple[Queue, ...]:
         """All queues, each parent before its children, for nodes without a label."""
         return queues_of(self.ask(_SCHEDULER), "", self.nodes())
@@ -252,6 +275,7 @@ class ResourceManager:
         running = [node for node in self.nodes() if node.state == "RUNNING"]
         return sum(n.used.gpus for n in running), sum(n.total.gpus for n in running)
 
+    @understood()
     def gpus_ending(self) -> int:
         """GPUs whose container the scheduler has let go and whose node still has it.
 
@@ -265,6 +289,7 @@ class ResourceManager:
         scheduled = amount_of(used)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
+    @understood()
     def held(self, application_id: str, priority: int) -> Held:
         """What an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)

@@ -317,3 +317,6 @@ def test_the_wrapper_says_what_is_missing(home: Path) -> None:
     assert ran.returncode == 1
     assert ran.stderr.startswith("hopsgpu: cannot write")
     assert "XDG_CACHE_HOME" in ran.stderr
+    ran = run_submit(home, "a.py", PYSPARK_PYTHON=sys.executable, XDG_CACHE_HOME="", HOME="")
+    assert ran.returncode == 1
+    assert "HOME is not set" in ran.stderr

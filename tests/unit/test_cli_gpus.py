@@ -261,7 +261,7 @@ def test_a_node_manager_that_is_not_there_is_one_line_and_the_rest(yarn: Daemon)
     assert "NVIDIA A100-SXM4-80GB" in ran.stdout
 
 
-@pytest.mark.parametrize("given", ["0", "0.1", "often"])
+@pytest.mark.parametrize("given", ["0", "0.1", "often", "nan", "inf"])
 def test_how_often_must_be_a_time(given: str) -> None:
     ran = run(f"--watch={given}")
     assert ran.exit_code == 2

@@ -151,6 +151,17 @@ def checked(monkeypatch: pytest.MonkeyPatch, pci: Path, tmp_path: Path) -> Check
     return Checked(monkeypatch, pci, tmp_path / "hang")
 
 
+def test_an_error_is_told_in_a_locale_of_ascii(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The output of a script that fails is not listened to."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    (line,) = run(tmp_path, [{**gpu(0, error=LOST), "name": "NVIDIA é"}])
+    assert line.startswith("ERROR no GPU of this node can be used: GPU ")
+    assert "NVIDIA \\xe9" in line
+
+
 GOOD = Listing((Device("GPU-a"),))
 HANGS = HungDriverError("the driver hangs")
 MISMATCH = DriverError("Driver/library version mismatch")

@@ -173,6 +173,20 @@ def test_processes_of_a_gpu_and_of_its_mig_devices(node: Reader) -> None:
         assert listing.devices[0].processes == (Process(os.getpid(), "python"),)
 
 
+@pytest.mark.parametrize("pid", ["99999999999999999999999", "²", "0", "-1"])
+def test_what_is_no_process(node: Reader, pid: str) -> None:
+    node.play([gpu(0, processes=[{"pid": pid, "name": "odd"}])])
+    (device,) = node.smi().devices
+    assert device.processes == ()
+
+
+def test_a_gpu_that_is_listed_twice_is_one(node: Reader) -> None:
+    node.play([gpu(0), gpu(0)])
+    listed = node.smi()
+    assert len(listed.devices) == 2
+    assert devices._decode(devices.encode(listed)).devices == listed.devices[:1]
+
+
 def test_graphics_is_no_computing(node: Reader) -> None:
     node.play([gpu(0, processes=[{"pid": os.getpid(), "name": "Xorg", "type": "G"}])])
     assert node.smi().devices[0].processes == ()

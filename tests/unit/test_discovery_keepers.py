@@ -111,12 +111,26 @@ def test_a_wrapped_python(node: Node) -> None:
         ([["pyenv"], ["sh"], ["java-17", "java"]], 2),
         ([["python3", "dash"], ["bash"], ["python3.11"], ["sh"]], 2),
         ([["bash"], ["sh"]], 0),
+        ([["bash"], ["tmux"], ["init"]], 1),
         ([[]], 0),
     ],
 )
 def test_which_process_is_the_executor(above: list[list[str]], executor: int) -> None:
-    seen = [Ancestor(pid, frozenset(names)) for pid, names in enumerate(above)]
-    assert script.executor_among(seen) == executor
+    # The last one is pid 1, by which nobody is told apart.
+    pids = range(len(above), 0, -1)
+    seen = [Ancestor(pid, frozenset(names)) for pid, names in zip(pids, above, strict=True)]
+    assert script.executor_among(seen) == pids[executor]
+
+
+def test_by_hand_it_says_until_when_it_leases(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parent = os.getppid()
+    monkeypatch.setattr(script, "ancestors", lambda: [Ancestor(parent, frozenset({"tmux"}))])
+    with script._executor() as executor:
+        assert executor.pid == parent
+    said = capsys.readouterr().err
+    assert said == f"hopsgpu discovery: no Java is above: leased until process {parent} ends\n"
 
 
 def test_a_lease_directory_has_to_be_the_same_for_all(node: Node) -> None:

@@ -227,7 +227,15 @@ def test_a_file_says_whose_it_is(directory: Path, environ: dict[str, str]) -> No
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", "\x00\xff", "{", json.dumps({"user": "\x1b[2Jx" * 99, "pid": [], "x": 1})]
+    "text",
+    [
+        "",
+        "[1]",
+        "[" * 4096,
+        "\x00\xff",
+        "{",
+        json.dumps({"user": "\x1b[2Jx" * 99, "pid": [], "x": 1}),
+    ],
 )
 def test_what_a_file_says_is_not_trusted(
     directory: Path, environ: dict[str, str], text: str

@@ -414,6 +414,17 @@ def test_the_root_of_the_lake_is_named_by_property_then_variable() -> None:
     assert gather.lake_root({}, environ, lambda name: None) == "hdfs://a/x"
 
 
+def test_a_users_number_where_a_container_has_no_name_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def nobody(number: int) -> object:
+        raise KeyError(number)
+
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    root = gather.lake_root({}, {}, {"fs.defaultFS": "hdfs://a"}.get)
+    assert root == f"hdfs://a/user/{os.getuid()}/hopsgpu"
+
+
 def test_the_lake_is_written_renamed_read_and_left_empty(tmp_path: Path) -> None:
     facts = gather.lake_facts(f"file://{tmp_path}/root")
     assert facts.problem == ""

@@ -46,6 +46,11 @@ def test_no_node_with_gpus() -> None:
         ("NVIDIA A100-SXM4-40GB", "a100", True),
         ("NVIDIA A100-SXM4-40GB", "A100 SXM4", True),
         ("NVIDIA A100-SXM4-40GB", "A100-PCIE", False),
+        ("NVIDIA A100-SXM4-40GB", "A100 40GB", True),
+        ("NVIDIA A100-SXM4-40GB", "40GB A100", False),
+        ("NVIDIA A100-SXM4-40GB", "a100sxm4", True),
+        ("NVIDIA GeForce RTX 3090", "RTX3090", True),
+        ("NVIDIA GeForce RTX 3090", "RTX309", False),
         # Other products, whose names begin with the letters of the wanted one.
         ("NVIDIA RTX A1000", "A100", False),
         ("NVIDIA A100-SXM4-40GB", "A10", False),

@@ -48,6 +48,7 @@ def test_a_gpu_that_is_well() -> None:
         (Readings(remap_failed=True, remapped_uncorrectable=8), BAD, "8 rows remapped"),
         (Readings(remap_pending=True, remapped_correctable=1), WATCH, "1 for correctable"),
         (Readings(retirement_pending=True, retired_pages=7), WATCH, "(7 are)"),
+        (Readings(retired_pages=60), WATCH, "60 pages of its memory are retired, of 64 at most"),
         (Readings(hw_thermal=True), WATCH, "cooling"),
         (Readings(hw_power_brake=True), WATCH, "power brake"),
         (Readings(sw_thermal=True), WATCH, "the driver slows it down"),

@@ -522,6 +522,29 @@ def test_who_asks(yarn: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert hopsgpu.inventory().user == own
 
 
+@pytest.mark.parametrize("user", ["", " ", 5, []])
+def test_what_is_no_user(yarn: Daemon, user: Any) -> None:
+    with pytest.raises(ConfigError, match="user=.*the name of a user"):
+        hopsgpu.inventory(user=user)
+
+
+@pytest.mark.parametrize(
+    ("path", "answer"),
+    [
+        *((path, answer) for path in ("apps", "scheduler", "nodes") for answer in ([], None, "x")),
+        ("scheduler", {}),
+        ("scheduler", {"scheduler": 1}),
+    ],
+)
+def test_a_resource_manager_that_answers_in_another_form(
+    yarn: Daemon, path: str, answer: object
+) -> None:
+    """A proxy, say, or another service."""
+    yarn.answers[f"/ws/v1/cluster/{path}"] = answer
+    with pytest.raises(HopsGpuError, match=r"answers in a form that is unknown .*webapp\.address"):
+        hopsgpu.inventory()
+
+
 def test_no_resource_manager(yarn: Daemon) -> None:
     yarn.answers.clear()
     with pytest.raises(HopsGpuError, match="the ResourceManager does not answer") as error:

@@ -1,0 +1,25 @@
+"""A number of seconds on the command line."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+_DAY = 86_400.0
+
+
+class Seconds(click.FloatRange):
+    """Seconds from a least number to a day; "nan" is none, which a FloatRange takes."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(min=least, max=_DAY)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no number of seconds", param, ctx)
+        return seconds
