@@ -6,6 +6,7 @@ GPUs are simulated where this machine has none; everything else is the real thin
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +79,14 @@ def gone(pid: int) -> bool:
         return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return True
+
+
+def as_in_a_terminal() -> None:
+    """For `preexec_fn` of what gets a Ctrl-C.
+
+    A shell that runs the tests in the background has them, and their children, ignore it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def gpus_become(manager: ResourceManager, wanted: int, seconds: float = BACK_SECONDS) -> bool:

@@ -95,10 +95,14 @@ class Starter:
         for directory in (log.parent, self._layout.scratch):
             directory.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            ran = subprocess.run(
-                argv, env=self._environ(NAMENODE), stdout=out, stderr=out, check=False
-            )
-        if ran.returncode:
+            # At a Ctrl-C subprocess.run() would not wait until it is gone.
+            formatting = subprocess.Popen(argv, env=self._environ(NAMENODE), stdout=out, stderr=out)
+            try:
+                failed = formatting.wait()
+            finally:
+                formatting.kill()
+                formatting.wait()
+        if failed:
             raise ClusterError(f"formatting HDFS failed ({log}):\n{last_lines(log)}")
         self._layout.formatted.touch()
 

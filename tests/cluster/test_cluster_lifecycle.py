@@ -18,6 +18,7 @@ import requests
 
 from hopsgpu.cluster.daemons import members
 from hopsgpu.cluster.layout import address_of
+from tests.conftest import as_in_a_terminal
 
 DAEMONS = {"namenode", "datanode", "resourcemanager", "node1"}
 UP = ("up", "--nodes", "1", "--gpus-per-node", "1")
@@ -178,11 +179,6 @@ def test_an_up_that_is_interrupted_stops_what_it_started(
     tmp_path: Path, sent: signal.Signals
 ) -> None:
     argv = [sys.executable, "-m", "hopsgpu.cli.main", "cluster", *UP, "--dir", str(tmp_path)]
-
-    def as_in_a_terminal() -> None:
-        # A shell that runs the tests in the background has them, and their children, ignore it.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-
     quiet = subprocess.DEVNULL
     with subprocess.Popen(argv, stdout=quiet, stderr=quiet, preexec_fn=as_in_a_terminal) as up:
         deadline = time.monotonic() + 60

@@ -24,6 +24,7 @@ from rich.console import Console
 from hopsgpu.cli.gpu_tables import tables
 from hopsgpu.cli.main import main
 from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+from tests.conftest import as_in_a_terminal
 from tests.unit.rest import Daemon, serving
 from tests.unit.test_inventory import FIELD_NAMES, RESOURCES, configuration, yarn_answers
 
@@ -275,6 +276,7 @@ def started(*options: str, terminal: int | None = None) -> subprocess.Popen[str]
         stdout=subprocess.PIPE if terminal is None else terminal,
         stderr=subprocess.PIPE if terminal is None else terminal,
         text=True,
+        preexec_fn=as_in_a_terminal,
     )
 
 
