@@ -26,6 +26,8 @@ _MOST_SECONDS = 2.0
 _AGAIN_SECONDS = 0.1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PSS = re.compile(rb"^Pss:\s+(\d+) kB$", re.MULTILINE)
+# What others that map the same files do not change, as they do each share.
+_MAPPED = re.compile(rb"^(?:\w+-\w+ |Rss:|Anonymous:|Swap:).*", re.MULTILINE)
 _INIT = 1
 
 
@@ -60,7 +62,10 @@ def look(root: int, doubt: int) -> Use:
         return Use(resident)
     read = {pid: _rollup(pid) for pid in parents}
     # Between vfork and exec a child runs in its parent's memory, which is then seen twice.
-    twice = {pid for pid, parent in parents.items() if read[pid] and read[pid] == read.get(parent)}
+    mapped = {pid: _MAPPED.findall(rollup or b"") for pid, rollup in read.items()}
+    twice = {
+        pid for pid, over in parents.items() if mapped[pid] and mapped[pid] == mapped.get(over)
+    }
     proportional = {pid: 0 if pid in twice else _proportional(pid, read[pid]) for pid in parents}
     return Use(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
 
