@@ -12,7 +12,6 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -306,18 +305,6 @@ def test_cancel_while_training(
         run.result()
     assert run.status().state == "cancelled"
     assert gpus_become(manager, 0, BACK_SECONDS)
-
-
-def test_two_launches_at_once_in_one_application(
-    spark: SparkSession, gpus_back: Callable[[], int]
-) -> None:
-    def launch(number: int) -> hopsgpu.GangResult:
-        return quiet(who_am_i, args=(str(number),), workers=3)
-
-    with ThreadPoolExecutor(2) as threads:
-        results = list(threads.map(launch, range(2)))
-    assert [[r["rank"] for r in result.values] for result in results] == [[0, 1, 2]] * 2
-    assert [result.value["greeting"] for result in results] == ["0", "1"]
 
 
 def test_a_running_application_is_not_told_other_settings(spark: SparkSession) -> None:

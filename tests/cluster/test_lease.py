@@ -103,24 +103,6 @@ def test_a_wait_without_bound_goes_on_telling_and_can_be_cancelled(
     assert manager.gpus()[0] == 0
 
 
-# The line.
-
-
-def test_a_line_that_cannot_be_had_is_done_without(
-    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    script = """
-        import os
-        import hopsgpu
-        hopsgpu.session("no line")
-        result = hopsgpu.launch(os.getpid, progress="off")
-        print(result.warnings)
-    """
-    ran = start_script(cluster_env, script, HOPSGPU_LOCKS="hdfs://127.0.0.1:1/none")
-    out, error = ran.communicate(timeout=120)
-    assert "did not stand in the line" in out and "spark.hopsgpu.locks" in out, (out, error)
-
-
 # Release.
 
 
@@ -143,9 +125,10 @@ def test_a_script_that_ends_gives_back_what_its_runs_hold(
     assert gpus_become(manager, 0)
 
 
-def test_without_the_direct_kill_the_idle_timeout_lets_go_and_the_result_says_so(
+def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
     cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
+    """The idle timeout lets the executors go."""
     script = """
         import os
         import hopsgpu
@@ -160,8 +143,10 @@ def test_without_the_direct_kill_the_idle_timeout_lets_go_and_the_result_says_so
         result = hopsgpu.launch(os.getpid, workers=2, progress="off")
         print(result.warnings, result.timeline.released - result.timeline.returned)
     """
-    out, error = start_script(cluster_env, script).communicate(timeout=120)
-    assert "could not be killed" in out and "killExecutors does not exist" in out, error
+    alone = start_script(cluster_env, script, HOPSGPU_LOCKS="hdfs://127.0.0.1:1/none")
+    out, error = alone.communicate(timeout=120)
+    assert "did not stand in the line" in out and "spark.hopsgpu.locks" in out, (out, error)
+    assert "could not be killed" in out and "killExecutors does not exist" in out
     assert "idle timeout has let them go" in out
     assert 3 < float(out.split()[-1]) < 20
 
@@ -311,8 +296,7 @@ def test_etl_beside_a_launch_is_neither_refused_nor_run_twice(
     with ThreadPoolExecutor(1) as thread:
         jobs = thread.submit(etl)
         try:
-            for _ in range(2):
-                assert len(quiet(time.sleep, args=(1,), workers=2).values) == 2
+            assert len(quiet(time.sleep, args=(1,), workers=2).values) == 2
         finally:
             stop.set()
         done = jobs.result()
@@ -388,7 +372,7 @@ def test_pack_puts_as_many_ranks_into_a_container_as_fit(
 def test_pack_of_a_number_that_does_not_divide_says_so(spark: SparkSession) -> None:
     plan = hopsgpu.plan(who_and_where, workers=3, placement="pack")
     assert (plan.executors, plan.ranks_per_executor) == (3, 1)
-    assert "no two of the 3 ranks" in plan.warnings[0]
+    assert "not more than 1 of the 3 ranks fit into one container" in plan.warnings[0]
 
 
 def test_pack_prefers_the_fullest_node_that_fits(
