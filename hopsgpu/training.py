@@ -26,7 +26,6 @@ from hopsgpu.stores.models import ModelVersion
 from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
-from hopsgpu.yarn.lost_nodes import why_lost
 
 _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
@@ -346,7 +345,7 @@ class Training:
         """Why the executor on a node was lost; "" where neither Spark nor YARN has noticed."""
         job = self._lease.job
         reason = job.reason(_REASON_SECONDS)
-        return why_lost(reason if job.ended.is_set() else "", host, self._lease.nodes)
+        return self._lease.why_lost(reason if job.ended.is_set() else "", host)
 
 
 @contextlib.contextmanager

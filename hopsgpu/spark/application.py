@@ -25,6 +25,7 @@ from hopsgpu.stores.line import make_line
 from hopsgpu.units import parse_duration
 from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.yarn.amounts import GPU
+from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.snapshot import Snapshot
@@ -159,6 +160,10 @@ class Application:
         return self.looks.get(
             most_seconds, lambda: self.manager.snapshot(self.id, self.user, label)
         )
+
+    def why_lost(self, reason: str, host: str) -> str:
+        """Why an executor on a host was lost: Spark's reason with what YARN says."""
+        return why_lost(reason, host, self.manager.nodes, lambda: self.manager.end_of(self.id))
 
     @functools.cached_property
     def node_managers(self) -> NodeManagers:

@@ -30,7 +30,6 @@ from hopsgpu.worker.encryption import network_is_encrypted
 from hopsgpu.worker.kernel import allow_descriptors
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer, serve
-from hopsgpu.yarn.snapshot import Node
 
 # Executors are up and Python is: an agent only has to import and connect.
 _AGENTS_SECONDS = 120.0
@@ -47,14 +46,14 @@ class Lease:
         server: the control channel; agents are its peers.
         containers: one per agent.
         job: the barrier job of the agents; it fails when an executor is lost.
-        nodes: asks the ResourceManager for its nodes.
+        why_lost: asks YARN why an executor was lost, given Spark's reason and the host.
         gone: keys of the agents whose connection has ended, as far as it was noticed.
     """
 
     server: ControlServer
     containers: tuple[Container, ...]
     job: GangJob
-    nodes: Callable[[], Sequence[Node]]
+    why_lost: Callable[[str, str], str]
     gone: set[int] = field(default_factory=set)
 
     def is_whole(self) -> bool:
@@ -274,7 +273,7 @@ class GpuLease:
                 wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
             return None
         self._give_back(parked, holding)
-        return Lease(self._server, tuple(agents.values()), job, self._application.manager.nodes)
+        return Lease(self._server, tuple(agents.values()), job, self._application.why_lost)
 
     def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
         """Lets go of what was held aside: the gang asks for no more."""

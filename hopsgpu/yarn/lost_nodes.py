@@ -27,18 +27,24 @@ _BACK = (
 )
 
 
-def why_lost(reason: str, host: str, nodes: Callable[[], Sequence[Node]]) -> str:
+def why_lost(
+    reason: str, host: str, nodes: Callable[[], Sequence[Node]], ended: Callable[[], str]
+) -> str:
     """Why an executor was lost, with what the ResourceManager says of its node.
 
     Args:
         reason: Spark's, or "" where it knows none.
         host: the executor's.
-        nodes: asks the ResourceManager.
+        nodes: asks the ResourceManager for its nodes.
+        ended: asks it why the application has ended; "" while that runs.
 
     Returns:
-        The reason alone where the node is not to blame.
+        The reason alone where neither the node nor the application's end is to blame.
     """
     try:
+        # All executors end with the application, whose master may have been on a lost node.
+        if over := ended():
+            return f"YARN ended the application, and its executors with it: {over}"
         said = _of_node(reason, [node for node in nodes() if node.host == host], host)
     except HopsGpuError as error:
         said = f"the ResourceManager could not be asked whether {host} is lost ({error})"

@@ -41,6 +41,7 @@ _MOST_ASKED = 8
 _MOST_DETAILED = 64
 _AT_ONCE = 8
 _APPS = "/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts"
+_ENDED = ("FINISHED", "FAILED", "KILLED")
 _SCHEDULER = "/ws/v1/cluster/scheduler"
 
 
@@ -305,6 +306,14 @@ class ResourceManager:
         )
         ids = (c["containerId"] for c in containers if int(c["priority"]) == priority)
         return Held(tuple(ids), pending)
+
+    @understood()
+    def end_of(self, application_id: str) -> str:
+        """How an application ended and why, in YARN's words; "" while it runs."""
+        app = self._app(application_id)
+        if app["state"] not in _ENDED:
+            return ""
+        return " ".join(f"{app['state']}: {app.get('diagnostics') or '(no diagnostics)'}".split())
 
     def ask(self, path: str) -> Any:
         """The JSON answer to a path, from whichever of the addresses is active.

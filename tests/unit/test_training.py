@@ -28,6 +28,7 @@ from hopsgpu.worker.channel import Channel, new_secret
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.server import ControlServer, serve
 from hopsgpu.yarn.amounts import NOTHING
+from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.snapshot import Node
 from tests.conftest import until
 
@@ -98,7 +99,11 @@ def launch(
         for n, gpu in enumerate(gpus)
     )
     job, cancelled = Job(), threading.Event()
-    lease = Lease(server, containers, cast(GangJob, job), lambda: nodes)
+
+    def why(reason: str, host: str) -> str:
+        return why_lost(reason, host, lambda: nodes, str)
+
+    lease = Lease(server, containers, cast(GangJob, job), why)
     modules = PackedModules(b"", 0, ())
     call = Call(b"f", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, timeout=timeout)
     world = assign_ranks(containers, 1)
@@ -119,7 +124,7 @@ def launch_two(
         containers.append(
             Container(event.peer, f"container_{number}", f"node{number}", "127.0.0.1", ())
         )
-    lease = Lease(server, tuple(containers), cast(GangJob, Job()), lambda: ())
+    lease = Lease(server, tuple(containers), cast(GangJob, Job()), lambda reason, host: reason)
     call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 0)
     world = assign_ranks(containers, 1, servers)
     cancelled = threading.Event()
