@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := setup.py pyproject.toml
 # What wants no Spark on the cluster that the others share is tested two files at a time.
-ALONE := tests/contract/test_gpu_leases.py tests/cluster/test_cluster_lifecycle.py
+FRAMEWORKS := $(wildcard tests/contract/test_frameworks_*.py)
+ALONE := $(filter-out $(FRAMEWORKS),$(wildcard tests/contract/test_*.py)) tests/cluster/test_cluster_lifecycle.py
 SHARED := $(filter-out $(ALONE),$(wildcard tests/contract/test_*.py tests/cluster/test_*.py))
 
 .PHONY: help install demo test unit soak bench check python java clean
