@@ -303,8 +303,8 @@ def hang_in_an_all_reduce() -> None:
 def test_ranks_that_hang_end_with_run_timeout_and_their_stacks_are_in_the_log(
     gang: hopsgpu.Gang,
 ) -> None:
-    with pytest.raises(hopsgpu.RankFailed, match=r"run_timeout=3 s.*\(ranks 0, 1\)") as failed:
-        gang.launch(hang_in_an_all_reduce, run_timeout="3s", progress="off")
+    with pytest.raises(hopsgpu.RankFailed, match=r"run_timeout=8 s.*\(ranks 0, 1\)") as failed:
+        gang.launch(hang_in_an_all_reduce, run_timeout="8s", progress="off")
     directory = (failed.value.log_url or "").rpartition("/")[0]
     for rank, where in enumerate(("threading.py", "all_reduce")):
         log = Lake(f"{directory}/rank-{rank}.log").read().decode()
