@@ -20,6 +20,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.discovery import leases
 from hopsgpu.spark.application import Application, application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, gpus_become, until
@@ -77,7 +78,7 @@ def test_many_launches_with_failures_leave_nothing(
     quiet = [thread.name for thread in threading.enumerate()]
     files = len(list(Path("/proc/self/fd").iterdir()))
     application = application_of(spark)
-    temporary = set(Path(tempfile.gettempdir()).glob("hopsgpu*"))
+    temporary = temporary_files()
     with ThreadPoolExecutor(THREADS) as threads:
         for done in [threads.submit(launch_once, *launch) for launch in launches]:
             done.result()
@@ -91,7 +92,7 @@ def test_many_launches_with_failures_leave_nothing(
     # each launch.
     assert len(list(Path("/proc/self/fd").iterdir())) < files + LAUNCHES
     assert not ranks_alive()
-    assert set(Path(tempfile.gettempdir()).glob("hopsgpu*")) == temporary
+    assert temporary_files() == temporary
     # Of the line only the last turn is left.
     assert [name.partition("-")[0] for name in application.line.names()] == ["turn"]
 
@@ -99,6 +100,11 @@ def test_many_launches_with_failures_leave_nothing(
 def every_executor(application: Application) -> list[str]:
     """Ids of all executors that Spark knows, of whatever profile."""
     return [e for profile in range(100) for e in application.jvm.executors(profile)]
+
+
+def temporary_files() -> set[Path]:
+    """What hopsgpu has left on this machine, but for the nodes' leases, which are to stay."""
+    return set(Path(tempfile.gettempdir()).glob("hopsgpu*")) - {leases.DIRECTORY}
 
 
 def ranks_alive() -> list[str]:
