@@ -4,15 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PACKAGING := setup.py pyproject.toml
-# What wants no Spark on the cluster that the others share is tested two files at a time.
-FRAMEWORKS := $(wildcard tests/contract/test_frameworks_*.py)
-ALONE := $(filter-out $(FRAMEWORKS),$(wildcard tests/contract/test_*.py)) tests/cluster/test_cluster_lifecycle.py
-SHARED := $(filter-out $(ALONE),$(wildcard tests/contract/test_*.py tests/cluster/test_*.py))
+# Two files at a time, each time on a cluster of its own; the longest files first, for the last
+# one runs alone.
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
+# What needs Spark on that cluster, and what does not.
+SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
+SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
+LONGEST := $(addprefix tests/cluster/test_,lease.py submit.py ranks.py launch.py)
+LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
+SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py nodes.py gpus.py)
 
-.PHONY: help install demo test unit soak bench check python java clean
+.PHONY: help install demo test unit soak bench check docs python java clean
 
 help:
-	@echo "make demo | test | check | soak | bench | install | clean"
+	@echo "make demo | test | check | docs | soak | bench | install | clean"
 
 python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
@@ -46,18 +51,24 @@ check: $(VENV)/.installed-check
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py \
 	  tests/unit/test_discovery_check.py::test_the_file_is_what_the_modules_are
 
+# The pages, into docs/_build/html: built, and their links, code and completeness checked.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --fresh-env docs docs/_build/html
+	$(BIN)/python -m pytest -q tests/docs
+
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile $(ALONE) tests/unit
-	$(BIN)/python -m pytest --durations=20 $(SHARED)
+	$(BIN)/python -m pytest -q $(PARALLEL) $(LIGHT) tests/unit
+	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit
 
 soak: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --durations=20 tests/soak
+	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
+	  $(filter-out $(SOAK_LONGEST),$(wildcard tests/soak/test_*.py))
 
 bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist docs/_build *.egg-info

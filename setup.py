@@ -9,29 +9,45 @@ RUNTIME = [
     "click>=8.1",
     "cloudpickle>=3.0",
     "findspark>=2.0",
-    "fsspec>=2024.2",
+    # webhdfs:// and swebhdfs://
+    "hdfs>=2.7.3",
     "hdfs-native>=0.14.7",
+    "numpy>=1.26",
     "nvidia-ml-py>=12.535",
     "pyarrow>=18",
     "pyyaml>=6.0",
     "requests>=2.31",
     "rich>=13.8",
+    "xxhash>=3.4",
 ]
-# What examples/etl_then_train.py trains with; on x86-64 Linux torch brings CUDA, several GB.
-DEMO = ["torch>=2.6", "numpy>=1.26", "scikit-learn>=1.4"]
-TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
+# What examples/etl_then_train.py trains with, and reads the lake with beside hdfs-native; on x86-64
+# Linux torch brings CUDA, several GB.
+DEMO = ["torch>=2.6", "scikit-learn>=1.4", "fsspec>=2024.2"]
+# What examples/lake_pipeline.py scores with (Spark's mapInArrow wants pandas) and draws with.
+PIPELINE = ["pandas>=2.2,<3", "matplotlib>=3.8"]
+TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.7"]
 # The other frameworks that examples and tests train with.
 FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
 # TLS between driver and executors, where Spark's own network encryption is on.
 ENCRYPTION = ["cryptography>=42"]
 # A YARN whose REST interfaces want Kerberos; builds with the Kerberos library and its headers.
 KERBEROS = ["requests-gssapi>=1.3"]
+# `hopsgpu tensorboard`; earlier ones want pkg_resources, which setuptools has no more.
+TENSORBOARD = ["tensorboard>=2.21"]
+# Logs to an MLflow server; a database of its own wants the whole of MLflow.
+MLFLOW = ["mlflow-skinny>=3"]
+# What proposes the trials of a search; cmaes is for Optuna's sampler of this name.
+SEARCH = ["optuna>=4.4", "cmaes>=0.10"]
+# python_env= that names a conda environment; conda itself is the user's.
+CONDA = ["conda-pack>=0.8"]
 CHECK = ["ruff>=0.12", "mypy>=1.15", "types-PyYAML", "types-requests", *ENCRYPTION, *TEST]
-# A real kernel whose cell is interrupted.
-NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8"]
-DEV = DEMO + CHECK + NOTEBOOK + FRAMEWORKS
-# What `make bench` measures beside hopsgpu; TorchDistributor wants pandas.
-BENCH = ["spark-tensorflow-distributor>=1.0", "pandas>=2.2,<3", *DEV]
+# Real kernels that run cells, and the notebooks under examples/.
+NOTEBOOK = ["ipykernel>=6.29", "jupyter-client>=8", "nbclient>=0.10"]
+DEV = DEMO + PIPELINE + CHECK + NOTEBOOK + FRAMEWORKS + MLFLOW + SEARCH + CONDA
+# The pages (`make docs`), built and checked without a network.
+DOCS = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-click>=6", *CHECK]
+# What `make bench` measures beside hopsgpu.
+BENCH = ["spark-tensorflow-distributor>=1.0", *DEV]
 
 setup(
     name="hopsgpu",
@@ -47,10 +63,16 @@ setup(
     extras_require={
         "encryption": ENCRYPTION,
         "kerberos": KERBEROS,
+        "tensorboard": TENSORBOARD,
+        "mlflow": MLFLOW,
+        "search": SEARCH,
+        "conda": CONDA,
         "demo": DEMO,
+        "pipeline": PIPELINE,
         "dev": DEV,
         "bench": BENCH,
         "check": CHECK,
+        "docs": DOCS,
     },
     entry_points={"console_scripts": ["hopsgpu=hopsgpu.cli.main:main"]},
 )

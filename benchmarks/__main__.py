@@ -1,6 +1,7 @@
 """Runs the benchmarks, or those that are named; prints tables and writes bench.json.
 
-`python -m benchmarks [release | acquisition | cold | warm | contention | channel | output] …`
+`python -m benchmarks [release | acquisition | cold | warm | contention | stores | data | channel |
+output] …`
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from benchmarks import channel, contention, launches, output, warm
+from benchmarks import channel, contention, data, launches, output, stores, warm
 from hopsgpu import cluster
 
 # Which of them want an application of ours, a cluster, or neither.
@@ -27,6 +28,8 @@ IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
 ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "warm": warm.measure,
     "contention": contention.measure,
+    "stores": stores.measure,
+    "data": data.measure,
 }
 ALONE: Mapping[str, Callable[[], object]] = {"channel": channel.measure, "output": output.measure}
 

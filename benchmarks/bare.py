@@ -12,7 +12,7 @@ from pyspark import InheritableThread
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from hopsgpu.spark.application import application_of
+from hopsgpu.spark.attach import application_of
 from hopsgpu.spark.jvm import wait_until
 from hopsgpu.spark.profiles import build_profile
 from hopsgpu.spec import GangSpec, shape_of

@@ -22,6 +22,7 @@ from hopsgpu.errors import (
 )
 
 if TYPE_CHECKING:
+    from hopsgpu.data.given import Data
     from hopsgpu.holding import Gang
     from hopsgpu.launcher import hold, launch, plan, submit
     from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "ClusterGpus": "hopsgpu.yarn.gpus",
     "Context": "hopsgpu.worker.context",
+    "Data": "hopsgpu.data.given",
     "Gang": "hopsgpu.holding",
     "GangResult": "hopsgpu.results",
     "GangSpec": "hopsgpu.spec",
@@ -70,6 +72,7 @@ __all__ = [
     "ClusterGpus",
     "ConfigError",
     "Context",
+    "Data",
     "DiscoveryError",
     "Gang",
     "GangResult",

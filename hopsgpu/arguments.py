@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import inspect
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from hopsgpu.data.dealt import MOST_DEALT
+from hopsgpu.data.given import Datasets, datasets_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks.preload import likely_preloads, preloads
-from hopsgpu.interrupts import interrupts_noted
 from hopsgpu.modules import PackedModules, Packer, module_roots
 from hopsgpu.pickling import name_of, pickle_call
 from hopsgpu.progress import Shielded, progress_of
-from hopsgpu.run import Run
-from hopsgpu.spark.application import Application, application_of
+from hopsgpu.provenance import Provenance, provenance_of
+from hopsgpu.python_env.building import Wanted, warnings_of
+from hopsgpu.python_env.given import wanted_of
+from hopsgpu.spark.attach import application_of
+from hopsgpu.spark.site import Site
+from hopsgpu.spark.writing import check_data, is_frame
 from hopsgpu.spec import GangSpec, GpuRequest
+from hopsgpu.stores.names import file_name, model_name
+from hopsgpu.tracking import Tracking, tracking_to
 from hopsgpu.units import parse_duration, parse_memory
 from hopsgpu.worker.channel import MOST_PAYLOAD
 from hopsgpu.worker.context import VARIABLE
@@ -28,9 +33,8 @@ from hopsgpu.worker.context import VARIABLE
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-P = ParamSpec("P")
-A = TypeVar("A")
-R = TypeVar("R")
+# The plan of the data travels beside it.
+_MOST_CALL = MOST_PAYLOAD - MOST_DEALT
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,11 @@ class Arguments:
         frameworks: packages that the function imports and that are slow to import.
         progress: what is shown.
         application: in which it runs.
+        provenance: of the model that is to be published, or of the run in MLflow; None where there
+            is neither.
+        tracking: where the run is logged too, or None.
+        data: what the ranks read, or None.
+        python_env: that the ranks run with, to be made or there already; or None.
     """
 
     spec: GangSpec
@@ -51,7 +60,16 @@ class Arguments:
     modules: PackedModules
     frameworks: tuple[str, ...]
     progress: Shielded
-    application: Application
+    application: Site
+    provenance: Provenance | None = None
+    tracking: Tracking | None = None
+    data: Datasets | None = None
+    python_env: Wanted | None = None
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of what travels."""
+        return (*self.modules.warnings, *warnings_of(self.python_env))
 
 
 @dataclass(frozen=True)
@@ -64,6 +82,7 @@ class HeldArguments:
         frameworks: packages that its executors import while they wait, for whichever launch.
         progress: what is shown while it waits.
         application: in which it runs.
+        python_env: that the ranks of all its launches run with; or None.
         packer: of the modules of its launches.
     """
 
@@ -71,7 +90,8 @@ class HeldArguments:
     idle_timeout: float | None
     frameworks: tuple[str, ...]
     progress: Shielded
-    application: Application
+    application: Site
+    python_env: Wanted | None = None
     packer: Packer = field(default_factory=Packer)
 
 
@@ -109,12 +129,9 @@ def arguments(
         ConfigError: naming the argument, what was given and what is accepted.
     """
     _refuse_nested()
-    _refuse_later(
-        data=(data, None),
-        resume=(resume, None),
-        python_env=(python_env, None),
-    )
     _check_callable(train_fn)
+    datasets = datasets_of(data, is_frame)
+    wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
     spec = _gang_spec(
         gpus_per_worker,
         memory_per_worker,
@@ -126,15 +143,30 @@ def arguments(
         gpu_type=gpu_type,
         parameter_servers=parameter_servers,
         visible=visible,
-        model=model,
+        model=None if model is None else model_name(model),
+        resume=None if resume is None else file_name(resume, "resume"),
         run_timeout=parse_duration(run_timeout, "run_timeout"),
         retries=retries,
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
     call, modules = _packed(Packer(), train_fn, args, kwargs)
-    frameworks = preloads(train_fn, modules)
-    return Arguments(spec, call, modules, frameworks, shown, application_of(spark))
+    application = application_of(spark)
+    check_data(datasets, application)
+    spec, wanted = _with_python(spec, wanted, application)
+    tracking = _tracking(application)
+    return Arguments(
+        spec,
+        call,
+        modules,
+        preloads(train_fn, modules),
+        shown,
+        application,
+        _provenance(model, tracking, train_fn, args, kwargs, modules),
+        tracking,
+        datasets,
+        wanted,
+    )
 
 
 def held_arguments(
@@ -160,7 +192,7 @@ def held_arguments(
         ConfigError: naming the argument, what was given and what is accepted.
     """
     _refuse_nested()
-    _refuse_later(python_env=(python_env, None))
+    wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
     spec = _gang_spec(
         gpus_per_worker,
         memory_per_worker,
@@ -174,9 +206,11 @@ def held_arguments(
         visible=visible,
     )
     idle = parse_duration(idle_timeout, "idle_timeout")
-    return HeldArguments(
-        spec, idle, likely_preloads(), progress_of(progress), application_of(spark)
-    )
+    shown, application = progress_of(progress), application_of(spark)
+    # Refused before the gang is acquired, and not with its first launch.
+    _tracking(application)
+    spec, wanted = _with_python(spec, wanted, application)
+    return HeldArguments(spec, idle, likely_preloads(), shown, application, wanted)
 
 
 def launch_on(
@@ -190,6 +224,7 @@ def launch_on(
     name: str | None = None,
     run_timeout: Duration = None,
     retries: int = 0,
+    resume: str | None = None,
     env_vars: Mapping[str, str] | None = None,
     progress: Any = None,
 ) -> Arguments:
@@ -198,19 +233,42 @@ def launch_on(
     Raises:
         ConfigError: naming the argument, what was given and what is accepted.
     """
-    _refuse_later(data=(data, None))
     _check_callable(train_fn)
+    datasets = datasets_of(data, is_frame)
     spec = dataclasses.replace(
         held.spec,
         name=name if name is not None else _default_name(train_fn),
-        model=model,
+        model=None if model is None else model_name(model),
+        resume=None if resume is None else file_name(resume, "resume"),
         run_timeout=parse_duration(run_timeout, "run_timeout"),
         retries=retries,
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
     call, modules = _packed(held.packer, train_fn, args, kwargs)
-    return Arguments(spec, call, modules, preloads(train_fn, modules), shown, held.application)
+    check_data(datasets, held.application)
+    tracking = _tracking(held.application)
+    return Arguments(
+        spec,
+        call,
+        modules,
+        preloads(train_fn, modules),
+        shown,
+        held.application,
+        _provenance(model, tracking, train_fn, args, kwargs, modules),
+        tracking,
+        datasets,
+    )
+
+
+def _with_python(
+    spec: GangSpec, wanted: Wanted | None, application: Site
+) -> tuple[GangSpec, Wanted | None]:
+    """The Python environment that was asked for, else the application's (`hopsgpu submit`)."""
+    default = application.option("python_env")
+    if wanted is None and default:
+        wanted = wanted_of(default)
+    return dataclasses.replace(spec, python_env=None if wanted is None else wanted.name), wanted
 
 
 def _gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:
@@ -241,19 +299,30 @@ def _packed(
     _check_call(train_fn, positional, keywords)
     call = pickle_call(train_fn, positional, keywords)
     modules = packer.pack(module_roots(train_fn))
-    if len(call) + len(modules.archive) > MOST_PAYLOAD:
+    if len(call) + len(modules.archive) > _MOST_CALL:
         raise ConfigError(
             f"train_fn with its arguments is {len(call)} bytes pickled, its modules are"
-            f" {len(modules.archive)}; at most {MOST_PAYLOAD} together are accepted. Put data on"
-            " the lake and read it in the ranks"
+            f" {len(modules.archive)}; at most {_MOST_CALL} together are accepted. Give data by"
+            " data=, or read it in the ranks"
         )
     return call, modules
 
 
-def _refuse_later(**given: tuple[object, object]) -> None:
-    for name, (value, default) in given.items():
-        if value is not default and (type(value) is not type(default) or value != default):
-            raise ConfigError(f"{name}={value!r} is not available yet; leave it at {default!r}")
+def _tracking(application: Site) -> Tracking | None:
+    return tracking_to(application.option("mlflow"), application.option("mlflow.experiment"))
+
+
+def _provenance(
+    model: str | None,
+    tracking: Tracking | None,
+    train_fn: Callable[..., Any],
+    args: object,
+    kwargs: object,
+    modules: PackedModules,
+) -> Provenance | None:
+    if model is None and tracking is None:
+        return None
+    return provenance_of(train_fn, _positional(args), _keywords(kwargs), modules)
 
 
 def _positional(args: object) -> tuple[Any, ...]:
@@ -288,30 +357,3 @@ def _check_call(
 def _default_name(train_fn: Callable[..., Any]) -> str:
     letters = "".join(c if c.isalnum() else "-" for c in name_of(train_fn).rpartition(".")[2])
     return letters.strip("-")[:40] or "run"
-
-
-def takes(
-    checked: Callable[P, A],
-) -> Callable[[Callable[[A, threading.Event], R]], Callable[P, R]]:
-    """Gives a function of checked arguments the signature that they are made from.
-
-    Ctrl-C sets the event that the function gets, and is raised when the function is done.
-    """
-
-    def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            with interrupts_noted() as interrupted:
-                result = function(checked(*args, **kwargs), interrupted)
-            if interrupted.is_set():
-                if isinstance(result, Run):  # its handle is lost with this
-                    result.cancel()
-                raise KeyboardInterrupt
-            return result
-
-        signature = inspect.signature(checked)
-        returns = inspect.signature(function).return_annotation
-        call.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
-        return call
-
-    return decorate

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.modules import PackedModules
+from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.stores.lake import Lake
 
 
@@ -25,6 +26,9 @@ class Call:
         visible: which GPUs a rank sees, as `frameworks.environment` takes it.
         frameworks: what the function imports of the packages that are slow to import.
         interface: of the network, that an administrator wants, or None.
+        resumed: the run whose checkpoints are gone on from, on the lake, or None.
+        data: the shards of each worker, as `data.dealt.Dealt` dumps them; none without data.
+        python_env: that the ranks run with, or None.
     """
 
     function: bytes
@@ -38,6 +42,9 @@ class Call:
     visible: str | None = None
     frameworks: tuple[str, ...] = ()
     interface: str | None = None
+    resumed: Lake | None = None
+    data: Sequence[bytes] = ()
+    python_env: PythonEnv | None = None
 
     @property
     def logs(self) -> Lake:

@@ -16,6 +16,8 @@ from hopsgpu.worker.gpu_events import GpuEvent
 
 # A lost container is a cause; what follows from it can be told before it is noticed.
 _LOST_SECONDS = 1.0
+# What ranks have saved until their end may still be on its way to the lake.
+_SAVING_SECONDS = 120.0
 
 
 def ended(place: RankPlace, message: Message) -> Ended:
@@ -88,6 +90,8 @@ class Ends:
         self._log_url = log_url
         self._ends: dict[int, Ended] = {}
         self._losses: list[_Loss] = []
+        # Since when: ranks that have ended, but for what they have saved.
+        self._saving: dict[int, float] = {}
         self.pending = {place.rank for place in world.processes}
         self.overdue: tuple[int, ...] = ()
 
@@ -97,14 +101,24 @@ class Ends:
         self.pending.discard(end.place.rank)
         return end.status == "raised" and bool(self.pending)
 
+    def is_sign_of_life(self, message: Message | None) -> bool:
+        """Whether what came is a reason to wait on for ranks that are to end.
+
+        That a rank has ended and its saves are going up is one for two minutes.
+        """
+        if message is None or message.kind != "saving":
+            return True
+        now = time.monotonic()
+        return now - self._saving.setdefault(message["rank"], now) < _SAVING_SECONDS
+
     def lose(self, place: RankPlace, reason: str) -> None:
         """Notes that a rank went with its executor."""
         self.pending.discard(place.rank)
         self._losses.append(_Loss(place, time.time() - _LOST_SECONDS, reason))
 
     def run_out_of_time(self) -> None:
-        """Notes that the ranks that are left have taken too long."""
-        self.overdue = tuple(sorted(self.pending))
+        """Notes that the ranks that are left have taken too long; not those that only save."""
+        self.overdue = tuple(sorted(self.pending - self._saving.keys()))
 
     def conclude(self, timeout: float | None, reason: Callable[[str], str]) -> Conclusion | None:
         """Why the attempt failed, or None where it did not.

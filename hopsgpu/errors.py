@@ -51,7 +51,16 @@ class DiscoveryError(HopsGpuError):
 
 
 class StoreError(HopsGpuError):
-    """The lake refused or lost something: which path, what happened, what to do."""
+    """The lake refused or lost something: which path, what happened, what to do.
+
+    Attributes:
+        kind: "permission", "quota", "safe mode", "absent", "exists", "unreachable", "damaged",
+            "unsupported", or "" for what is none of them.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ClusterError(HopsGpuError):

@@ -1,35 +1,49 @@
-"""A run from its plan to its result: lease, attempts, publishing, release."""
+"""A run from its plan to its result: environment and data, lease, attempts, publishing, release."""
 
 from __future__ import annotations
 
+import functools
 import pickle
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from hopsgpu import records
 from hopsgpu.arguments import Arguments
 from hopsgpu.background import Background
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
+from hopsgpu.feeding import Feed
 from hopsgpu.gang import Avoid, GangState, assign_ranks
-from hopsgpu.planning import check_again
+from hopsgpu.preparing import python_of
+from hopsgpu.publishing import check_writable
+from hopsgpu.python_env.value import PythonEnv
+from hopsgpu.recording import Recording
+from hopsgpu.records import environment
 from hopsgpu.results import GangResult
 from hopsgpu.retries import avoid_next, may_retry
 from hopsgpu.run import Board
-from hopsgpu.spark.lease import Lease
+from hopsgpu.spark.granted import Lease
 from hopsgpu.spark.request import Request
 from hopsgpu.spec import LaunchPlan
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.manifest import About
 from hopsgpu.stores.models import ModelVersion
+from hopsgpu.tracking import log
 from hopsgpu.training import Trained, Training, train_on
 from hopsgpu.worker.holder import Warm
 
 # While inside, what gives the whole gang for a request, again and again, without what is avoided.
 Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
 _KEEP_SECONDS = 120.0
+# What can make a model, of the packages that are slow to import.
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
+# What hopsgpu adds to the metrics that ranks report.
+_OF_GPUS = "gpu."
+_STEP = "step"
 
 
 def execute(
@@ -58,13 +72,14 @@ def execute(
     Raises:
         HopsGpuError: what ended the run, with `error.result`.
     """
-    execution = Execution(given, plan, board, cancelled, leasing, background)
+    keeps = ended_well is GangState.KEPT
+    execution = Execution(given, plan, board, cancelled, leasing, background, keeps=keeps)
     try:
         execution.run()
         result = execution.result(with_values=True)
     except BaseException as error:
         ended = state_of_failure(error)
-        execution.record(ended, str(error))
+        execution.end(ended, str(error))
         background.flush(_KEEP_SECONDS)
         for problem in background.problems():
             error.add_note(problem)
@@ -72,7 +87,7 @@ def execute(
             error.result = execution.result_of_failure(isinstance(error, StoreError))
         board.state(ended)
         raise
-    execution.record(ended_well, None)
+    execution.end(ended_well, None)
     if ended_well is not GangState.KEPT:
         background.flush(_KEEP_SECONDS)
         result = replace(result, warnings=(*result.warnings, *background.problems()))
@@ -86,7 +101,11 @@ def state_of_failure(error: BaseException) -> GangState:
 
 
 def request_of(
-    plan: LaunchPlan, frameworks: tuple[str, ...], board: Board, cancelled: threading.Event
+    plan: LaunchPlan,
+    frameworks: tuple[str, ...],
+    board: Board,
+    cancelled: threading.Event,
+    python_env: PythonEnv | None = None,
 ) -> Request:
     """What a plan asks of YARN, and what its executors import while they wait."""
     return Request(
@@ -99,7 +118,7 @@ def request_of(
         timeout=plan.spec.acquire_timeout,
         cancelled=cancelled,
         watcher=board,
-        warm=Warm(frameworks, plan.environment),
+        warm=Warm(frameworks, plan.environment, python_env),
     )
 
 
@@ -114,12 +133,16 @@ class Execution:
         cancelled: threading.Event,
         leasing: Leasing,
         background: Background,
+        *,
+        keeps: bool,
     ) -> None:
         self._given = given
         self._leasing = leasing
         self._plan = plan
         self._board = board
         self._cancelled = cancelled
+        # Whether the gang is held for other launches.
+        self._keeps = keeps
         self._background = background
         self._directory = Lake(plan.paths["run"])
         self._trained = Trained()
@@ -128,9 +151,26 @@ class Execution:
         self._attempt = 0
         self._avoid = Avoid()
         self._lost: list[str] = []
+        self._feed = Feed(given.data, plan, given.application, board, cancelled)
+        self._python_env: PythonEnv | None = None
+        # By itself it would be a cycle, in which connections to the lake wait for a collection.
+        told = weakref.proxy(self)
+        self._recording = Recording(
+            plan,
+            board,
+            self._directory,
+            application=given.application.id,
+            user=given.application.user,
+            environment=functools.partial(environment, given.application),
+            result=lambda: told.result(with_values=False),
+            background=background,
+            cancelled=cancelled,
+            data=lambda: told._feed.reference,
+            python_env=lambda: told._python_env,
+        )
 
     def run(self) -> None:
-        """Acquires, trains, publishes and releases.
+        """Prepares environment and data, acquires, trains, publishes and releases.
 
         Raises:
             HopsGpuError: as `launcher.launch`.
@@ -138,12 +178,23 @@ class Execution:
         # A lake that refuses is found before any GPU is asked for.
         self._directory.make()
         (self._directory / "logs").make()
+        spec = self._plan.spec
+        if spec.model is not None:
+            # GPUs that are held do not wait for a block.
+            check_writable(self._models, spec.model, self._board.run_id, blocks=not self._keeps)
         self.record(GangState.REQUESTED, None)
-        request = request_of(self._plan, self._given.frameworks, self._board, self._cancelled)
-        with self._leasing(request) as whole:
-            while not self._attempted(whole(self._avoid)):
-                self._attempt += 1
-                self._board.attempt(self._attempt)
+        with self._recording.watching():
+            # First what fails soonest.
+            self._python_env = python_of(
+                self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
+            )
+            request = request_of(
+                self._plan, self._given.frameworks, self._board, self._cancelled, self._python_env
+            )
+            with self._feed.ready(), self._leasing(request) as whole:
+                while not self._attempted(whole(self._avoid)):
+                    self._attempt += 1
+                    self._board.attempt(self._attempt)
 
     def _attempted(self, lease: Lease) -> bool:
         """One attempt; False where it failed and another is to follow."""
@@ -158,7 +209,8 @@ class Execution:
             self._board.mark("started")
             self._board.state(GangState.TRAINING)
             try:
-                training.run()
+                with self._recording.following(training):
+                    training.run()
             finally:
                 self._board.mark("returned")
                 self._board.ranks([report for _, report in sorted(self._trained.reports.items())])
@@ -166,7 +218,7 @@ class Execution:
             failure = self._trained.failure
             if failure is None:
                 if spec.model is not None:
-                    self._publish(training, spec.model)
+                    self._publish(training, lease, spec.model)
                 return True
         if not self._is_tried_again(failure):
             raise failure
@@ -186,6 +238,9 @@ class Execution:
             visible=plan.spec.visible,
             frameworks=self._given.frameworks,
             interface=application.interface,
+            resumed=Lake(plan.paths["resume"]) if "resume" in plan.paths else None,
+            data=self._feed.parts,
+            python_env=self._python_env,
         )
 
     def _is_tried_again(self, failure: RankFailed) -> bool:
@@ -201,14 +256,17 @@ class Execution:
         if not self._is_left(failure):
             return False
         told = str(failure).splitlines()[0]
-        self._warnings.append(f"attempt {self._attempt} failed ({fault.value}): {told}")
+        told = f"attempt {self._attempt} failed ({fault.value}): {told}"
+        self._warnings.append(told)
+        line = f"hopsgpu: {told}; trying again"
+        self._given.progress.line(failure.rank or 0, failure.host or "?", line)
         return True
 
     def _is_left(self, failure: RankFailed) -> bool:
         """Whether the gang can be had again without what is to blame; tells why where it cannot."""
         try:
             if self._avoid.is_any:
-                check_again(self._plan, self._given.application, self._avoid)
+                self._given.application.check_again(self._plan, self._avoid)
         except CapacityError as error:
             failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
             return False
@@ -216,16 +274,44 @@ class Execution:
             self._warnings.append(f"whether the gang still fits was not known: {error}")
         return True
 
-    def _publish(self, training: Training, name: str) -> None:
-        self._board.state(GangState.PUBLISHING)
-        models = f"{self._plan.paths['root']}/models"
-        self._model = training.publish(models, name)
-        if self._model is None:
+    @property
+    def _models(self) -> str:
+        return f"{self._plan.paths['root']}/models"
+
+    def _publish(self, training: Training, lease: Lease, name: str) -> None:
+        publisher = training.publisher(name)
+        left = publisher.left()
+        idle = set() if self._keeps or not left else publisher.idle(left)
+        staying = [c.host for c in lease.containers if c.key not in idle]
+        self._board.state(GangState.PUBLISHING, staying)
+        if not left:
             self._warnings.append(
-                f"no version of {name!r} was published: rank 0 left nothing in context().model_dir"
+                f"no version of {name!r} was published: the ranks left nothing in"
+                " context().model_dir"
             )
-        else:
-            self._board.mark("published")
+            return
+        if idle and lease.let_go(idle):
+            self._board.departed([time.time()] * len(idle))
+        self._model = publisher.publish(self._models, left, self._about())
+        self._board.mark("published")
+
+    def _about(self) -> About:
+        """What the manifest tells beside the files."""
+        application, provenance = self._given.application, self._given.provenance
+        assert provenance is not None, "there is one where a model is to be published"
+        reported = next(iter(self._board.status().metrics), {})
+        return About(
+            metrics={
+                n: v for n, v in reported.items() if n != _STEP and not n.startswith(_OF_GPUS)
+            },
+            run_id=self._board.run_id,
+            application=application.id,
+            user=application.user,
+            framework=next((f for f in self._given.frameworks if f in _FRAMEWORKS), None),
+            code_digest=provenance.code_digest,
+            parameters=provenance.parameters,
+            data=self._feed.reference,
+        )
 
     def result(self, *, with_values: bool) -> GangResult:
         """What there is of a result."""
@@ -262,15 +348,15 @@ class Execution:
 
     def record(self, state: GangState, error: str | None) -> None:
         """Has it written to the run's directory how the run stands."""
-        content = records.content(
-            self._plan,
-            self.result(with_values=False),
-            application=self._given.application.id,
-            state=state.value,
-            attempt=self._attempt,
-            error=error,
-        )
-        self._background.put(
-            f"the record of {self._board.run_id}",
-            lambda: records.write(self._directory, content),
-        )
+        self._recording.put(state.value, error)
+
+    def end(self, state: GangState, error: str | None) -> None:
+        """Has it written how the run ended, and logged to MLflow where that is asked for."""
+        self.record(state, error)
+        tracking, code = self._given.tracking, self._given.provenance
+        if tracking is not None:
+            # Of what is on the lake, which all that was put before brings there.
+            self._background.put_behind(
+                f"{self._board.run_id} in MLflow",
+                functools.partial(log, tracking, self._directory.url, code),
+            )

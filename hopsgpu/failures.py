@@ -17,7 +17,7 @@ from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.rank import WELL
 
 # Ends without a word are causes; what follows from them is raised, and can be told earlier.
-_WITHOUT_A_WORD_SECONDS = 0.02
+_WITHOUT_A_WORD_SECONDS = 0.05
 
 
 class Blame(Enum):
@@ -69,8 +69,8 @@ _ADVICE = (
     ),
     (
         r"^(ModuleNotFoundError|ImportError)",
-        "the executors' Python (spark.pyspark.python) lacks it, or it lies beside none of the"
-        " script's modules",
+        "the ranks' Python (spark.pyspark.python) lacks it, and it lies beside none of the script's"
+        " modules: python_env= can bring it",
         Blame.NOTHING,
     ),
 )
@@ -122,7 +122,7 @@ def first_failure(ends: Sequence[Ended]) -> Ended | None:
     """The end that was the first failure by time, None where none failed.
 
     What we stopped is no failure. Who was killed or crashed may have brought down another that
-    told of its exception within the same moment, so such an end counts as 20 ms earlier.
+    told of its exception within the same moment, so such an end counts as 50 ms earlier.
     """
     failed = [end for end in ends if not end.has_returned and not end.stopped]
     return min(failed, key=_when, default=None)
@@ -209,12 +209,15 @@ def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") 
         cause: what `likely_cause` says.
     """
     container = place.container
+    logs = f"Its log: yarn logs -containerId {container.container_id}; the rank's"
+    if container.container_id.startswith("local-"):
+        logs = "The rank's log"
     advice = "; memory_per_worker is what to raise" if "memory limit" in reason else ""
     return _error(
         place,
         f"the executor of rank {place.rank} on {container.host} was lost (container"
-        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. Its log: yarn"
-        f" logs -containerId {container.container_id}; the rank's, as far as it came: {log_url}",
+        f" {container.container_id}): {reason.rstrip('.')}{advice}{_likely(cause)}. {logs},"
+        f" as far as it came: {log_url}",
         log_url=log_url,
     )
 

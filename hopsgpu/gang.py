@@ -17,15 +17,18 @@ from hopsgpu.gpu_types import has_type
 class GangState(Enum):
     """Where a gang stands.
 
-    requested → waiting → granted → ready → training → publishing → releasing → released.
-    From every state before it a gang may go to releasing: that is the one way out, whatever
-    happened. `failed` and `cancelled` are `released` with a reason. An executor lost between
-    grant and ready has the gang wait again; so has a failure that is tried again. A launch on a
-    gang that is held goes to keeping where others go to releasing, and ends as kept. Where the
-    gang is whole already, a launch or another attempt begins with ready.
+    requested → preparing → waiting → granted → ready → training → publishing → releasing →
+    released. It prepares where it has data, which is written and looked at, or a Python
+    environment, which is made: no GPU is held meanwhile. From every state before it a gang may go
+    to releasing: that is the one way out, whatever happened. `failed` and `cancelled` are
+    `released` with a reason. An executor lost between grant and ready has the gang wait again; so
+    has a failure that is tried again. A launch on a gang that is held goes to keeping where others
+    go to releasing, and ends as kept. Where the gang is whole already, a launch or another attempt
+    begins with ready.
     """
 
     REQUESTED = "requested"
+    PREPARING = "preparing"
     WAITING = "waiting"
     GRANTED = "granted"
     READY = "ready"
@@ -45,6 +48,13 @@ class GangState(Enum):
 
 _NEXT = {
     GangState.REQUESTED: {
+        GangState.PREPARING,
+        GangState.WAITING,
+        GangState.READY,
+        GangState.FAILED,
+        GangState.CANCELLED,
+    },
+    GangState.PREPARING: {
         GangState.WAITING,
         GangState.READY,
         GangState.FAILED,

@@ -20,34 +20,38 @@ from hopsgpu.execution import execute, request_of, state_of_failure
 from hopsgpu.gang import Avoid, GangState
 from hopsgpu.interrupts import interrupts_noted, wait_for
 from hopsgpu.planning import new_run_id, plan_on
+from hopsgpu.preparing import python_of
+from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.results import GangResult
 from hopsgpu.run import Board, Run
-from hopsgpu.spark.application import Application
-from hopsgpu.spark.lease import GpuLease, Lease, lease_gpus
+from hopsgpu.spark.granted import Lease, Leasing, Owner
 from hopsgpu.spark.request import Request
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spec import LaunchPlan
 
 _LOOK_SECONDS = 0.2
 _KEEP_SECONDS = 120.0
+_TURN = "the data is there; another launch has the gang, and this one's turn comes after it"
 
 
 class Keeper:
-    """The thread that owns a held gang's lease: every call to Spark for it is made there.
+    """The thread that owns a held gang's lease.
+
+    Every call to Spark for it is made there, or in a launch's thread for whose end it waits.
 
     Args:
-        application: in which it runs.
+        lease: gives what can acquire the gang.
         idle_timeout: seconds without a launch after which it lets go, or None.
         own: makes a request of the gang's own, for what no launch asks for.
     """
 
     def __init__(
         self,
-        application: Application,
+        lease: Leasing,
         idle_timeout: float | None,
         own: Callable[[], Request],
     ) -> None:
-        self._application = application
+        self._lease = lease
         self._idle_timeout = idle_timeout
         self._own = own
         self._lock = threading.Lock()
@@ -56,7 +60,7 @@ class Keeper:
         self._wanted = threading.Event()
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
-        self._owner: GpuLease | None = None
+        self._owner: Owner | None = None
         self._problem: str | None = None
 
     def start(self) -> None:
@@ -74,13 +78,25 @@ class Keeper:
             ConfigError: the gang is not held.
         """
         with self._lock:
-            if not self._open:
-                raise ConfigError(
-                    "this gang is not held, or was closed: launch within"
-                    " `with hopsgpu.hold(...) as gang:`"
-                )
+            self._check_open()
             self._wanted.set()
             self._works.put(work)
+
+    def check_held(self) -> None:
+        """Whether something can be put now.
+
+        Raises:
+            ConfigError: the gang is not held.
+        """
+        with self._lock:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ConfigError(
+                "this gang is not held, or was closed: launch within"
+                " `with hopsgpu.hold(...) as gang:`"
+            )
 
     def close(self) -> None:
         """Releases what is held, once all that was put is done; returns when it is."""
@@ -92,9 +108,10 @@ class Keeper:
 
     @contextlib.contextmanager
     def borrowed(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
-        """What gives the whole gang to one launch, again and again. In the thread only.
+        """What gives the whole gang to one launch, again and again.
 
-        What it is given to avoid has no part in the gang.
+        In the keeper's thread only, or in one for whose end that waits. What it is given to avoid
+        has no part in the gang.
 
         Raises:
             Cancelled: the launch is no longer wanted.
@@ -110,14 +127,41 @@ class Keeper:
             if self._owner is not None:
                 request.watcher.state(GangState.KEEPING, ())
 
+    @contextlib.contextmanager
+    def borrowed_later(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+        """As `borrowed`, for a launch in a thread of its own: the keeper's waits for its end.
+
+        While others have the gang, the launch's watcher is told that it prepares still, and why.
+
+        Raises:
+            Cancelled: the launch is no longer wanted.
+            ConfigError: the gang is not held any more.
+        """
+        turn, done = threading.Event(), threading.Event()
+
+        def lend() -> None:
+            turn.set()
+            done.wait()
+
+        self.put(lend)
+        try:
+            if not turn.wait(_LOOK_SECONDS):
+                request.watcher.state(GangState.PREPARING, (), _TURN)
+            while not turn.wait(_LOOK_SECONDS) and not request.cancelled.is_set():
+                pass
+            with self.borrowed(request) as whole:
+                yield whole
+        finally:
+            done.set()
+
     def _whole(self, request: Request) -> Lease:
         """The whole gang, acquired as far as it is not there.
 
         Raises:
-            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `GpuLease.acquire`.
+            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `Owner.acquire`.
         """
         if self._owner is None:
-            self._owner = self._stack.enter_context(lease_gpus(self._application, request))
+            self._owner = self._stack.enter_context(self._lease(request))
         try:
             return self._owner.whole(request)
         except BaseException:
@@ -131,6 +175,13 @@ class Keeper:
         self._owner = None
         self._stack.close()
 
+    def _let_go_unasked(self) -> None:
+        """Releases all where no launch asked for it, and tells the gang's own watcher."""
+        if self._owner is not None:
+            own = self._own()
+            self._let_go(own)
+            own.watcher.state(GangState.RELEASED, ())
+
     def _run(self) -> None:
         try:
             while (work := self._next()) is not None:
@@ -139,7 +190,7 @@ class Keeper:
             with self._lock:
                 self._open = False
             try:
-                self._let_go(self._own())
+                self._let_go_unasked()
             finally:
                 self._ended.set()
 
@@ -160,11 +211,11 @@ class Keeper:
             if self._idle_timeout is not None:
                 left = idle_since + self._idle_timeout - time.monotonic()
             if left is not None and left <= 0:
-                self._let_go(self._own())
+                self._let_go_unasked()
             elif not self._owner.is_whole:
                 self._replace_lost(self._owner, left)
 
-    def _replace_lost(self, owner: GpuLease, seconds: float | None) -> None:
+    def _replace_lost(self, owner: Owner, seconds: float | None) -> None:
         """Asks again for executors that were lost, while those that are left still live.
 
         A launch that comes meanwhile asks for itself, and then with its own patience.
@@ -181,6 +232,10 @@ class Keeper:
         except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
             self._problem = f"what the gang had lost could not be replaced at once: {error}"
             self._let_go(request)
+            request.watcher.state(GangState.RELEASED, ())
+        else:
+            request.watcher.state(GangState.KEEPING, ())
+            request.watcher.state(GangState.KEPT, ())
 
 
 class Gang:
@@ -194,9 +249,11 @@ class Gang:
     def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
         self._given = given
         self._plan = plan
+        # Once it is on the lake, for all launches.
+        self._python_env: PythonEnv | None = None
         self._background = Background(f"hopsgpu-{given.spec.name}-records")
         self._keeper = Keeper(
-            given.application,
+            given.application.lease,
             given.idle_timeout,
             lambda: self._request(self._board(), threading.Event()),
         )
@@ -206,6 +263,8 @@ class Gang:
 
         def acquire() -> GangResult:
             try:
+                root = self._plan.paths["root"]
+                self._python_env = python_of(self._given.python_env, root, board, cancelled)
                 with self._keeper.borrowed(self._request(board, cancelled)) as whole:
                     whole(Avoid())
             except BaseException as error:
@@ -245,11 +304,12 @@ class Gang:
     def launch(self, *args: Any, **kwargs: Any) -> GangResult:
         """Trains on the held gang, as `hopsgpu.launch`, and keeps the GPUs.
 
-        Takes `train_fn`, `args`, `kwargs`, and by name `model`, `name`, `run_timeout`, `retries`,
-        `env_vars`, `progress`. `timeline.released` is None. Launches of several threads take
-        turns. Logs and record of a launch that returned come to the lake soon after it has, and
-        at the latest when the gang is closed; what went wrong with them is a warning of the next
-        launch, or a Python warning at the end.
+        Takes `train_fn`, `args`, `kwargs`, and by name `data`, `model`, `name`, `run_timeout`,
+        `retries`, `resume`, `env_vars`, `progress`. `timeline.released` is None. Launches of
+        several threads take turns; data is written before a launch's turn, which others may have
+        meanwhile. Logs and record of a launch that returned come to the lake soon after it has,
+        and at the latest when the gang is closed; what went wrong with them is a warning of the
+        next launch, or a Python warning at the end.
 
         Raises:
             ConfigError: an argument that cannot work, or a gang that was closed.
@@ -258,23 +318,30 @@ class Gang:
         """
         with interrupts_noted() as interrupted:
             given = launch_on(self._given, *args, **kwargs)
+            given = replace(given, python_env=self._python_env)
             run_id = new_run_id(given.spec.name)
             plan = plan_on(self._plan, given, run_id)
             board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
             cancelled = threading.Event()
             for problem in self._background.problems():
                 board.warn(problem)
+            leasing, start = self._keeper.borrowed, self._keeper.put
+            if given.data is not None:
+                # Others may train while it is written.
+                self._keeper.check_held()
+                leasing = self._keeper.borrowed_later
+                start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
             work = functools.partial(
                 execute,
                 given,
                 plan,
                 board,
                 cancelled,
-                self._keeper.borrowed,
+                leasing,
                 self._background,
                 GangState.KEPT,
             )
-            result = wait_for(Run(board, cancelled, work, self._keeper.put), interrupted)
+            result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():
             raise KeyboardInterrupt
         return result
@@ -284,4 +351,5 @@ class Gang:
         return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
 
     def _request(self, board: Board, cancelled: threading.Event) -> Request:
-        return request_of(self._plan, self._given.frameworks, board, cancelled)
+        frameworks, python_env = self._given.frameworks, self._python_env
+        return request_of(self._plan, frameworks, board, cancelled, python_env)

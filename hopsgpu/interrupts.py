@@ -8,13 +8,20 @@ its GPUs, behind. So the signal is noted, and raised where nothing of Spark is u
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 from hopsgpu.results import GangResult
 from hopsgpu.run import Run
+
+P = ParamSpec("P")
+A = TypeVar("A")
+R = TypeVar("R")
 
 _SLICE_SECONDS = 0.2
 
@@ -57,3 +64,30 @@ def wait_for(run: Run, interrupted: threading.Event) -> GangResult:
     if interrupted.is_set():
         raise KeyboardInterrupt
     return run.result()
+
+
+def takes(
+    checked: Callable[P, A],
+) -> Callable[[Callable[[A, threading.Event], R]], Callable[P, R]]:
+    """Gives a function of checked arguments the signature that they are made from.
+
+    Ctrl-C sets the event that the function gets, and is raised when the function is done.
+    """
+
+    def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            with interrupts_noted() as interrupted:
+                result = function(checked(*args, **kwargs), interrupted)
+            if interrupted.is_set():
+                if isinstance(result, Run):  # its handle is lost with this
+                    result.cancel()
+                raise KeyboardInterrupt
+            return result
+
+        signature = inspect.signature(checked)
+        returns = inspect.signature(function).return_annotation
+        call.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
+        return call
+
+    return decorate

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 import threading
 
-from hopsgpu.arguments import Arguments, HeldArguments, arguments, held_arguments, takes
+from hopsgpu.arguments import Arguments, HeldArguments, arguments, held_arguments
 from hopsgpu.background import Background
 from hopsgpu.execution import execute
 from hopsgpu.holding import Gang
-from hopsgpu.interrupts import wait_for
+from hopsgpu.interrupts import takes, wait_for
 from hopsgpu.planning import new_run_id, plan_of
+from hopsgpu.python_env.building import warnings_of
 from hopsgpu.results import GangResult
 from hopsgpu.run import Board, Run
-from hopsgpu.spark.lease import leased
+from hopsgpu.spark.granted import leased
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spec import LaunchPlan
 
@@ -27,7 +28,7 @@ def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    return plan_of(given.spec, given.application, "<run_id>", given.modules.warnings)
+    return plan_of(given.spec, given.application, "<run_id>", given.warnings, given.data)
 
 
 @takes(arguments)
@@ -67,7 +68,16 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
             node; None to leave it to YARN.
         gpu_type: words of the GPUs' product name, in whatever case, as "A100"; None for any. Nodes
             that have it are asked for, and a GPU of another type gets no rank.
-        model: name under which what rank 0 leaves in `context().model_dir` is published.
+        data: a Spark DataFrame, or the URL or absolute path of Parquet on the lake, or a dict of
+            names to these; `hopsgpu.Data` around one says what becomes of rows that cannot be
+            dealt evenly. DataFrames are written to the run's directory by the executors that ETL
+            runs on, before any GPU is asked for, and removed with the run's end unless
+            `spark.hopsgpu.keep_data` is true; Parquet is read in place. Each rank reads its own
+            rows: `context().data`.
+        model: name under which what the ranks leave in `context().model_dir` is published, once
+            all of them have returned: the files of all in one version, which every rank may
+            write a part of. Where no rank leaves a file there is no version, and a warning.
+            Executors whose ranks left nothing are given back before the others upload.
         name: of the run, the function's name by default.
         acquire_timeout: how long the gang may wait for its executors; None for no bound.
         run_timeout: how long the ranks may take in one attempt; None for no bound.
@@ -75,9 +85,18 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
             infrastructure, with `context().attempt` counting. Executors that are still good are
             kept. The same exception in all ranks at once is the code's, and not tried again
             unless `spark.hopsgpu.retry` is "all".
+        resume: id of an earlier run, whose checkpoints `context().latest_checkpoint()` finds where
+            this one has none of its own.
+        python_env: packages that the ranks import before those of the executors' Python, or a whole
+            environment that they run in: a list of packages, as pip takes them; the path of a
+            requirements file, of a directory (modules, or a virtual or conda environment) or of
+            a packed archive; or the name of a conda environment. It is made before GPUs are asked
+            for, kept on the lake for the next launch, and unpacked once on each node.
         env_vars: environment variables of every rank; `OMP_NUM_THREADS`, by default the rank's
             cores, may be among them.
-        progress: None or "lines" for plain lines, "off" for nothing.
+        progress: "rich" for a live display, in a notebook's cell or in the terminal; "lines" for
+            plain lines; None for the one that fits; "off" for nothing; or a callable that is given
+            a RunStatus at each change.
         spark: the session; the active one by default.
 
     Returns:
@@ -85,14 +104,17 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         belong into `context().model_dir`.
 
     Raises:
-        ConfigError: an argument or setting that cannot work; nothing was started.
+        ConfigError: an argument or setting that cannot work, or data with fewer rows than ranks,
+            without Parquet, or of another layout than can be read; no GPU was asked for.
         CapacityError: what YARN can never grant, on its nodes, in the queue or to the user;
             nothing was asked for.
         GangTimeout: not all executors came in time; it says who holds the rest.
         RankFailed: the first failure of a rank, by time, or ranks that took longer than
             `run_timeout`; the others were stopped.
         DiscoveryError: two containers were given the same GPU.
-        StoreError: the lake refused logs' directory or model.
+        StoreError: the data cannot be read, or the lake refused the logs' directory, or that models
+            are written, before any GPU was asked for; or the model, or two ranks left
+            different files of one name: then `error.result.values` is what the ranks returned.
         KeyboardInterrupt: Ctrl-C; the run was cancelled and its GPUs are back.
     """
     return wait_for(_started(given), interrupted)
@@ -104,8 +126,8 @@ def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
 
     Args:
         workers: the world size.
-        gpus_per_worker, cores_per_worker, memory_per_worker, parameter_servers, visible,
-            placement, gpu_type, progress, spark: as of `launch`.
+        gpus_per_worker, cores_per_worker, memory_per_worker, parameter_servers: as of `launch`.
+        visible, placement, gpu_type, python_env, progress, spark: as of `launch`.
         name: of the gang.
         acquire_timeout: how long it may wait for its executors, on entry and again where some
             were lost.
@@ -115,16 +137,17 @@ def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    plan = plan_of(given.spec, given.application, "<run_id>", ())
+    told = warnings_of(given.python_env)
+    plan = plan_of(given.spec, given.application, "<run_id>", told)
     return Gang(given, plan)
 
 
 def _started(given: Arguments) -> Run:
     run_id = new_run_id(given.spec.name)
-    planned = plan_of(given.spec, given.application, run_id, given.modules.warnings)
+    planned = plan_of(given.spec, given.application, run_id, given.warnings, given.data)
     board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
     cancelled = threading.Event()
-    leasing = functools.partial(leased, given.application)
+    leasing = functools.partial(leased, given.application.lease)
     background = Background(f"hopsgpu-{run_id}-record")
     work = functools.partial(execute, given, planned, board, cancelled, leasing, background)
     return Run(board, cancelled, work, functools.partial(start_daemon, f"hopsgpu-{run_id}"))

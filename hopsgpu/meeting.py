@@ -84,6 +84,7 @@ def meet(
             shared=dict(call.environment),
             interface=call.interface,
             others=addresses,
+            python_env=None if call.python_env is None else call.python_env.as_fields(),
         )
     answers: dict[int, Message] = {}
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -95,6 +96,8 @@ def meet(
             if event.message is None:
                 why = event.reason or "its connection ended"
                 return Unmet(_failure(containers[event.peer], why))
+            if event.message.kind == "preparing":
+                deadline = time.monotonic() + _ANSWER_SECONDS
             if event.message.kind == "reserved":
                 answer = answers[event.peer] = event.message
                 if not answer.fields.keys().isdisjoint(("problem", "unopened")):

@@ -17,6 +17,8 @@ from typing import Any
 # at its top is taken.
 MOST_ENTRIES = 5_000
 MOST_BYTES = 20 * 2**20
+# The directory of a container in which YARN unpacks what `hopsgpu submit` ships of them.
+SHIPPED = "hopsgpu-modules"
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 
 
@@ -39,13 +41,21 @@ def module_roots(function: Callable[..., Any]) -> tuple[Path, ...]:
     """Directories from which the function's own modules are imported at the driver.
 
     They are the directory of the script (or the notebook's working directory) and the root of
-    the module that defines the function, unless the Python environment itself is there.
+    the module that defines the function, unless the Python environment itself is there. Where
+    YARN runs the script, the modules beside it are those that were shipped with it.
     """
     while isinstance(function, functools.partial):
         function = function.func
     names = ("__main__", getattr(function, "__module__", None), type(function).__module__)
     roots = [_root_of(sys.modules[name]) for name in names if name in sys.modules]
+    roots += [path.resolve() for path in map(Path, sys.path) if path.parent.name == SHIPPED]
     return tuple(dict.fromkeys(root for root in roots if root and not _of_environment(root)))
+
+
+def script_root(script: Path) -> Path | None:
+    """The directory from which a script's own modules are imported; None in an environment."""
+    root = script.resolve().parent
+    return None if _of_environment(root) else root
 
 
 def _root_of(module: ModuleType) -> Path | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,16 +17,23 @@ from hopsgpu.errors import StoreError
 from hopsgpu.gang import RankPlace, World
 from hopsgpu.progress import Progress
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.troubles import DAMAGED, UNSUPPORTED
 from hopsgpu.worker.kernel import allow_descriptors
 from hopsgpu.worker.logs import LineSplitter
 from hopsgpu.worker.measures import Metrics, record_name
+
+# Of a large output so much is in memory, and appended, at a time.
+_CHUNK = 4 * 2**20
+# Another length than what was appended before, and no appending at all: nothing can be added.
+_MADE_ANEW = frozenset({DAMAGED, UNSUPPORTED})
 
 
 class Spool:
     """A rank's output, whole, in a file on the driver's disk.
 
     The file has no name: whatever ends the driver, nothing is left of it. There is none before
-    the first byte. A full disk ends the keeping, and not the run.
+    the first byte. A full disk ends the keeping, and not the run. One thread writes; another may
+    bring it to the lake meanwhile.
     """
 
     def __init__(self) -> None:
@@ -32,11 +41,31 @@ class Spool:
         self._last = b"\n"
         self._missing = 0
         self._problem = ""
+        self._size = 0
+        self._there = 0
+        self._is_followed = False
+        # Nothing is read by the number of a file that has been closed.
+        self._reading = threading.Lock()
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was to be kept."""
         return self._file is None and not self._problem
+
+    @property
+    def size(self) -> int:
+        """Bytes that are kept."""
+        return self._size
+
+    @property
+    def is_on_lake(self) -> bool:
+        """Whether a part of it is."""
+        return self._there > 0
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether there is more than is on the lake."""
+        return self._size > self._there
 
     def write(self, chunk: bytes) -> None:
         """Keeps what arrived, in order."""
@@ -50,6 +79,7 @@ class Spool:
         except OSError as error:
             self._problem = str(error)
         self._missing += len(left)
+        self._size += len(chunk) - len(left)
         self._last = chunk[-1:] or self._last
 
     def note(self, text: str) -> None:
@@ -57,26 +87,65 @@ class Spool:
         before = "" if self._last == b"\n" else "\n"
         self.write(f"{before}hopsgpu: {text}\n".encode())
 
+    def follow(self, target: Lake) -> None:
+        """Appends to the lake what has come since the last time.
+
+        Raises:
+            StoreError: the lake refused; what is missing there comes with the next time.
+        """
+        size = self._size
+        while self._there < size:
+            chunk = self._read(self._there, min(_CHUNK, size - self._there))
+            if not chunk:  # closed meanwhile
+                return
+            self._is_followed = True
+            self._there = target.append(chunk, self._there)
+
     def upload(self, target: Lake) -> None:
-        """Brings all to the lake; waits as long as it takes.
+        """Brings all that is not there yet to the lake; waits as long as it takes.
+
+        Where the lake refuses, what came there before stays.
 
         Raises:
             StoreError: the lake refused, or the driver's disk had been full.
         """
-        if self._file is None:
+        if self._is_followed:
+            self._upload_rest(target)
+        elif self._file is None:
             target.write(b"")
         else:
-            target.upload(Path(f"/proc/self/fd/{self._file.fileno()}"))
+            target.upload(self._path(self._file))
+            self._there = self._size
         if self._problem:
             raise StoreError(
                 f"{target.url} lacks its last {self._missing:,} bytes: the driver could not keep"
                 f" them in its directory of temporary files ({self._problem})"
             )
 
+    def _upload_rest(self, target: Lake) -> None:
+        """Appends it, or makes the file anew where that cannot be."""
+        try:
+            self.follow(target)
+        except StoreError as error:
+            if error.kind not in _MADE_ANEW or self._file is None:
+                raise
+            target.replace_with(self._path(self._file))
+            self._there = self._size
+
+    def _path(self, file: IO[bytes]) -> Path:
+        return Path(f"/proc/self/fd/{file.fileno()}")
+
+    def _read(self, at: int, count: int) -> bytes:
+        with self._reading:
+            if self._file is None or self._file.closed:
+                return b""
+            return os.pread(self._file.fileno(), count, at)
+
     def close(self) -> None:
         """Lets go of the file."""
-        if self._file is not None:
-            self._file.close()
+        with self._reading:
+            if self._file is not None:
+                self._file.close()
 
 
 class RankOutput:
@@ -150,9 +219,18 @@ class Logs:
             yield target.url, functools.partial(_bring, spool, directory, target)
 
 
+def _follow(spool: Spool, directory: Lake, target: Lake) -> None:
+    # What the lake refuses now is tried again soon, and told at the end.
+    with contextlib.suppress(StoreError):
+        if not spool.is_on_lake:
+            directory.make()
+        spool.follow(target)
+
+
 def _bring(spool: Spool, directory: Lake, target: Lake) -> None:
     with contextlib.closing(spool):
-        directory.make()
+        if not spool.is_on_lake:
+            directory.make()
         spool.upload(target)
 
 
@@ -229,6 +307,22 @@ class Outputs:
         """What a person should know of a rank's measures at its end, an idle GPU above all."""
         return self._metrics.warnings(rank, self._places[rank].container.host)
 
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file that is to be on the lake at the end, so far."""
+        return {name: spool.size for name, spool in self._files().items()}
+
+    def grown(self, directory: Lake) -> list[tuple[str, Callable[[], None]]]:
+        """For each file that has grown its URL, and what brings the new part to the lake.
+
+        Args:
+            directory: made where it is not there.
+        """
+        return [
+            ((target := directory / name).url, functools.partial(_follow, spool, directory, target))
+            for name, spool in self._files().items()
+            if spool.has_grown
+        ]
+
     def take_over(self) -> Logs:
         """What there is for the lake; it is the caller's from now on, and nothing can follow.
 
@@ -236,8 +330,11 @@ class Outputs:
         something or its GPUs were sampled.
         """
         self._owned.pop_all()
+        return Logs(self._files())
+
+    def _files(self) -> dict[str, Spool]:
         logs = {f"rank-{rank}.log": output.spool for rank, output in self._ranks.items()}
         records = {
             record_name(rank): spool for rank, spool in self._records.items() if not spool.is_empty
         }
-        return Logs(logs | records)
+        return logs | records

@@ -1,175 +1,161 @@
-"""From checked arguments to a plan: what a launch would ask of YARN, and whether it can be had."""
+"""From checked arguments to a plan: what a launch would ask for, and where its files go."""
 
 from __future__ import annotations
 
 import datetime
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 
 from hopsgpu.arguments import Arguments
-from hopsgpu.errors import CapacityError, ConfigError
-from hopsgpu.gang import Avoid
-from hopsgpu.gpu_types import has_type, marker_of, nodes_with
-from hopsgpu.spark.application import Application
-from hopsgpu.spark.checks import check_gang
-from hopsgpu.spark.request import demand_of
-from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
+from hopsgpu.data.given import Datasets
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.spark.site import Site
+from hopsgpu.spec import GangSpec, LaunchPlan
+from hopsgpu.stores.checkpoints import Checkpoints, complete
 from hopsgpu.stores.lake import Lake
-from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
-from hopsgpu.yarn.snapshot import Snapshot
+from hopsgpu.stores.runs import RECORD
+from hopsgpu.stores.troubles import ABSENT
+
+_MOST_LISTED = 5
 
 
 def plan_of(
-    spec: GangSpec, application: Application, run_id: str, warnings: tuple[str, ...]
+    spec: GangSpec,
+    application: Site,
+    run_id: str,
+    warnings: tuple[str, ...],
+    data: Datasets | None = None,
 ) -> LaunchPlan:
     """The plan of a launch.
 
     Raises:
-        ConfigError: the application may not have so many executors, or no node has GPUs of the
-            wanted type.
-        CapacityError: YARN can never grant them; nothing was asked for.
+        ConfigError: the application may not have so many executors, no node has GPUs of the
+            wanted type, or the run to be gone on from is not there.
+        CapacityError: they can never be had; nothing was asked for.
+        StoreError: the lake does not tell of the run to be gone on from, or the data that is to be
+            read in place is not there.
     """
-    everywhere = application.snapshot(0.0)
-    marker = _marker(spec.gpu_type, application)
-    hosts = _hosts(spec.gpu_type, marker, everywhere, application)
-    snapshot = everywhere.only(hosts)
-    ranks, shape = _containers(spec, snapshot)
-    shape = replace(shape, marker=marker)
-    executors = spec.workers // ranks
-    check_gang(application.setting, executors)
-    check_possible(demand_of(shape, executors, spec.placement), snapshot)
-    least = spec.gpus.sharing
-    if spec.placement == "pack" and ranks == least < spec.workers:
-        told = f"pack: not more than {least} of the {spec.workers} ranks fit into one container"
-        warnings = (*warnings, told)
+    fit = application.fit(spec)
     return LaunchPlan(
-        spec=spec,
-        executors=executors,
-        ranks_per_executor=ranks,
-        shape=shape,
-        queue=application.queue,
-        environment=_environment(spec, shape.cores // ranks),
-        paths=_paths(Lake(lake_root(application)).url, spec, run_id),
-        warnings=warnings,
-        hosts=hosts,
+        spec=fit.spec,
+        executors=fit.executors,
+        ranks_per_executor=fit.ranks_per_executor,
+        shape=fit.shape,
+        queue=fit.queue,
+        environment=_environment(spec, fit.shape.cores // fit.ranks_per_executor),
+        paths=_paths(Lake(application.root).url, spec, run_id, data, application),
+        warnings=(*warnings, *fit.warnings),
+        hosts=fit.hosts,
     )
 
 
-def _marker(gpu_type: str | None, application: Application) -> str | None:
-    """The YARN resource that marks nodes with GPUs of a type, where there is one.
-
-    Raises:
-        ConfigError: YARN's configuration here does not know it.
-    """
-    marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
-    if marker is not None and not application.jvm.knows_resource(marker):
-        raise ConfigError(
-            f"{marker}, which spark.hopsgpu.markers names for gpu_type={gpu_type!r}, is unknown"
-            " here: resource-types.xml in HADOOP_CONF_DIR must name it in yarn.resource-types, as"
-            " on the ResourceManager"
-        )
-    return marker
-
-
-def _hosts(
-    gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
-) -> frozenset[str] | None:
-    """Nodes that have GPUs of a type; None where any will do.
-
-    Raises:
-        ConfigError: no node has one, or none has the marker.
-    """
-    if gpu_type is None:
-        return None
-    nodes = {node.id: node for node in snapshot.running if node.total.gpus}
-    if marker is not None:
-        nodes = {id: node for id, node in nodes.items() if marker in node.others}
-        if not nodes:
-            raise ConfigError(
-                f"gpu_type={gpu_type!r}: no node that this application can use has {marker}, which"
-                " spark.hopsgpu.markers names for it; the administrator gives it to nodes by"
-                f" yarn.nodemanager.resource-type.{marker}"
-            )
-    told = application.node_managers.devices(list(nodes.values()))
-    models = {
-        nodes[node].host: sorted({gpu.name for gpu in found.gpus})
-        for node, found in told.devices.items()
-    }
-    silent = [nodes[node].host for node in told.problems]
-    if marker is not None and silent:
-        # The marker vouches for them, and what comes is looked at.
-        return frozenset(silent).union(
-            host for host, names in models.items() if any(has_type(n, gpu_type) for n in names)
-        )
-    return nodes_with(gpu_type, models, silent)
-
-
 def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
-    """The plan of a launch on a gang that is held already."""
-    spec = given.spec
+    """The plan of a launch on a gang that is held already.
+
+    Raises:
+        ConfigError: the run to be gone on from is not there.
+        StoreError: the lake does not tell whether it is, or data is not there.
+    """
+    # As it was found to fit: a machine without GPUs has none for a later launch either.
+    fitting = held.spec
+    spec = replace(given.spec, gpus=fitting.gpus, gpu_type=fitting.gpu_type)
     cores = held.shape.cores // held.ranks_per_executor
     return replace(
         held,
         spec=spec,
         environment=_environment(spec, cores),
-        paths=_paths(held.paths["root"], spec, run_id),
-        warnings=(*held.warnings, *given.modules.warnings),
+        paths=_paths(held.paths["root"], spec, run_id, given.data, given.application),
+        warnings=(*held.warnings, *given.warnings),
     )
-
-
-def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> None:
-    """Whether the gang of a plan can be had without what is to be avoided.
-
-    Raises:
-        CapacityError: it can never be granted so.
-        HopsGpuError: the ResourceManager does not tell.
-    """
-    demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
-    check_possible(demand, application.snapshot(0.0).only(plan.hosts).without(avoid))
-
-
-def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
-    """Ranks of each container, and what it asks for."""
-    share, least = cores_per_gpu(snapshot.running), spec.gpus.sharing
-    if spec.placement != "pack":
-        return least, shape_of(spec, share, least)
-
-    def fits(ranks: int) -> bool:
-        demand = demand_of(shape_of(spec, share, ranks), spec.workers // ranks, "pack")
-        try:
-            check_possible(demand, snapshot)
-        except CapacityError:
-            return False
-        return True
-
-    divisors = (n for n in range(spec.workers, least, -1) if not (spec.workers % n or n % least))
-    ranks = next(filter(fits, divisors), least)
-    return ranks, shape_of(spec, share, ranks)
 
 
 def _environment(spec: GangSpec, cores: int) -> Mapping[str, str]:
     return {"OMP_NUM_THREADS": str(cores), **spec.env_vars}
 
 
-def _paths(root: str, spec: GangSpec, run_id: str) -> Mapping[str, str]:
-    paths = {"root": root, "run": f"{root}/runs/{run_id}"}
+def _paths(
+    root: str, spec: GangSpec, run_id: str, data: Datasets | None, application: Site
+) -> Mapping[str, str]:
+    """What goes where on the lake.
+
+    Raises:
+        ConfigError: the run that is to be gone on from is not there.
+        StoreError: the lake does not tell whether it is, or data is not there.
+    """
+    runs = f"{root}/runs"
+    paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
         paths["model"] = f"{root}/models/{spec.model}"
+    if spec.resume is not None:
+        paths["resume"] = _run_there(Lake(runs), spec.resume)
+    if data is not None:
+        places = data.places(paths["run"], application.files)
+        for name, _ in data.paths:
+            _check_there(data.label(name), Lake(places[name]))
+        paths |= {data.label(name): url for name, url in places.items()}
     return paths
 
 
-def lake_root(application: Application) -> str:
-    """Where runs and models go: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's directory."""
-    files = application.jvm.hadoop("fs.defaultFS")
-    return root_on(application.option("root"), files, application.user)
+def _check_there(label: str, lake: Lake) -> None:
+    try:
+        lake.stat()
+    except StoreError as error:
+        why = f"there is nothing at {lake.url}" if error.kind == ABSENT else str(error)
+        raise StoreError(f"{label} cannot be read: {why}", error.kind) from error
 
 
-def root_on(named: str | None, files: str | None, user: str) -> str:
-    """The root that was named, else the user's directory on the default file system."""
-    if named:
-        return named.rstrip("/")
-    return f"{(files or 'file:///').rstrip('/')}/user/{user}/hopsgpu"
+def _run_there(runs: Lake, run_id: str) -> str:
+    """The URL of the run whose checkpoints are gone on from.
+
+    That is the named one, or where it came to no checkpoint of its own the one that it had been
+    resumed from, and so on.
+
+    Raises:
+        ConfigError: there is none of this id.
+        StoreError: the lake does not tell.
+    """
+    named = runs / run_id
+    if not named.exists():
+        raise _unknown(runs, run_id)
+    run, seen = named, {run_id}
+    while not _has_checkpoint(run):
+        before = _resumed_by(run)
+        if before is None or before in seen or not (runs / before).exists():
+            return named.url
+        seen.add(before)
+        run = runs / before
+    return run.url
+
+
+def _has_checkpoint(run: Lake) -> bool:
+    checkpoints = Checkpoints(run / "checkpoints", rank=0)
+    return bool(complete(checkpoints.parts(), checkpoints.ranks()))
+
+
+def _resumed_by(run: Lake) -> str | None:
+    """The run from which a run went on, as its record has it; None where none is told."""
+    try:
+        told = json.loads((run / RECORD).read())["spec"]["resume"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    except StoreError as error:
+        if error.kind == ABSENT:
+            return None
+        raise
+    return told if isinstance(told, str) else None
+
+
+def _unknown(runs: Lake, run_id: str) -> ConfigError:
+    there = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
+    known = [entry.name for entry in there if entry.is_directory]
+    listed = ", ".join(known[:_MOST_LISTED]) or "none"
+    more = len(known) - _MOST_LISTED
+    return ConfigError(
+        f"resume={run_id!r}: there is no such run in {runs.url}; the latest there:"
+        f" {listed}{f' and {more} more' if more > 0 else ''}"
+    )
 
 
 def new_run_id(name: str) -> str:

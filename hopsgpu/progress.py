@@ -9,10 +9,15 @@ from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.gang import GangState
+from hopsgpu.outlet import Outlet
 from hopsgpu.results import RunStatus
+from hopsgpu.screens import in_kernel, in_terminal
 
 _REPEAT_SECONDS = 10.0
 _MOST_TOLD = 6
+# States in which much changes that nobody must see at once.
+_SELDOM = ("preparing", "training")
 
 
 class Progress(Protocol):
@@ -49,7 +54,10 @@ class Told:
 
 
 class Lines:
-    """Plain lines: what the ranks write on stdout, what the run does on stderr."""
+    """Plain lines: what the ranks write on stdout, what the run does on stderr.
+
+    A run waits for a reader who has stopped reading no longer than `Outlet` does.
+    """
 
     def __init__(
         self,
@@ -60,20 +68,24 @@ class Lines:
         self._out = out
         self._err = err
         self._clock = clock
+        self._outlet = Outlet()
         self._state = ""
         self._last = ""
         self._said = float("-inf")
 
     def status(self, status: RunStatus) -> None:
-        """One line for each change, of metrics one every 10 s; a wait is told of as often."""
+        """One line for each change; of metrics and data one every 10 s, and of a wait as often."""
         text = describe(status)
         now = self._clock()
-        is_news = text != self._last and (status.state, self._state) != ("training", "training")
+        goes_on = status.state == self._state and status.state in _SELDOM
+        is_news = text != self._last and not goes_on
         if not is_news and now - self._said < _REPEAT_SECONDS:
             return
         self._state, self._last, self._said = status.state, text, now
-        stream = self._err or sys.stderr
-        print(f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: {text}", file=stream, flush=True)
+        line = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: {text}\n"
+        self._outlet.write(self._err or sys.stderr, line)
+        if GangState(status.state).is_terminal:
+            self._outlet.close()
 
     def line(self, rank: int, host: str, *texts: str) -> None:
         out = self._out or sys.stdout
@@ -81,8 +93,7 @@ class Lines:
         # One write: a flush for each of two million lines would take longer than their way here.
         text = "".join(f"[rank {rank} {host}] {line}\n" for line in texts)
         # A terminal that knows only ASCII must not end a training that prints more.
-        out.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        out.flush()
+        self._outlet.write(out, text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 class Shielded:
@@ -119,10 +130,14 @@ def describe(status: RunStatus) -> str:
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         why = f"; {status.waiting_for}" if status.waiting_for else ""
         return f"waiting: {status.granted} of {status.wanted} executors are here{hosts}{why}"
+    if status.state == "preparing":
+        return status.waiting_for
+    again = f" (attempt {status.attempt})" if status.attempt else ""
     if status.state in ("granted", "ready"):
-        return f"{status.state}: {status.wanted} executors on {', '.join(status.granted_hosts)}"
+        hosts = ", ".join(status.granted_hosts)
+        return f"{status.state}: {status.wanted} executors on {hosts}{again}"
     if status.state == "training":
-        return "training" + _measured(status)
+        return f"training{again}{_measured(status)}"
     return status.state
 
 
@@ -134,14 +149,20 @@ def _measured(status: RunStatus) -> str:
 
 
 def progress_of(given: object) -> Shielded:
-    """The display that `progress=` names: None or "lines", "off", or a callable of the user's.
+    """The display that `progress=` names.
 
     Args:
-        given: a callable is given a RunStatus at each change.
+        given: None for the one that fits: live in a notebook's cell and in a script's terminal,
+            plain lines elsewhere; "rich" for the live one, "lines", "off", or a callable, which
+            is given a RunStatus at each change.
 
     Raises:
         ConfigError: anything else, or a callable that cannot be called with one argument.
     """
+    if given == "rich" or (given is None and (in_kernel() or in_terminal())):
+        from hopsgpu.display.live import Live
+
+        return Shielded(Live())
     if given in (None, "lines"):
         return Shielded(Lines())
     if given == "off":
@@ -149,10 +170,9 @@ def progress_of(given: object) -> Shielded:
     if callable(given):
         _check_takes_one(given)
         return Shielded(Told(given))
-    later = ' ("rich" is not available yet)' if given == "rich" else ""
     raise ConfigError(
-        f"progress={given!r}: 'lines', 'off', None or a callable that takes a RunStatus is"
-        f" wanted{later}"
+        f"progress={given!r}: 'rich', 'lines', 'off', None or a callable that takes a RunStatus"
+        " is wanted"
     )
 
 

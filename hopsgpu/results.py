@@ -48,9 +48,9 @@ class GpuSeconds:
     """GPU seconds of a run.
 
     Attributes:
-        held: from each executor's arrival at the driver to the release, times its GPUs.
+        held: from each executor's arrival at the driver to its release, times its GPUs.
         training: from start to return, of all attempts.
-        publishing: from return to the model on the lake.
+        publishing: from return to the model on the lake, of the executors that had a part in it.
         idle: held minus the others.
     """
 
@@ -133,6 +133,11 @@ class GangResult:
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
         parts += [f"{len(self.ranks)} ranks", str(self.timeline), str(self.gpu_seconds)]
         return f"GangResult({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        from hopsgpu.display.cards import result_card
+
+        return result_card(self)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from hopsgpu.gang import GangState, may_follow
 from hopsgpu.progress import Progress
 from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
 
+_WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
+
 
 class Board:
     """How a run stands; written by its thread, read by any."""
@@ -28,6 +30,8 @@ class Board:
         self._why = ""
         self._warnings: list[str] = []
         self._arrivals: tuple[float, ...] = ()
+        self._departures: tuple[float, ...] = ()
+        self._uploaded: float | None = None
         self._attempt = 0
         self._before = GpuSeconds()
         self._ranks: tuple[RankReport, ...] = ()
@@ -42,9 +46,11 @@ class Board:
             if state is not self._state:
                 if not may_follow(self._state, state):
                     raise HopsGpuError(f"a run cannot go from {self._state} to {state}")
+                if self._state is GangState.PUBLISHING:
+                    self._uploaded = time.time()
                 self._state = state
             self._why = why
-            if state in (GangState.WAITING, GangState.GRANTED, GangState.READY):
+            if state in _WITH_HOSTS:
                 self._hosts = tuple(hosts)
             if state.is_terminal:
                 self._hosts = ()
@@ -60,6 +66,11 @@ class Board:
         """Notes when the executors came."""
         with self._lock:
             self._arrivals = tuple(times)
+
+    def departed(self, times: Sequence[float]) -> None:
+        """Notes when executors were seen gone that were let go before the others."""
+        with self._lock:
+            self._departures = tuple(times)
 
     def warn(self, text: str) -> None:
         """Notes what a person should know of, once."""
@@ -117,7 +128,15 @@ class Board:
             )
 
     def _seconds(self, now: float) -> GpuSeconds:
-        return gpu_seconds(self._timeline, self._arrivals, self._gpus, now, self._before)
+        return gpu_seconds(
+            self._timeline,
+            self._arrivals,
+            self._gpus,
+            now,
+            self._before,
+            self._departures,
+            self._uploaded,
+        )
 
 
 def gpu_seconds(
@@ -126,6 +145,8 @@ def gpu_seconds(
     gpus: int,
     now: float,
     before: GpuSeconds = GpuSeconds(),  # noqa: B008 - frozen
+    departures: Sequence[float] = (),
+    uploaded: float | None = None,
 ) -> GpuSeconds:
     """Where a run's GPU time went.
 
@@ -135,15 +156,21 @@ def gpu_seconds(
         gpus: of each executor.
         now: stands for points not passed yet.
         before: of earlier attempts, added.
+        departures: when those were seen gone that had nothing to publish; the others stay until
+            the release.
+        uploaded: when the upload of a model ended, whether a version came of it or not.
     """
     end = timeline.released or now
     held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
+    held -= sum(max(end - departure, 0.0) for departure in departures) * gpus
     all_gpus = len(arrivals) * gpus
     training = publishing = 0.0
     if timeline.started is not None:
         training = ((timeline.returned or end) - timeline.started) * all_gpus
-    if timeline.returned is not None and timeline.published is not None:
-        publishing = (timeline.published - timeline.returned) * all_gpus
+    uploaded = timeline.published or uploaded
+    if timeline.returned is not None and uploaded is not None:
+        stayed = all_gpus - len(departures) * gpus
+        publishing = (uploaded - timeline.returned) * stayed
     held, training = before.held + held, before.training + training
     return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
 
@@ -208,3 +235,8 @@ class Run:
     def __repr__(self) -> str:
         status = self.status()
         return f"<Run {status.run_id}: {status.state}, {status.elapsed:.1f} s>"
+
+    def _repr_html_(self) -> str:
+        from hopsgpu.display.cards import run_card
+
+        return run_card(self.status())

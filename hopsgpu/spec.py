@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from hopsgpu import html
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB
 
@@ -72,13 +73,25 @@ def _check_count(value: object, name: str, least: int) -> None:
 
 
 _SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
+_USER = re.compile(r"://[^/?#@\s:]*:[^/?#@\s]*@")
 # Linux takes 128 KiB for a string of the environment.
 _MOST_VARIABLE = 120 * 1024
 
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a record or a screen: values whose name looks secret are not shown."""
-    return {n: "(redacted)" if _SECRET.search(n) else v for n, v in variables.items()}
+    """Variables for a record or a screen: values whose name looks secret are not shown.
+
+    Nor are the password and the user in the URLs of others.
+    """
+    return {
+        name: "(redacted)" if _SECRET.search(name) else without_user(value)
+        for name, value in variables.items()
+    }
+
+
+def without_user(text: str) -> str:
+    """A text whose URLs tell no user with a password."""
+    return _USER.sub("://(redacted)@", text)
 
 
 PLACEMENTS = (None, "pack", "spread")
@@ -143,10 +156,12 @@ class GangSpec:
         visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
             own only, None to go by the GPUs of a rank: "rank" where ranks share a GPU.
         model: name under which the model is published, or None.
+        resume: id of the run whose checkpoints are gone on from, or None.
         acquire_timeout: seconds the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
         retries: how often the gang starts again where it fails.
         env_vars: the user's environment variables of every rank.
+        python_env: the Python environment of the ranks, as its user named it, or None.
     """
 
     name: str
@@ -159,10 +174,12 @@ class GangSpec:
     parameter_servers: int = 0
     visible: str | None = None
     model: str | None = None
+    resume: str | None = None
     acquire_timeout: float | None = 600.0
     run_timeout: float | None = None
     retries: int = 0
     env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    python_env: str | None = None
 
     def __post_init__(self) -> None:
         _check_count(self.workers, "workers", 1)
@@ -195,8 +212,6 @@ class GangSpec:
             # LOCAL_RANK counts ranks, of which several have one GPU.
             object.__setattr__(self, "visible", "rank")
         object.__setattr__(self, "name", check_name(self.name, "name"))
-        if self.model is not None:
-            object.__setattr__(self, "model", check_name(self.model, "model"))
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
 
 
@@ -295,9 +310,10 @@ class LaunchPlan:
         executors: how many containers.
         ranks_per_executor: ranks in each.
         shape: what each container asks of YARN.
-        queue: YARN's queue.
+        queue: YARN's queue; "" on a local master.
         environment: variables that every rank gets with the same value.
-        paths: what goes where on the lake: "root", "run", "model".
+        paths: what goes where on the lake: "root", "run", "model", "resume" for the run that is
+            gone on from, and "data", or "data.NAME" for each of several.
         hosts: nodes that have GPUs of the wanted type; None where any will do.
         warnings: what a person should know before.
     """
@@ -314,23 +330,33 @@ class LaunchPlan:
 
     def __str__(self) -> str:
         s, servers = self.shape, self.spec.parameter_servers
+        where = f"queue {self.queue}" if self.queue else "on this machine"
+        heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
         lines = [
-            f"{self.spec.name}: {self.spec.workers} ranks in {self.executors} executors"
-            f" of {self.ranks_per_executor}, queue {self.queue}",
-            *([f"  {servers} parameter servers beside them"] if servers else []),
+            f"{self.spec.name}: {_counted(self.spec.workers, 'rank')} in"
+            f" {_counted(self.executors, 'executor')} of {self.ranks_per_executor}, {where}",
+            *([f"  {_counted(servers, 'parameter server')} beside them"] if servers else []),
             *(
                 [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]
                 if self.hosts
                 else []
             ),
             f"  each executor: {s.gpus} GPU, {s.cores} cores,"
-            f" {s.heap_mib} MiB heap + {s.overhead_mib} MiB beside it"
+            f" {heap}{s.overhead_mib} MiB{' beside it' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",
+            *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),
             *(f"  {what}: {path}" for what, path in self.paths.items()),
             *(f"  {name}={value}" for name, value in redacted(self.environment).items()),
             *(f"  warning: {text}" for text in self.warnings),
         ]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html.box(html.preformatted(str(self)))
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _listed(hosts: Collection[str]) -> str:

@@ -10,19 +10,20 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.background import Background
+from hopsgpu.background import Background, Work
 from hopsgpu.call import Call
 from hopsgpu.ending import Ends, ended, odd_end
-from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError, RankFailed, StoreError
-from hopsgpu.frameworks import environment
+from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError, RankFailed
 from hopsgpu.gang import Avoid, RankPlace, World, duplicate_gpu
 from hopsgpu.meeting import Meeting, Unmet, meet
 from hopsgpu.output import Outputs
 from hopsgpu.progress import Progress
+from hopsgpu.publishing import Agents, Publisher
 from hopsgpu.results import RankReport
 from hopsgpu.retries import Fault
-from hopsgpu.spark.lease import Lease
-from hopsgpu.stores.models import ModelVersion
+from hopsgpu.run_message import run_messages
+from hopsgpu.spark.granted import Lease
+from hopsgpu.spark.tokens import Handover
 from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
@@ -85,6 +86,7 @@ class Training:
         self._failed_at: float | None = None
         self._stop_until: float | None = None
         self.trained = Trained()
+        self._tokens = Handover(lease, call.run_id, self.trained.warnings)
 
     def run(self) -> Trained:
         """Starts all ranks, waits for all, and stops them at the first failure.
@@ -102,6 +104,7 @@ class Training:
             self.trained.suspect = None if meeting.avoid.is_any else meeting.failure.host
             return self.trained
         try:
+            self._tokens.look()
             self._start(meeting)
             self._await_ends()
         except BaseException:
@@ -123,42 +126,49 @@ class Training:
             elif time.monotonic() > self._stop_until:
                 self._give_up()
                 break
+            self._tokens.look()
             event = self._next_event()
             if event is None:
                 self._outputs.refresh()
                 continue
-            if self._stop_until is not None:
+            is_sign = self._ends.is_sign_of_life(event.message)
+            if self._stop_until is not None and is_sign:
                 # What was written until then may be much, and comes as fast as it is taken.
                 self._stop_until = time.monotonic() + _STOP_SECONDS
             self._take(event)
+
+    def grown_logs(self) -> list[tuple[str, Work]]:
+        """For each log that has grown its URL, and what brings the new part to the lake."""
+        return self._outputs.grown(self._call.logs)
+
+    def log_sizes(self) -> dict[str, int]:
+        """Bytes of each log so far, by its path in the run's directory."""
+        below = self._call.logs.url.removeprefix(f"{self._call.directory.url}/")
+        return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
+
+    def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
+        """A report of each rank that has started, in order, and whether it was seen to end."""
+        told = []
+        for rank, pid in sorted(self._pids.copy().items()):
+            place, report = self._place(rank), self.trained.reports.get(rank)
+            going_on = RankReport(rank, place.role, place.container.host, place.gpus, pid)
+            told.append((report or going_on, report is not None))
+        return tuple(told)
 
     def keep_logs(self, background: Background) -> None:
         """Has the ranks' output brought to the lake."""
         for url, upload in self._outputs.take_over().uploads(self._call.logs):
             background.put(url, upload)
 
-    def publish(self, models_url: str, name: str) -> ModelVersion | None:
-        """Has rank 0's agent publish its model directory; None where nothing is there.
-
-        Raises:
-            StoreError: the lake refused, or the agent was lost.
-            Cancelled: the run was cancelled meanwhile.
-        """
-        key = self._place(0).container.key
-        self._send(key, "publish", rank=0, name=name, models_url=models_url)
-        while True:
-            event = self._next_event()
-            if self._cancelled.is_set():
-                raise Cancelled(f"{self._call.run_id} was cancelled while it published {name!r}")
-            if key not in self._connected:
-                raise StoreError(f"{name!r} is not published: rank 0's executor was lost")
-            if event is None or event.peer != key or event.message is None:
-                continue
-            if event.message.kind == "publish-failed":
-                raise StoreError(f"{name!r} is not published: {event.message['reason']}")
-            if event.message.kind == "published":
-                version = event.message["version"]
-                return version and ModelVersion(name, version, event.message["url"])
+    def publisher(self, name: str) -> Publisher:
+        """What publishes what the ranks that returned have left, as a model of this name."""
+        returned = [
+            rank
+            for rank, report in self.trained.reports.items()
+            if rank < self._world.size and not report.stopped
+        ]
+        agents = Agents(self._world, self._send, self._next_event, self._connected, self._cancelled)
+        return Publisher(name, agents, returned)
 
     def _place(self, rank: int) -> RankPlace:
         return self._world.processes[rank]
@@ -203,42 +213,9 @@ class Training:
         )
 
     def _start(self, meeting: Meeting) -> None:
-        call = self._call
         self._world = meeting.world
-        for container in self._lease.containers:
-            ranks = [
-                {
-                    "environment": environment(self._world, place, meeting.endpoints, call.visible),
-                    "context": self._context(place),
-                }
-                for place in self._world.of_container(container.key)
-            ]
-            self._send(
-                container.key,
-                "run",
-                call.function + call.modules.archive,
-                run_url=call.directory.url,
-                attempt=call.attempt,
-                memory=call.memory,
-                frameworks=call.frameworks,
-                shared=dict(call.environment),
-                call_bytes=len(call.function),
-                roots=call.modules.roots,
-                ranks=ranks,
-            )
-
-    def _context(self, place: RankPlace) -> dict[str, Any]:
-        return {
-            "rank": place.rank,
-            "local_rank": place.local_rank,
-            "world_size": self._world.size,
-            "host": place.container.host,
-            "gpus": place.gpus,
-            "role": place.role,
-            "run_id": self._call.run_id,
-            "attempt": self._call.attempt,
-            "checkpoint_dir": (self._call.directory / "checkpoints").url,
-        }
+        for message in run_messages(self._call, meeting):
+            self._send(message.key, "run", message.payload, **message.fields)
 
     def _stop_where_due(self, overdue_at: float | None) -> None:
         """Stops all ranks where one failed, time is over, or the chief has returned."""
@@ -288,10 +265,17 @@ class Training:
             self._outputs.take_reports(message["rank"], message.payload)
             self._told(self._outputs.metrics())
         elif message.kind == "warning":
-            if message["text"] not in self.trained.warnings:
-                self.trained.warnings.append(message["text"])
+            self._warn(message["text"])
+        elif message.kind == "kept-tokens":
+            self._tokens.kept(event.peer, message)
+        elif message.kind == "failing" and self._failed_at is None:
+            self._failed_at = time.monotonic() + (_ALIKE_SECONDS if message["raised"] else 0.0)
         elif message.kind == "ended":
             self._end(message)
+
+    def _warn(self, text: str) -> None:
+        if text not in self.trained.warnings:
+            self.trained.warnings.append(text)
 
     def _end(self, message: Message) -> None:
         end = ended(self._place(int(message["rank"])), message)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,12 +21,24 @@ from hopsgpu import cluster
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 BACK_SECONDS = 10.0
+CONTAINERS_ENV = "yarn.nodemanager.admin-env"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """TMPDIR of this session and of what it starts, in which nothing of another session is."""
+    directory = tmp_path_factory.mktemp("tmp")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(directory))
+        patch.setattr(tempfile, "tempdir", None)
+        yield directory
 
 
 @pytest.fixture(scope="session")
-def cluster_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("cluster")
-    cluster.up(directory)
+    # Containers inherit nothing: theirs would be /tmp, as a node's is.
+    cluster.up(directory, conf={"yarn-site": {f"{CONTAINERS_ENV}.TMPDIR": str(own_tmpdir)}})
     try:
         yield directory
     finally:
@@ -74,9 +87,11 @@ def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process of this machine has ended."""
+    """Whether a process of this machine has ended, all its threads with their files too."""
+    process = Path(f"/proc/{pid}")
     try:
-        return "State:\tZ" in Path(f"/proc/{pid}/status").read_text()
+        ended = "State:\tZ" in (process / "status").read_text()
+        return ended and len(list((process / "task").iterdir())) <= 1
     except (FileNotFoundError, ProcessLookupError):
         return True
 

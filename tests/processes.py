@@ -1,4 +1,4 @@
-"""Processes of the cluster's containers, which all run on this machine."""
+"""Processes of a cluster's containers, which all run on this machine, with those of others."""
 
 from __future__ import annotations
 
@@ -22,18 +22,30 @@ def executor_jvm() -> int:
     raise LookupError("no JVM of this container")
 
 
-def python_workers() -> list[tuple[int, int]]:
-    """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
-    found = []
+def processes_of(cluster: Path, command: bytes) -> set[int]:
+    """Those in all containers of a cluster whose command line has that in it."""
+    found = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_bytes()
-            fields = (process / "stat").read_text().rpartition(") ")[2].split()
+            is_one = command in (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            if is_one and (process / "cwd").readlink().is_relative_to(cluster):
+                found.add(int(process.name))
+        except OSError:
+            continue
+    return found
+
+
+def python_workers(cluster: Path) -> list[tuple[int, int]]:
+    """When each of Spark's Python workers began, and its pid; the latest runs the agent."""
+    found = []
+    for pid in processes_of(cluster, b"pyspark.worker"):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
             above = Path(f"/proc/{fields[1]}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"pyspark.worker" in command and b"pyspark.worker" in above:
-            found.append((int(fields[19]), int(process.name)))
+        if b"pyspark.worker" in above:
+            found.append((int(fields[19]), pid))
     return found
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from hopsgpu.cli.ending import ended_in_order
+from hopsgpu.cli.root import json_option
 
 if TYPE_CHECKING:
     from hopsgpu.cluster import ClusterStatus
@@ -48,7 +48,7 @@ def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str
     """
     from hopsgpu import cluster as library
 
-    with _ended_in_order():
+    with ended_in_order():
         library.up(dir_, nodes=nodes, gpus_per_node=gpus_per_node, conf=conf, say=click.echo)
 
 
@@ -66,7 +66,7 @@ def down(dir_: str | None) -> None:
 
 @cluster.command()
 @_dir
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@json_option
 def status(dir_: str | None, as_json: bool) -> None:
     """Show each daemon, the nodes and their GPUs; exit code 0 if all of it is up."""
     from hopsgpu import cluster as library
@@ -114,18 +114,3 @@ def describe(found: ClusterStatus) -> str:
 def _table(rows: list[tuple[str, str, str, str, str, str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """Makes an exception of what would end this process at once, so that `up` can clean up."""
-
-    def leave(number: int, _: FrameType | None) -> None:
-        sys.exit(128 + number)
-
-    before = {n: signal.signal(n, leave) for n in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

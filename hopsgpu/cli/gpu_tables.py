@@ -8,23 +8,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hopsgpu.cli.tables import Cell, Layout, Row, aligned, headers
+
 if TYPE_CHECKING:
     from rich.text import Text
 
     from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
-_Cell = tuple[str, str]
-_Row = list[_Cell]
-_RIGHT = ("FREE", "USED", "TOTAL", "GPUS", "FOR", "GUARANTEED", "MAXIMUM", "PENDING", "MEMORY")
 _GOOD, _BAD, _CARE, _FAINT = "green", "red", "yellow", "dim"
-_GAP = 2
-# What a column may shrink to; others do not.
-_LEAST = {"NODE": 12, "STATE": 7, "TYPE": 10, "LABEL": 5, "USER": 5, "QUEUE": 12, "NODES": 10}
-_LEAST |= {"NAME": 6, "COULD GET": 10}
-# Given up in this order where even that is too wide.
-_SPARED = ("DRIVER", "NODES", "MEMORY", "NAME", "TYPE", "PENDING", "GUARANTEED", "MAXIMUM", "LABEL")
-# What tells these apart is at their ends.
-_CUT_IN_FRONT = ("NODE", "QUEUE")
+_LAYOUT = Layout(
+    right=("FREE", "USED", "TOTAL", "GPUS", "FOR", "GUARANTEED", "MAXIMUM", "PENDING", "MEMORY"),
+    least={
+        **{"NODE": 12, "STATE": 7, "TYPE": 10, "LABEL": 5, "USER": 5, "QUEUE": 12, "NODES": 10},
+        **{"NAME": 6, "COULD GET": 10},
+    },
+    spared=(
+        *("DRIVER", "NODES", "MEMORY", "NAME", "TYPE", "PENDING", "GUARANTEED", "MAXIMUM"),
+        "LABEL",
+    ),
+    cut_in_front=("NODE", "QUEUE"),
+)
 
 
 def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
@@ -56,7 +59,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
             [(f"COULD GET: in executors of {found.executor}, if nobody else asks", _FAINT)]
         )
     parts.append([[cell] for cell in _remarks(found)])
-    blocks = [Text("\n").join(_aligned(part, encoding, width)) for part in parts if part]
+    blocks = [Text("\n").join(aligned(part, _LAYOUT, encoding, width)) for part in parts if part]
     return Text("\n\n").join(blocks)
 
 
@@ -89,68 +92,7 @@ def _shortened(found: ClusterGpus) -> ClusterGpus:
     )
 
 
-def _aligned(rows: Sequence[_Row], encoding: str, width: int | None) -> list[Text]:
-    """Lines of a table; the first row has the headers, a row of one cell is a line of its own."""
-    from rich.cells import cell_len
-    from rich.text import Text
-
-    shown = [[(_plain(text, encoding), style) for text, style in row] for row in rows]
-    full = [row for row in shown if len(row) > 1]
-    headers = [text for text, _ in full[0]] if full else []
-    widths = [max(cell_len(text) for text, _ in column) for column in zip(*full, strict=True)]
-    if width is not None:
-        widths = _fitted(headers, widths, width)
-    mark = "…" if _plain("…", encoding) == "…" else "~"
-    lines = []
-    for row in shown:
-        if len(row) == 1:
-            lines.append(Text(*row[0]))
-            continue
-        line = Text()
-        kept = [i for i, most in enumerate(widths) if most]
-        for i in kept:
-            text, style = row[i]
-            text = _cut(text, widths[i], mark, headers[i] in _CUT_IN_FRONT)
-            pad = " " * (widths[i] - cell_len(text))
-            right = headers[i] in _RIGHT
-            line.append(pad if right else "")
-            line.append(text, style=style)
-            if i != kept[-1]:
-                line.append(("" if right else pad) + " " * _GAP)
-        if width is not None:
-            line.truncate(width, overflow="crop")
-        lines.append(line)
-    return lines
-
-
-def _fitted(headers: Sequence[str], widths: Sequence[int], room: int) -> list[int]:
-    """Widths of columns that fit, 0 of one that is left out; the widest shrinks first."""
-    fitted = dict(zip(headers, widths, strict=True))
-    spared = [name for name in _SPARED if name in fitted]
-    while sum(fitted.values()) + _GAP * (len(fitted) - 1) > room:
-        wide = [name for name in fitted if fitted[name] > _LEAST.get(name, fitted[name])]
-        if wide:
-            fitted[max(wide, key=lambda name: fitted[name])] -= 1
-        elif spared:
-            del fitted[spared.pop(0)]
-            # What it leaves is for the others.
-            fitted = {name: w for name, w in zip(headers, widths, strict=True) if name in fitted}
-        else:
-            break
-    return [fitted.get(name, 0) for name in headers]
-
-
-def _cut(text: str, width: int, mark: str, in_front: bool) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= width:
-        return text
-    if in_front:
-        return mark + set_cell_size(text[::-1], width - 1)[::-1]
-    return set_cell_size(text, width - 1) + mark
-
-
-def _summary(found: ClusterGpus) -> Iterator[_Cell]:
+def _summary(found: ClusterGpus) -> Iterator[Cell]:
     if not found.nodes:
         said = f"no node of this YARN has GPUs ({found.nodes_without} nodes run): NodeManagers with"
         yield f"{said} yarn.nodemanager.resource-plugins=yarn.io/gpu have them", _CARE
@@ -171,7 +113,7 @@ def _summary(found: ClusterGpus) -> Iterator[_Cell]:
         yield f"{found.user} could get {best.obtainable} now{where}", "bold"
 
 
-def _nodes(nodes: Sequence[GpuNode]) -> list[_Row]:
+def _nodes(nodes: Sequence[GpuNode]) -> list[Row]:
     labels = any(node.label for node in nodes)
     before = ["NODE", "STATE", "FREE", "USED", "TOTAL", "MEMORY", "DRIVER"]
     rows = [
@@ -188,11 +130,7 @@ def _nodes(nodes: Sequence[GpuNode]) -> list[_Row]:
         ]
         for node in nodes
     ]
-    return [_headers(*before, *(["LABEL"] if labels else []), "TYPE"), *rows]
-
-
-def _headers(*names: str) -> _Row:
-    return [(name, "bold") for name in names]
+    return [headers(*before, *(["LABEL"] if labels else []), "TYPE"), *rows]
 
 
 def _names(node: GpuNode) -> str:
@@ -205,8 +143,8 @@ def _memory(mib: int | None) -> str:
     return "-" if mib is None else f"{mib / 1024:.3g}GiB"
 
 
-def _users(users: Sequence[GpuUser], now: float) -> list[_Row]:
-    headers = ["GPUS", "USER", "FOR", "APPLICATION", "QUEUE", "NODES", "NAME"]
+def _users(users: Sequence[GpuUser], now: float) -> list[Row]:
+    columns = ["GPUS", "USER", "FOR", "APPLICATION", "QUEUE", "NODES", "NAME"]
     rows = [
         [
             (str(user.gpus), ""),
@@ -219,7 +157,7 @@ def _users(users: Sequence[GpuUser], now: float) -> list[_Row]:
         ]
         for user in users
     ]
-    return [_headers(*headers), *rows]
+    return [headers(*columns), *rows]
 
 
 def _duration(user: GpuUser, now: float) -> str:
@@ -239,9 +177,9 @@ def _duration(user: GpuUser, now: float) -> str:
     return said if user.since else f"≤{said}"
 
 
-def _queues(queues: Sequence[GpuQueue]) -> list[_Row]:
+def _queues(queues: Sequence[GpuQueue]) -> list[Row]:
     labels = any(queue.label for queue in queues)
-    headers = ["QUEUE", *(["LABEL"] if labels else [])]
+    columns = ["QUEUE", *(["LABEL"] if labels else [])]
     rows = [
         [
             (queue.path, "" if queue.leaf else _FAINT),
@@ -254,7 +192,7 @@ def _queues(queues: Sequence[GpuQueue]) -> list[_Row]:
         ]
         for queue in queues
     ]
-    return [_headers(*headers, "GUARANTEED", "MAXIMUM", "USED", "PENDING", "COULD GET"), *rows]
+    return [headers(*columns, "GUARANTEED", "MAXIMUM", "USED", "PENDING", "COULD GET"), *rows]
 
 
 def _labelled(queue: GpuQueue) -> str:
@@ -274,7 +212,7 @@ def _obtainable(queue: GpuQueue) -> str:
     return f"{queue.obtainable} ({bounds[queue.bound]})"
 
 
-def _remarks(found: ClusterGpus) -> Iterator[_Cell]:
+def _remarks(found: ClusterGpus) -> Iterator[Cell]:
     if found.unexplained:
         who = "applications that YARN does not show to the caller, or that have just ended"
         yield f"{found.unexplained} GPUs are in use by {who}", ""
@@ -286,9 +224,3 @@ def _remarks(found: ClusterGpus) -> Iterator[_Cell]:
             yield f"{node.host} is {node.state}: {node.health}", _BAD
     for problem in found.problems:
         yield problem, _CARE
-
-
-def _plain(text: str, encoding: str) -> str:
-    """Without what would steer a terminal: names of applications are other users'."""
-    shown = "".join(char if char.isprintable() else "?" for char in text)
-    return shown.encode(encoding, "backslashreplace").decode(encoding)

@@ -11,6 +11,11 @@ import click
 from hopsgpu.cli.cluster import cluster
 from hopsgpu.cli.doctor import doctor
 from hopsgpu.cli.gpus import gpus
+from hopsgpu.cli.logs import logs
+from hopsgpu.cli.models import models
+from hopsgpu.cli.runs import runs
+from hopsgpu.cli.submit import submit
+from hopsgpu.cli.tensorboard import tensorboard
 from hopsgpu.errors import HopsGpuError
 
 
@@ -33,6 +38,11 @@ def main() -> None:
 main.add_command(cluster)
 main.add_command(doctor)
 main.add_command(gpus)
+main.add_command(logs)
+main.add_command(models)
+main.add_command(runs)
+main.add_command(submit)
+main.add_command(tensorboard)
 
 if __name__ == "__main__":
     main()

@@ -35,7 +35,7 @@ _READY_S = 120.0
 GRACE_S = 4.0
 # What a daemon, and so a container, takes over from the shell: a cluster's machines do not have
 # their user's other settings either.
-_INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 
 
 def heap_mib(daemon: str, nodes: int) -> int:
@@ -76,7 +76,7 @@ class Starter:
         stop(members(layout.root, daemon), GRACE_S)
         argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
         home = layout.root if daemon in MASTERS else layout.node(daemon)
-        for directory in (home, layout.scratch):
+        for directory in (home, layout.temporary(daemon)):
             directory.mkdir(parents=True, exist_ok=True)
         self.started[daemon] = time.time()
         process = spawn(argv, self._environ(daemon), home, layout.log(daemon))
@@ -92,7 +92,7 @@ class Starter:
             shutil.rmtree(half, ignore_errors=True)
         argv = [*self._command(NAMENODE, _MAIN[NAMENODE]), "-format", "-nonInteractive"]
         log = self._layout.logs / "format.log"
-        for directory in (log.parent, self._layout.scratch):
+        for directory in (log.parent, self._layout.temporary(NAMENODE)):
             directory.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             # At a Ctrl-C subprocess.run() would not wait until it is gone.
@@ -121,7 +121,7 @@ class Starter:
             "-Djava.net.preferIPv4Stack=true",
             f"-Djdk.net.hosts.file={self._layout.hosts}",
             f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
-            f"-Djava.io.tmpdir={self._layout.scratch}",
+            f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
             # The directory itself for `webapps` in it, before the jar that has them too.
             *("-cp", f"{conf}:{self._jars}:{self._jars}/*:{spark}/jars/*"),
             main,
@@ -135,6 +135,8 @@ class Starter:
             "PATH": os.environ.get("PATH", os.defpath),
             **node,
             "JAVA_HOME": self.state.java,
+            # A node's health check notes there what its next one is to know.
+            "TMPDIR": str(self._layout.temporary(daemon)),
             "HADOOP_CONF_DIR": str(self._layout.conf(daemon)),
             MARKER: marker(self._layout.root, daemon),
         }

@@ -15,6 +15,7 @@ from pathlib import Path
 # In the environment of every daemon and of its containers; `marker` makes the values.
 MARKER = "HOPSGPU_CLUSTER_MEMBER"
 _TAIL_BYTES = 40_000
+_THREADS_SECONDS = 5.0
 _CAUSE = re.compile(r"Caused by:|^[\w.$]+(Exception|Error)\b")
 _SHELL = 'cd "$1" || exit 1; shift; exec "$@"'
 
@@ -32,6 +33,7 @@ class Process:
         if stat is None or stat[1] != self.born:
             return False
         if stat[0] in "ZX":
+            _await_threads(self.pid)
             _reap(self.pid)
             return False
         return True
@@ -140,6 +142,21 @@ def _stat(pid: int) -> tuple[str, str] | None:
     except OSError:
         return None
     return fields[0], f"{boot}/{fields[19]}"
+
+
+def _await_threads(pid: int) -> None:
+    """Waits until all threads of a process have ended whose first one has.
+
+    Those of a killed JVM hold its ports for a moment longer.
+    """
+    with suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            poll.poll(_THREADS_SECONDS * 1000)
+        finally:
+            os.close(descriptor)
 
 
 def _reap(pid: int) -> None:

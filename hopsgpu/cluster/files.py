@@ -40,7 +40,7 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     files = {
         "core-site": sites.core_site(layout, ports, user_name()),
         "hdfs-site": sites.hdfs_site(layout, ports),
-        "yarn-site": sites.yarn_site(spec, ports),
+        "yarn-site": sites.yarn_site(layout, spec, ports),
         "mapred-site": {},
         "capacity-scheduler": sites.capacity_scheduler(spec.nodes),
         "resource-types": sites.resource_types(),

@@ -84,9 +84,18 @@ class Layout:
         return self.root / "logs"
 
     @property
+    def yarn(self) -> Path:
+        """What the ResourceManager keeps of its nodes."""
+        return self.root / "yarn"
+
+    @property
     def scratch(self) -> Path:
         """What daemons need while they run; removed at `down`."""
         return self.root / "tmp"
+
+    def temporary(self, daemon: str) -> Path:
+        """A daemon's own directory for temporary files."""
+        return self.scratch / daemon
 
     def conf(self, daemon: str) -> Path:
         """The HADOOP_CONF_DIR of a daemon."""

@@ -59,7 +59,7 @@ def hdfs_site(layout: Layout, ports: Ports) -> Properties:
     }
 
 
-def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
+def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
     memory, cores = node_size(spec.gpus_per_node)
     rm = "yarn.resourcemanager"
     return {
@@ -74,6 +74,9 @@ def yarn_site(spec: ClusterSpec, ports: Ports) -> Properties:
         f"{rm}.nodemanagers.heartbeat-interval-ms": "250",
         # A NodeManager that starts before the ResourceManager would try again after 30 s.
         f"{rm}.connect.retry-interval.ms": "1000",
+        # By default both are in /tmp, where the clusters of one machine would share them.
+        "yarn.node-attribute.fs-store.root-dir": f"file://{layout.yarn}/node-attributes",
+        "yarn.node-labels.fs-store.root-dir": f"file://{layout.yarn}/node-labels",
         "yarn.scheduler.minimum-allocation-mb": "256",
         "yarn.scheduler.minimum-allocation-vcores": "1",
         "yarn.scheduler.maximum-allocation-mb": str(memory),

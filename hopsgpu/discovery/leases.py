@@ -155,7 +155,7 @@ class Leases:
         """Takes a GPU that nobody has; says whether it did."""
         self.refused.pop(address, None)
         try:
-            descriptor = _try_lock(self._path(address))
+            descriptor = try_lock(self._path(address))
         except (LeaseError, OSError) as error:
             # Another user's trap or accident must not cost the node's other GPUs.
             self.refused[address] = str(error)
@@ -270,7 +270,7 @@ def _owner_of(said: bytes) -> Dict[str, str]:
     }
 
 
-def _try_lock(path: Path) -> Optional[int]:
+def try_lock(path: Path) -> Optional[int]:
     """A descriptor that has a file's lock, or None where another has it."""
     descriptor = _open_or_make(path)
     locked = False

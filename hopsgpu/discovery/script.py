@@ -174,10 +174,11 @@ def _usable(device: Device, busy: Collection[str]) -> Device:
     """A GPU as it is, or as a bad one where it was waited for in vain."""
     if device.address not in busy or not device.processes or device.verdict.state == BAD:
         return device
-    return device._replace(readings=Readings(f"in use by process {_named(device.processes)}"))
+    return device._replace(readings=Readings(f"in use by process {named(device.processes)}"))
 
 
-def _named(processes: Sequence[Process]) -> str:
+def named(processes: Sequence[Process]) -> str:
+    """Processes with their users, for a person."""
     names = [
         f"{one.pid} ({', '.join(filter(None, (one.name, _user_of(one.pid)))) or 'unknown'})"
         for one in processes
@@ -209,7 +210,7 @@ def _why(
     for device in listing.devices:
         address = device.address
         if address in busy:
-            said.append(f"{address} is in use by process {_named(busy[address])}")
+            said.append(f"{address} is in use by process {named(busy[address])}")
         elif address in leases.refused:
             said.append(f"{address}: {leases.refused[address]}")
         elif address in owners and address not in leases.held:
@@ -252,7 +253,12 @@ def _executor() -> Iterator[Watched]:
         yield watched
 
 
-def _leave(devices: Iterable[Device], isolated: bool) -> None:
+def leave(devices: Iterable[Device], isolated: bool) -> None:
+    """Writes for the agent, into the container's directory, what is known of its GPUs.
+
+    Raises:
+        DiscoveryFailure: it cannot be written.
+    """
     said = {"gpus": [device.as_json() for device in devices], "isolated": isolated}
     try:
         new = Path(f"{GIVEN_OUT}.new")
@@ -280,7 +286,7 @@ def _discover(amount: int, patience: Patience) -> None:
         devices, isolated = obtain(amount, leases, look, patience, os.environ)
         leases.sign(owner(os.environ, executor.pid))
         with keeping(leases, executor) as stay:
-            _leave(devices, isolated)
+            leave(devices, isolated)
             said = {"name": "gpu", "addresses": [device.address for device in devices]}
             # Not by print: a pipe that nobody reads has to be known before the keeper stays.
             os.write(sys.stdout.fileno(), json.dumps(said).encode() + b"\n")

@@ -7,11 +7,11 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
 from hopsgpu.doctor import gather, lake, machine, nodes, settings, yarn
-from hopsgpu.doctor.bounded import Bounded
 from hopsgpu.doctor.report import Check, unknown, wrong
 from hopsgpu.doctor.yarn import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.spark.submission import spark_defaults
+from hopsgpu.stores.bounded import Bounded
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 _YARN = ("calculator", "gpus", "node managers", "queue")

@@ -20,8 +20,8 @@ from hopsgpu.doctor.machine import Client, Machine
 from hopsgpu.doctor.node import jar_version
 from hopsgpu.doctor.yarn import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.planning import root_on
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.root import root_on
 from hopsgpu.yarn.amounts import GPU
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.inventory import Observer, own_name
@@ -128,7 +128,7 @@ def yarn_facts(setting: Setting) -> Yarn:
 
 
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
-    """Where runs and models go, as `planning.lake_root` finds it in a session."""
+    """Where runs and models go, as a session finds it."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
     user = environ.get("HADOOP_USER_NAME") or own_name()
     return root_on(named, setting("fs.defaultFS"), user)

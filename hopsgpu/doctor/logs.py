@@ -1,7 +1,4 @@
-"""Why a container ended again: the last words of its log, from its NodeManager.
-
-Source of the path: the Hadoop documentation, "NodeManager REST API's".
-"""
+"""Why a container ended again: the last words of its log, from its NodeManager."""
 
 from __future__ import annotations
 
@@ -11,9 +8,7 @@ from collections.abc import Iterable, Sequence
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.snapshot import Node
-from hopsgpu.yarn.web import get_text
 
-_SECONDS = (2.0, 5.0)
 _ENOUGH = 64 * 1024
 _LONGEST = 300
 
@@ -27,7 +22,8 @@ class Logs:
     """
 
     def __init__(self, nodes: Iterable[Node], managers: NodeManagers) -> None:
-        self._bases = {node.host: managers.address(node) for node in nodes if node.web}
+        self._managers = managers
+        self._addresses = {node.host: node.web for node in nodes if node.web}
 
     def reason(self, container: str, hosts: Sequence[str]) -> tuple[str, str] | None:
         """(host, reason) of a container that ended, which is one of these hosts'.
@@ -41,11 +37,10 @@ class Logs:
         return None
 
     def _text(self, host: str, container: str) -> str | None:
-        if host not in self._bases:
+        if host not in self._addresses:
             return None
-        path = f"/ws/v1/node/containers/{container}/logs/stderr?size=-{_ENOUGH}"
         try:
-            return get_text(self._bases[host] + path, _SECONDS)
+            return self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
         except HopsGpuError:
             return None  # the check of the nodes says so
 

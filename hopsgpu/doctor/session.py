@@ -9,17 +9,15 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import hopsgpu
-from hopsgpu.doctor.bounded import Bounded
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.stores.bounded import Bounded
 from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.web import put_json
+from hopsgpu.yarn.standing import Standing
 
 _NAME = "hopsgpu-doctor"
 _ENDING_SECONDS = 20.0
-_KILL_SECONDS = (3.0, 5.0)
 _BY_HAND = "yarn application -kill"
 _MASTER = (
     "room for its application master: free memory and cores in the queue, and"
@@ -85,38 +83,28 @@ def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Boun
     """Ends an application that does not start; what YARN says of it."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
-        listed = manager.ask(f"/ws/v1/cluster/apps?applicationTags={tag}")
-        app = ((listed.get("apps") or {}).get("app") or [None])[0]
+        app = manager.tagged(tag)
         if app is None:
             return f"{waited}: it has not even reached the ResourceManager"
-        why = " ".join(str(app.get("diagnostics") or "no reason given").split())
         left = _kill(manager, app, starting)
     except HopsGpuError as error:
         return f"{waited}: {error}"
-    return f"{waited}; it is {app['state']}: {why}{left}"
+    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{left}"
 
 
-def _kill(manager: ResourceManager, app: Mapping[str, Any], starting: Bounded[Any]) -> str:
+def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> str:
     """Has YARN end an application; what is to be said where it does not, or ""."""
-    # Without Kerberos YARN takes the caller for whom this names.
-    who = quote(str(app.get("user") or ""))
-    path = f"/ws/v1/cluster/apps/{app['id']}/state?user.name={who}"
-    refused = []
-    for address in manager.addresses:
-        try:
-            put_json(address + path, {"state": "KILLED"}, _KILL_SECONDS)
-            break
-        except HopsGpuError as error:
-            refused.append(f"{address}: {error}")
-    else:
-        return f"; it is left behind ({'; '.join(refused)}): {_BY_HAND} {app['id']}"
+    try:
+        manager.kill(app.id, app.user)
+    except HopsGpuError as error:
+        return f"; it is left behind ({error}): {_BY_HAND} {app.id}"
     try:
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
-        return f"; it may be left behind: {_BY_HAND} {app['id']}"
+        return f"; it may be left behind: {_BY_HAND} {app.id}"
     except Exception:  # noqa: BLE001 - that it was killed, in Spark's words
         return ""
-    return f"; it has started just now, and may be left behind: {_BY_HAND} {app['id']}"
+    return f"; it has started just now, and may be left behind: {_BY_HAND} {app.id}"
 
 
 @contextlib.contextmanager

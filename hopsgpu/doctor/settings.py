@@ -8,7 +8,7 @@ from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.doctor.report import Check, ok, wrong
 from hopsgpu.errors import ConfigError
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_gang, check_session
-from hopsgpu.spark.submission import ARCHIVES
+from hopsgpu.spark.shipping import ARCHIVES
 
 
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
@@ -44,7 +44,7 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
     try:
         check_session({**defaults, **conf}.get)
     except ConfigError:
-        other = "other contexts not yet (yarn-scripts/hopsgpu-submit, spark-conf/)"
+        other = "other contexts not yet (`hopsgpu submit`, spark-conf/)"
     else:
         other = "so can every context that reads spark-defaults.conf"
     return ok(name, f"hopsgpu.session() can hold gangs; {other}")

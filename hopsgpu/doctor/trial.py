@@ -14,9 +14,9 @@ from hopsgpu.doctor.logs import Logs
 from hopsgpu.doctor.node import NodeFacts, look
 from hopsgpu.doctor.yarn import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
-from hopsgpu.planning import lake_root
 from hopsgpu.run import Run
-from hopsgpu.spark.application import Application, application_of
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.attach import application_of
 from hopsgpu.spark.checks import check_gang
 from hopsgpu.spark.request import demand_of
 from hopsgpu.spec import ExecutorShape
@@ -105,7 +105,9 @@ def _most(nodes: int) -> int:
         CapacityError: not even on one.
     """
     shape = hopsgpu.plan(look, workers=1, placement="spread", **_SHAPE).shape
-    return most_at_once(nodes, shape, application_of(None))
+    application = application_of(None)
+    assert isinstance(application, Application), "the doctor's session is on YARN"
+    return most_at_once(nodes, shape, application)
 
 
 def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
@@ -133,7 +135,7 @@ def _ended(run: Run) -> Iterator[None]:
         run.cancel()
         run.wait(_ENDING_SECONDS)
         with contextlib.suppress(HopsGpuError):  # told by the check of the lake
-            (Lake(lake_root(application_of(None)), quick=True) / "runs" / run.run_id).remove()
+            (Lake(application_of(None).root, quick=True) / "runs" / run.run_id).remove()
 
 
 class _Watched:

@@ -9,13 +9,13 @@ from typing import Protocol
 
 from pyspark.resource import ResourceProfile
 
-from hopsgpu.errors import ConfigError, DiscoveryError, HopsGpuError
-from hopsgpu.gang import Container, Device, Grants, Verdict, shared_hosts
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.gang import Container, Grants, Verdict, shared_hosts
 from hopsgpu.spark.application import Application
+from hopsgpu.spark.checks import refuse_other_python
+from hopsgpu.spark.greeting import greeted, is_hello
 from hopsgpu.spark.jobs import GangJob, reason_of
 from hopsgpu.spark.request import Patience, Request
-from hopsgpu.worker.channel import Message
-from hopsgpu.worker.events import Event
 from hopsgpu.worker.handshake import UnreachableError
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import Held
@@ -88,7 +88,7 @@ class Bringing:
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
             ConfigError: an executor cannot reach the driver, or lacks what ranks need.
-        DiscoveryError: an executor does not have the GPUs that were asked for.
+            DiscoveryError: an executor does not have the GPUs that were asked for.
             HopsGpuError: the job of holders failed.
         """
         while True:
@@ -108,7 +108,7 @@ class Bringing:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
                     return None
-                self._refuse_unreachable()
+                self._refuse_hopeless()
                 self._look()
             self._patience.tell(hosts_of(self._holders), self._why)
             self._listen()
@@ -118,6 +118,7 @@ class Bringing:
         if event is None:
             for job in self.jobs:
                 if job.ended.is_set():
+                    refuse_other_python(str(job.error))
                     raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
             return
         if event.message is None:
@@ -130,9 +131,11 @@ class Bringing:
         self._request.watcher.arrived(tuple(self._arrivals.values()))
 
     def _welcome(self, container: Container) -> None:
-        if self._request.unwanted(container) is None:
+        reason = self._request.unwanted(container)
+        if reason is None:
             self._holders[container.key] = container
             return
+        self._patience.held_aside(reason)
         self.parked[container.key] = container
         # As many as are wanted must be left for what is not parked.
         if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
@@ -147,12 +150,13 @@ class Bringing:
             return False
         return here >= len(self._application.jvm.executors(self._profile.id))
 
-    def _refuse_unreachable(self) -> None:
-        """An executor that cannot reach the driver is no better off at Spark's next tries."""
+    def _refuse_hopeless(self) -> None:
+        """What ends a holder in a way that Spark's next tries do not mend."""
         for job in self.jobs:
             for error in self._application.jvm.task_failures(job.tag):
                 if UnreachableError.__name__ in error:
                     raise ConfigError(reason_of(error))
+                refuse_other_python(error)
 
     def _look(self) -> None:
         """What the ResourceManager shows of this gang, or why it does not answer."""
@@ -208,38 +212,3 @@ class Bringing:
 def hosts_of(containers: Mapping[int, Container]) -> list[str]:
     """The host of each container."""
     return [container.host for container in containers.values()]
-
-
-def is_hello(message: Message, job: str) -> bool:
-    """Whether a message introduces a task of this job; a late one of an earlier job does not."""
-    return message.kind == "hello" and message["job"] == job
-
-
-def greeted(event: Event, hello: Message, gpus: int) -> Container:
-    """The container that has introduced itself, which was to have so many GPUs.
-
-    Raises:
-        ConfigError: it cannot serve; what it lacks is named.
-        DiscoveryError: its GPUs were not given out by hopsgpu's discovery script.
-    """
-    if len(hello["devices"]) != gpus:
-        raise DiscoveryError(
-            f"{hello['container']} on {hello['host']} tells {len(hello['devices'])} GPUs where"
-            f" {gpus} were asked for: hopsgpu's discovery script must give them out (is another"
-            " one in its place, by spark.resources.discoveryPlugin?)"
-        )
-    if hello["missing"]:
-        raise ConfigError(
-            f"Python {hello['python']} on {hello['host']} lacks"
-            f" {', '.join(hello['missing'])}, which ranks need to reach the lake: install"
-            " them into the executors' Python (spark.pyspark.python)"
-        )
-    return Container(
-        key=event.peer,
-        container_id=hello["container"],
-        host=hello["host"],
-        address=hello["address"],
-        gpus=tuple(device["gpu"] for device in hello["devices"]),
-        clock=event.at - hello["time"],
-        devices=tuple(Device(**device) for device in hello["devices"]),
-    )

@@ -1,20 +1,32 @@
 """Settings under which an application can hold gangs and give them back: pure checks.
 
-Each row of lease.md's rules is one finding that names the setting, what it is, and what
-mends it.
+Each rule is one finding that names the setting, what it is, and what mends it.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
 
+_MISMATCH = "PYTHON_VERSION_MISMATCH"
 _DYNAMIC = "spark.dynamicAllocation."
 _PLUGIN = "spark.resources.discoveryPlugin"
 # Spark's default, which runs the script.
 _OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
+_ATTEMPTS = "spark.yarn.maxAppAttempts"
+SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
+# Read by spark-submit, or by the application master before it starts the driver.
+_AT_SUBMISSION = re.compile(
+    r"spark\.(master|submit\..*|pyspark\..*"
+    r"|driver\.(memory.*|minMemoryOverhead|cores|extra.*|defaultJavaOptions)"
+    r"|yarn\.((am|appMasterEnv|dist)\..*|queue|tags|priority|jars|archive|maxAppAttempts|stagingDir"
+    r"|scheduler\.heartbeat\.interval-ms))"
+)
+
+_MASTERS = "yarn is accepted, and local[*] or local[N] for this machine alone"
 
 # What our sessions set where the user has not; a user's own value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
@@ -37,6 +49,8 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     "spark.executor.failuresValidityInterval": "10min",
     "spark.scheduler.mode": "FIFO",
     "spark.yarn.maxAppAttempts": "1",
+    # In cluster mode the driver's Python is in the application master's container too.
+    "spark.driver.minMemoryOverhead": "1g",
     # Its bars would be drawn over the lines of ranks and progress.
     "spark.ui.showConsoleProgress": "false",
 }
@@ -58,10 +72,40 @@ def check_session(setting: Callable[[str], str | None]) -> None:
         *_shipping(setting),
     ]
     if findings:
+        mend = "hopsgpu.session() sets all of this for a new application"
+        if in_cluster_mode(setting):
+            mend = f"{SUBMIT} has spark-submit set all of this"
         raise ConfigError(
-            "this Spark application cannot hold gangs: "
-            + "; ".join(findings)
-            + ". hopsgpu.session() sets all of this for a new application"
+            f"this Spark application cannot hold gangs: {'; '.join(findings)}. {mend}"
+        )
+
+
+def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
+    """Whether the driver runs in YARN, in the application master's container."""
+    return setting("spark.submit.deployMode") == "cluster"
+
+
+def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, str]) -> None:
+    """What a driver in YARN can no longer change: the application has been submitted.
+
+    Args:
+        setting: a property's value as it was submitted, or None where it was not set.
+        given: what the driver wants set.
+
+    Raises:
+        ConfigError: naming what spark-submit should have been told.
+    """
+    wanted = {name: value for name, value in given.items() if _AT_SUBMISSION.fullmatch(name)}
+    if setting(_ATTEMPTS) is None:
+        # YARN's own default is 2.
+        wanted.setdefault(_ATTEMPTS, SESSION_DEFAULTS[_ATTEMPTS])
+    late = {name: value for name, value in wanted.items() if setting(name) != value}
+    if late:
+        raise ConfigError(
+            "this driver runs in YARN (cluster mode), where these settings come too late: "
+            + ", ".join(f"{k}={v} (it has {setting(k)})" for k, v in late.items())
+            + ". Give them to spark-submit, each by --conf NAME=VALUE; "
+            + f"{SUBMIT} gives it all that a gang needs"
         )
 
 
@@ -80,16 +124,55 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
         )
 
 
+def check_python(executable: str, driver: str) -> None:
+    """Whether the executors' Python can be of the driver's minor version, as far as its name tells.
+
+    Args:
+        executable: as Spark starts it on the nodes (PYSPARK_PYTHON).
+        driver: minor version of the driver's, as "3.11".
+
+    Raises:
+        ConfigError: its name says another version.
+    """
+    named = re.fullmatch(r"python(\d+\.\d+)", executable.rpartition("/")[2])
+    if named is not None and named[1] != driver:
+        raise _other_python(named[1], driver, f" ({executable})")
+
+
+def refuse_other_python(error: str) -> None:
+    """Refuses what an executor's Python says where it is of another minor version.
+
+    Args:
+        error: of a task or a job.
+
+    Raises:
+        ConfigError: it says so.
+    """
+    told = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
+    if _MISMATCH in error and told is not None:
+        raise _other_python(told[1], told[2], "")
+
+
+def _other_python(executors: str, driver: str, which: str) -> ConfigError:
+    return ConfigError(
+        f"the executors' Python{which} is {executors}, and the driver's {driver}: functions and"
+        " values are pickled between the two, so set PYSPARK_PYTHON (before the session starts;"
+        " spark.pyspark.python for spark-submit) to a Python of the driver's minor version on the"
+        " nodes, or start the driver with one of theirs. python_env cannot mend it: it is for the"
+        " ranks, and Spark's own tasks run in the executors' Python"
+    )
+
+
 def _master(setting: Callable[[str], str | None]) -> list[str]:
     master = setting("spark.master") or ""
     if master == "yarn":
         mode = setting("spark.submit.deployMode") or "client"
-        return [] if mode == "client" else [f"spark.submit.deployMode={mode} is not available yet"]
+        if mode in ("client", "cluster"):
+            return []
+        return [f"spark.submit.deployMode={mode}: client and cluster are accepted"]
     if master.startswith("k8s"):
-        return [f"spark.master={master}: Kubernetes cannot hold gangs; yarn is accepted"]
-    return [
-        f"spark.master={master}: masters other than YARN are not available yet; yarn is accepted"
-    ]
+        return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
+    return [f"spark.master={master} is not available yet; {_MASTERS}"]
 
 
 def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
@@ -146,10 +229,11 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     archives = (setting("spark.yarn.dist.archives") or "").split(",")
     if any(entry.endswith(f"#{ALIAS}") for entry in archives):
         return findings
+    by = SUBMIT if in_cluster_mode(setting) else "hopsgpu.session()"
     return [
         *findings,
         f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and to"
-        " an application that runs already it can no longer be: start it by hopsgpu.session()",
+        f" an application that runs already it can no longer be: start it by {by}",
     ]
 
 

@@ -19,6 +19,8 @@ _DYNAMIC = "spark.dynamicAllocation.enabled"
 FLIP_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 _MOST_TASKS = 10_000
+# By hdfs, webhdfs and swebhdfs (DelegationTokenIdentifier, WebHdfsConstants).
+_HDFS_TOKENS = ("HDFS_DELEGATION_TOKEN", "WEBHDFS delegation", "SWEBHDFS delegation")
 
 
 class Jvm:
@@ -59,9 +61,32 @@ class Jvm:
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return str(information.getCurrentUser().getShortUserName())
 
+    def hadoop_version(self) -> str:
+        """Of the Hadoop client in this JVM."""
+        return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())
+
     def is_kerberized(self) -> bool:
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return bool(information.isSecurityEnabled())
+
+    def hdfs_tokens(self) -> bytes:
+        """The submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with none."""
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        return self._hdfs_part(information.getCurrentUser().getCredentials())
+
+    def _hdfs_part(self, credentials: Any) -> bytes:
+        """Of credentials what is for HDFS, without the tokens of YARN and of other services."""
+        held = credentials.getTokenMap()
+        found = self._class("org.apache.hadoop.security.Credentials")()
+        for alias in held.keySet():
+            token = held.get(alias)
+            if token.getKind().toString() in _HDFS_TOKENS:
+                found.addToken(alias, token)
+        if not found.numberOfTokens():
+            return b""
+        content = self._class("java.io.ByteArrayOutputStream")()
+        found.writeTokenStorageToStream(self._class("java.io.DataOutputStream")(content))
+        return bytes(content.toByteArray())
 
     def executors(self, profile: int) -> tuple[str, ...]:
         """Ids of the registered executors of a resource profile."""
@@ -139,6 +164,15 @@ class Jvm:
     def active_tasks(self, group: str) -> int:
         """Tasks of a group's job that run now."""
         return sum(stage.numActiveTasks for stage in self._stages(group))
+
+    def progress(self, group: str) -> tuple[int, int, int]:
+        """Tasks of a group's jobs that have ended, that run, and that there are so far."""
+        stages = self._stages(group)
+        return (
+            sum(stage.numCompletedTasks for stage in stages),
+            sum(stage.numActiveTasks for stage in stages),
+            sum(stage.numTasks for stage in stages),
+        )
 
     def task_failures(self, group: str) -> tuple[str, ...]:
         """Errors of the tasks of a group's job that have failed; Spark may try them again."""

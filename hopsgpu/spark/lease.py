@@ -7,24 +7,28 @@ turns dynamic allocation's flag, and only for the submission of a barrier job.
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from py4j.protocol import Py4JError
 from pyspark.resource import ResourceProfile
 
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.gang import Avoid, Container, GangState, backoff_seconds
+from hopsgpu.gang import Container, GangState, backoff_seconds
 from hopsgpu.spark.application import Application
-from hopsgpu.spark.bring import EVENT_SECONDS, Bringing, greeted, hosts_of, is_hello
+from hopsgpu.spark.bring import EVENT_SECONDS, Bringing, hosts_of
+from hopsgpu.spark.granted import Lease, Owner
+from hopsgpu.spark.greeting import greeted, is_hello
 from hopsgpu.spark.jobs import GangJob, hold_in_task, supervise_in_task
 from hopsgpu.spark.jvm import FLIP_SECONDS, wait_until
 from hopsgpu.spark.queueing import Queueing, queueing
-from hopsgpu.spark.release import RELEASE_SECONDS, Release, let_go
+from hopsgpu.spark.release import RELEASE_SECONDS, Release, let_go, let_part_go
 from hopsgpu.spark.request import Patience, Request
+from hopsgpu.spark.tokens import read_tokens
 from hopsgpu.worker.channel import new_secret
 from hopsgpu.worker.encryption import network_is_encrypted
 from hopsgpu.worker.kernel import allow_descriptors
@@ -38,39 +42,8 @@ _HANDOVERS = 5
 _STUCK_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Lease:
-    """A gang's executors, all of them, with an agent each.
-
-    Attributes:
-        server: the control channel; agents are its peers.
-        containers: one per agent.
-        job: the barrier job of the agents; it fails when an executor is lost.
-        why_lost: asks YARN why an executor was lost, given Spark's reason and the host.
-        gone: keys of the agents whose connection has ended, as far as it was noticed.
-    """
-
-    server: ControlServer
-    containers: tuple[Container, ...]
-    job: GangJob
-    why_lost: Callable[[str, str], str]
-    gone: set[int] = field(default_factory=set)
-
-    def is_whole(self) -> bool:
-        """Whether no executor was lost since; to be asked between launches only."""
-        keys = {container.key for container in self.containers}
-        while (event := self.server.next_event(0.0)) is not None:
-            if event.message is None and event.peer in keys:
-                self.gone.add(event.peer)
-        return not self.gone and not self.job.ended.is_set()
-
-
-class GpuLease:
-    """Acquires, hands over and releases; use `lease_gpus`, which always releases.
-
-    Attributes:
-        request: of whom it acquires for, and tells.
-    """
+class GpuLease(Owner):
+    """Acquires, hands over and releases; use `lease_gpus`, which always releases."""
 
     def __init__(
         self,
@@ -80,47 +53,14 @@ class GpuLease:
         server: ControlServer,
         driver: Driver,
     ) -> None:
+        super().__init__(request)
         self._application = application
-        # That of the launch at hand, where a gang is held for several.
-        self.request = request
         self._profile = profile
         self._server = server
         self._driver = driver
         self._jobs: list[GangJob] = []
-        self._lease: Lease | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it holds all executors, as far as is known; to be asked between launches only."""
-        return self._lease is not None and self._lease.is_whole()
-
-    def whole(self, request: Request) -> Lease:
-        """The gang: at once where it is whole still, else once what it lacks has come.
-
-        Raises:
-            GangTimeout, Cancelled, ConfigError: as `acquire`.
-        """
-        lease = self._lease
-        if lease is None or not lease.is_whole() or any(map(request.unwanted, lease.containers)):
-            return self.acquire(request)
-        self.request = request
-        containers = lease.containers
-        request.watcher.mark("granted")
-        request.watcher.arrived([time.time()] * len(containers))
-        request.watcher.state(GangState.READY, [container.host for container in containers])
-        return lease
 
     def acquire(self, request: Request) -> Lease:
-        """Brings all executors, with an agent on each; those that are still there are kept.
-
-        Args:
-            request: for whom; of the lease's own shape and number of executors.
-
-        Raises:
-            GangTimeout: not all came in time.
-            Cancelled: the gang is no longer wanted.
-            ConfigError: a container cannot serve (what it lacks is named).
-        """
         self.request = request
         self.end_jobs()
         aside, self._lease = self._aside(), None
@@ -273,7 +213,29 @@ class GpuLease:
                 wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
             return None
         self._give_back(parked, holding)
-        return Lease(self._server, tuple(agents.values()), job, self._application.why_lost)
+        why_lost = self._application.why_lost
+        part_with = functools.partial(self._part_with, job)
+        tokens = functools.partial(read_tokens, jvm)
+        return Lease(self._server, tuple(agents.values()), job, why_lost, part_with, tokens)
+
+    def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
+        """`Lease.let_go`."""
+        lease = self._lease
+        assert lease is not None, "executors are let go of a gang that was whole"
+        lease.gone.update(keys)
+        leaving = [container for container in lease.containers if container.key in keys]
+        parting = let_part_go(
+            self._application,
+            self._profile.id,
+            job,
+            self._server,
+            leaving,
+            len(lease.containers) - len(leaving),
+            self.request.cancelled,
+        )
+        if parting.problem is not None:
+            self.request.watcher.warn(parting.problem)
+        return parting.confirmed
 
     def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
         """Lets go of what was held aside: the gang asks for no more."""
@@ -318,19 +280,6 @@ class GpuLease:
         if release.problem is not None:
             watcher.warn(release.problem)
         return release.confirmed
-
-
-@contextlib.contextmanager
-def leased(application: Application, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
-    """What gives the whole gang of one launch, again and again; released on every way out.
-
-    What it is given to avoid has no part in the gang.
-
-    Raises:
-        ConfigError: the driver cannot listen for the executors.
-    """
-    with lease_gpus(application, request) as owner:
-        yield lambda avoid: owner.whole(replace(request, avoid=avoid))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JError
 
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.gang import Container
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.jobs import GangJob
 from hopsgpu.spark.jvm import wait_until
@@ -22,6 +23,7 @@ _LOOK_SECONDS = 0.05
 # Above the application master's, which our sessions set to 0.5 s.
 _HEARTBEAT_SECONDS = 1.0
 _ENDING_SECONDS = 5.0
+_PART_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,50 @@ def let_go(
     except Exception as error:  # noqa: BLE001 - must not hide what ended the run; it is told
         # The context was stopped meanwhile, or its JVM has died: YARN takes all it had.
         return Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
+
+
+def let_part_go(
+    application: Application,
+    profile: int,
+    job: GangJob,
+    server: ControlServer,
+    leaving: Sequence[Container],
+    staying: int,
+    cancelled: threading.Event,
+) -> Release:
+    """Ends some of a gang's tasks and kills their executors, while the others go on.
+
+    A task of a barrier stage that has ended well is missed by nobody.
+
+    Args:
+        application: whose executors they are.
+        profile: id of the resource profile, which is the gang's alone.
+        job: the barrier job.
+        server: the tasks' control channel.
+        leaving: what is let go.
+        staying: how many go on.
+        cancelled: ends the wait for what shows them gone.
+    """
+    jvm, manager = application.jvm, application.manager
+    containers = {container.container_id for container in leaving}
+    server.hang_up([container.key for container in leaving])
+
+    def are_gone() -> bool:
+        busy = jvm.busy(profile)
+        # A kill while Spark still wants as many brings new ones.
+        if len(busy) == staying and jvm.target(profile) <= staying:
+            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
+        return containers.isdisjoint(manager.held(application.id, profile).containers)
+
+    try:
+        confirmed = wait_until(
+            lambda: cancelled.is_set() or are_gone(), job.ended, _PART_SECONDS, _LOOK_SECONDS
+        )
+    except (HopsGpuError, Py4JError) as error:
+        # They go with the others at the latest.
+        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return Release(False, f"executors with nothing to publish could not be let go ({why})")
+    return Release(confirmed and not cancelled.is_set())
 
 
 class _Letting:

@@ -22,6 +22,8 @@ from hopsgpu.spec import ExecutorShape
 from hopsgpu.worker.holder import Warm
 from hopsgpu.yarn.demand import Demand, container_of
 
+_MOST_TOLD = 5
+
 
 class Watcher(Protocol):
     """Who is told of what happens to a lease."""
@@ -89,11 +91,20 @@ class Patience:
         self._request = request
         self._deadline = None if request.timeout is None else time.monotonic() + request.timeout
         self._why = "nothing yet"
+        self._aside: set[str] = set()
+
+    def held_aside(self, reason: str) -> None:
+        """Has it told from now on why an executor got no rank, also once a part is given back."""
+        self._aside.add(reason)
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
         """Tells the watcher what the gang waits for."""
+        before = sorted(reason for reason in self._aside if reason not in why)
+        if before:
+            more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
+            why = f"{why}; held aside before: {', '.join(before[:_MOST_TOLD])}{more}"
         self._why = why
-        self._request.watcher.state(GangState.WAITING, hosts, why)
+        self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
     def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
         """What to do next.

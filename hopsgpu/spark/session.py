@@ -12,17 +12,31 @@ from typing import TYPE_CHECKING, Any
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
-from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
-from hopsgpu.spark.shipping import pack_package
+from hopsgpu.spark.checks import (
+    SESSION_DEFAULTS,
+    check_session,
+    check_submitted,
+    in_cluster_mode,
+)
+from hopsgpu.spark.console import gateway
+from hopsgpu.spark.masters import is_local
+from hopsgpu.spark.shipping import ARCHIVES, MARKERS, PACKAGE, PY_FILES, pack_package, with_entry
+from hopsgpu.spark.submission import spark_defaults
+from hopsgpu.yarn.hadoop_conf import is_configured
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_PY_FILES = "spark.yarn.dist.pyFiles"
-_MARKERS = "spark.hopsgpu.markers"
 _STARTS = 3
+_HERE = "local[*]"
+# Nobody else talks to this application's JVM, and the machine may change its network.
+_LOCAL_DEFAULTS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.showConsoleProgress": "false",
+}
 _UI_RACE = "java.util.ConcurrentModificationException"
 
 
@@ -31,13 +45,18 @@ def session(
 ) -> SparkSession:
     """A SparkSession that can hold gangs and gives their GPUs back.
 
-    Dynamic allocation with shuffle tracking and without minimum, the discovery script shipped
-    to the nodes, and the settings of docs/how-it-works.md. Where an application runs already the
-    script can be shipped no more: there the settings are checked.
+    On YARN; without a cluster, on this machine: where no Hadoop configuration is named
+    (HADOOP_CONF_DIR) and no master given, or with the master local[N] or local[*]. A line on stderr
+    says so then. On YARN it has dynamic allocation with shuffle tracking and without minimum, the
+    discovery script shipped to the nodes, and the settings of docs/how-it-works.md. Where an
+    application runs already, and in a driver that runs in YARN (cluster mode), the script can be
+    shipped no more: there the settings are checked.
 
     Args:
         name: the application's name.
-        master: "yarn"; by default what spark-submit or spark-defaults.conf say, else "yarn".
+        master: "yarn", "local[*]" or "local[N]"; by default what spark-submit says, else "yarn"
+            where HADOOP_CONF_DIR or YARN_CONF_DIR is set, else what spark-defaults.conf says, else
+            "local[*]".
         conf: more Spark properties; they win over ours, and are refused where they cannot work.
 
     Raises:
@@ -46,10 +65,12 @@ def session(
         HopsGpuError: the ResourceManager does not answer.
     """
     given = _checked_conf(name, master, conf)
-    # What can be refused is refused before a JVM is started.
-    check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"}.get)
+    master = _master(given, os.environ)
+    if master is not None and not is_local(master):
+        # What can be refused is refused before a JVM is started.
+        check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"}.get)
     find_spark()
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
@@ -61,7 +82,54 @@ def session(
     if running is not None:
         _check_running(dict(running.getConf().getAll()), given)
         return SparkSession.builder.getOrCreate()
-    return _started(name, given)
+    if master is None:
+        # spark-submit has started the JVM, which alone knows.
+        SparkContext._ensure_initialized()
+        master = SparkConf().get("spark.master", _HERE)
+    return _started_here(name, master, given) if is_local(master) else _started(name, given)
+
+
+def _master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    """The master of a new application; None where spark-submit has said it.
+
+    Args:
+        given: the user's settings.
+        environ: of this process.
+    """
+    if "spark.master" in given:
+        return given["spark.master"]
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return None
+    if is_configured(environ):
+        return "yarn"
+    return spark_defaults(environ).get("spark.master", _HERE)
+
+
+def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
+    """A session on a local master; what differs is said.
+
+    Raises:
+        ConfigError: an option `spark.hopsgpu.*` that cannot be; the session is stopped. Or the
+            driver runs in YARN, which waits for a context of its own.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    from hopsgpu.spark.attach import application_of
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {**_LOCAL_DEFAULTS, **given, "spark.master": master}
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
+    environment = dict(SparkConf().getAll())
+    if in_cluster_mode(environment.get):
+        check_submitted(environment.get, {"spark.master": master})
+    session = _created(_builder(name, settings))
+    try:
+        application_of(session)
+    except BaseException:
+        session.stop()
+        raise
+    return session
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
@@ -71,7 +139,8 @@ def _ours(given: Mapping[str, str]) -> dict[str, str]:
 
 def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
     """Checks an application that runs already; what it was not started with comes too late."""
-    check_session(facts.get)
+    if not is_local(facts.get("spark.master")):
+        check_session(facts.get)
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
     if late:
         raise ConfigError(
@@ -83,46 +152,57 @@ def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
 
 def _started(name: str, given: Mapping[str, str]) -> SparkSession:
     from pyspark import SparkConf, SparkContext
-    from pyspark.sql import SparkSession
+
+    from hopsgpu.spark.inside import act_for_submitter, settings_inside
 
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    if not submitted and not (os.environ.keys() & {"HADOOP_CONF_DIR", "YARN_CONF_DIR"}):
+    if not submitted and not is_configured(os.environ):
         raise ConfigError(
             "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's Hadoop"
-            ' configuration (for the development cluster: eval "$(hopsgpu cluster env)")'
+            ' configuration (for the development cluster: eval "$(hopsgpu cluster env)");'
+            " master='local[*]' runs on this machine"
         )
     # The executors' Python is the driver's unless somebody said otherwise; Spark reads this
     # variable, and not the property, when a plain script starts the context.
     if "spark.pyspark.python" in given:
         os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    elif not submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = _ours(given)
     # Starts the JVM as the context itself would. Only it knows spark-defaults.conf and what
     # spark-submit was told, and files that those ship must go on being shipped.
-    SparkContext._ensure_initialized(
-        conf=SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    )
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
+    if in_cluster_mode(environment.get):
+        found = _created(_builder(name, settings_inside(settings, environment, given)))
+        act_for_submitter(found.sparkContext)
+        return found
     if submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         # What spark-submit was told, spark-defaults.conf among it, is the user's own word.
         settings = settings | environment | dict(given)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         shipped = environment | settings
-        markers = parse_markers(shipped.get(_MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
+        markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
         scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz", markers.values())
-        settings["spark.yarn.dist.archives"] = _joined(
-            shipped.get("spark.yarn.dist.archives"), f"{scripts.as_uri()}#{ALIAS}"
-        )
+        settings[ARCHIVES] = with_entry(shipped.get(ARCHIVES), f"{scripts.as_uri()}#{ALIAS}")
         # For the daemon, which is there before any task can bring it what Spark serves.
-        package = pack_package(Path(directory) / "hopsgpu-shipped.zip")
-        settings[_PY_FILES] = _joined(shipped.get(_PY_FILES), package.as_uri())
+        package = pack_package(Path(directory) / PACKAGE)
+        settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
         check_session((environment | settings).get)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
-        builder = SparkSession.builder.appName(name)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
         # YARN has its copies when this returns.
-        return _created(builder)
+        return _created(_builder(name, settings))
+
+
+def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder
 
 
 def _check_queue(name: str) -> None:
@@ -158,7 +238,7 @@ def _checked_conf(
     if not isinstance(name, str) or not name.strip():
         raise ConfigError(f"name={name!r}: the application's name, a string, is wanted")
     if master is not None and not isinstance(master, str):
-        raise ConfigError(f"master={master!r}: 'yarn' or None is wanted")
+        raise ConfigError(f"master={master!r}: 'yarn', 'local[*]', 'local[N]' or None is wanted")
     if conf is not None and not isinstance(conf, Mapping):
         raise ConfigError(f"conf={conf!r}: a mapping of Spark properties to values is wanted")
     settings = {}
@@ -172,10 +252,6 @@ def _checked_conf(
     if master is not None:
         settings["spark.master"] = master
     return settings
-
-
-def _joined(first: str | None, second: str) -> str:
-    return f"{first},{second}" if first else second
 
 
 def find_spark() -> None:

@@ -6,21 +6,28 @@ spark-submit's command line.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
+from hopsgpu.modules import SHIPPED as MODULES
+from hopsgpu.modules import PackedModules, pack_modules, script_root
 from hopsgpu.spark.checks import SESSION_DEFAULTS
+from hopsgpu.spark.shipping import ARCHIVES, MARKERS, PACKAGE, PY_FILES, pack_package, with_entry
 
-ARCHIVES = "spark.yarn.dist.archives"
-PY_FILES = "spark.yarn.dist.pyFiles"
-MARKERS = "spark.hopsgpu.markers"
+# Of the driver in cluster mode, and of executors.
+_PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", "spark.executorEnv.PYTHONPATH")
+_KEPT_SECONDS = 7 * 24 * 3600.0
 # Of spark-submit's options those that take no value; org.apache.spark.launcher's
 # SparkSubmitOptionParser lists them.
 _SWITCHES = frozenset(
@@ -33,65 +40,139 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-def pack(directory: Path, markers: Iterable[str] = ()) -> tuple[Path, Path]:
-    """Writes what an application ships: the discovery script, and hopsgpu itself.
+@dataclass(frozen=True)
+class Shipped:
+    """What an application ships of ours and of the user's.
 
-    Each file is replaced in one step, so that another submission never reads half of it.
+    Attributes:
+        scripts: the archive of the discovery script.
+        package: the zip of hopsgpu.
+        modules: the zip of the modules beside the user's script, as `pack_modules` has them;
+            None where there are none.
+    """
+
+    scripts: Path
+    package: Path
+    modules: Path | None = None
+
+
+def pack(directory: Path, markers: Iterable[str] = (), modules: bytes = b"") -> Shipped:
+    """Writes what an application ships.
+
+    Each file is replaced in one step, so that another submission never reads half of it; modules
+    have a name of their own for each content, and go when they have not been shipped for a week.
 
     Args:
         directory: where to; it is made.
         markers: YARN resources that mark nodes.
-
-    Returns:
-        `hopsgpu-discovery.tar.gz` and `hopsgpu-shipped.zip` in the directory.
+        modules: the zip of the user's, b"" for none.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
-    from hopsgpu.spark.shipping import pack_package
-
-    scripts, package = directory / "hopsgpu-discovery.tar.gz", directory / "hopsgpu-shipped.zip"
+    own = f"modules-{hashlib.sha256(modules).hexdigest()[:20]}.zip"
+    shipped = Shipped(
+        directory / "hopsgpu-discovery.tar.gz",
+        directory / PACKAGE,
+        directory / own if modules else None,
+    )
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        for target in (scripts, package):
-            fresh = target.with_name(f"{target.name}.{os.getpid()}")
-            if target is scripts:
-                pack_scripts(fresh, markers)
-            else:
-                pack_package(fresh)
-            fresh.replace(target)
+        with _replaced(shipped.scripts) as fresh:
+            pack_scripts(fresh, markers)
+        with _replaced(shipped.package) as fresh:
+            pack_package(fresh)
+        if shipped.modules is not None:
+            with _replaced(shipped.modules) as fresh:
+                # The user's code is nobody else's to read.
+                fresh.touch(mode=0o600)
+                fresh.write_bytes(modules)
+        _sweep(directory)
     except OSError as error:
         raise ConfigError(
             f"cannot write {directory}: {error.strerror or error}; set XDG_CACHE_HOME to a"
             " directory that is yours"
         ) from error
-    return scripts, package
+    return shipped
+
+
+@contextlib.contextmanager
+def _replaced(target: Path) -> Iterator[Path]:
+    """A new file that takes the target's place at the end, whole."""
+    fresh = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        yield fresh
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _sweep(directory: Path) -> None:
+    oldest = time.time() - _KEPT_SECONDS
+    for file in directory.glob("modules-*"):
+        # Another submission may sweep at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            if file.stat().st_mtime < oldest:
+                file.unlink()
+
+
+def modules_beside(script: str) -> PackedModules:
+    """The modules beside a script, none where it is no file of this machine."""
+    file = Path(script)
+    root = script_root(file) if file.is_file() else None
+    return pack_modules([root] if root is not None else [])
+
+
+def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) -> Shipped:
+    """Packs what goes along with a script; a warning is printed where that is not all of it.
+
+    Args:
+        directory: where to.
+        properties: of the application.
+        script: none, or the one.
+
+    Raises:
+        ConfigError: the directory cannot be written, or the markers are no markers.
+    """
+    markers = parse_markers(properties.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
+    beside = modules_beside(script[0]) if script else pack_modules([])
+    for warning in beside.warnings:
+        print(f"hopsgpu: {warning}", file=sys.stderr)
+    modules = beside.archive if beside.roots else b""
+    return pack(directory.absolute(), markers.values(), modules)
 
 
 def submit_arguments(
-    given: Sequence[str], defaults: Mapping[str, str], scripts: Path, package: Path
+    given: Sequence[str], defaults: Mapping[str, str], shipped: Shipped
 ) -> list[str]:
     """The arguments of spark-submit.
 
-    Ours come first, so that the user's own win; archives and Python files are joined with those
-    of the user and of spark-defaults.conf, which they would replace otherwise.
+    Ours come first, so that the user's own win; what is shipped, and where Python finds it, is
+    joined with the user's and that of spark-defaults.conf, which it would replace otherwise.
 
     Args:
         given: the user's arguments: options, script, and what the script gets.
         defaults: the properties of spark-defaults.conf.
-        scripts: the archive of the discovery script.
-        package: the zip of hopsgpu.
+        shipped: what goes along.
     """
     options, rest = split_options(given)
     properties = all_properties(options, defaults)
-    shipped = {ARCHIVES: f"{scripts.as_uri()}#{ALIAS}", PY_FILES: package.as_uri()}
-    ours = [word for item in SESSION_DEFAULTS.items() for word in ("--conf", "=".join(item))]
-    joined = []
-    for name, uri in shipped.items():
-        both = ",".join(filter(None, (properties.get(name), uri)))
-        joined += ["--conf", f"{name}={both}"]
+    archives = with_entry(properties.get(ARCHIVES), f"{shipped.scripts.as_uri()}#{ALIAS}")
+    joined = {PY_FILES: with_entry(properties.get(PY_FILES), shipped.package.as_uri())}
+    if shipped.modules is not None:
+        archives = with_entry(archives, f"{shipped.modules.as_uri()}#{MODULES}")
+        for name in _PYTHON_PATHS:
+            path = (f"{{{{PWD}}}}/{MODULES}/0", properties.get(name))
+            joined[name] = os.pathsep.join(filter(None, path))
+    joined = {ARCHIVES: archives, **joined}
+    ours, last = ([*_confs(SESSION_DEFAULTS)], [*_confs(joined)])
     words = [word for option in options for word in option]
-    return ["--master", "yarn", *ours, *words, *joined, *rest]
+    return ["--master", "yarn", *ours, *words, *last, *rest]
+
+
+def _confs(properties: Mapping[str, str]) -> Iterator[str]:
+    for name, value in properties.items():
+        yield from ("--conf", f"{name}={value}")
 
 
 def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:
@@ -192,13 +273,12 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         defaults = spark_defaults(os.environ)
-        properties = all_properties(split_options(arguments[2:])[0], defaults)
-        markers = parse_markers(properties.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
-        scripts, package = pack(Path(arguments[0]).absolute(), markers.values())
+        options, rest = split_options(arguments[2:])
+        shipped = ship(Path(arguments[0]), all_properties(options, defaults), rest[:1])
         if arguments[1:2] == ["--"]:
-            print(shlex.join(submit_arguments(arguments[2:], defaults, scripts, package)))
+            print(shlex.join(submit_arguments(arguments[2:], defaults, shipped)))
         else:
-            print(scripts, package, sep="\n")
+            print(shipped.scripts, shipped.package, sep="\n")
     except ConfigError as error:
         print(f"hopsgpu: {error}", file=sys.stderr)
         return 1

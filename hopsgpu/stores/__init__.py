@@ -1,1 +1,1 @@
-"""The lake: the run's directory and published models, on fsspec file systems."""
+"""The lake: runs, their checkpoints, and published models."""

@@ -1,28 +1,36 @@
 """A run's checkpoints: `<root>/<step>/rank-<rank>.<attempt>.<number>/`.
 
 What is saved again at a step lies beside what it replaces, which goes once all ranks have saved
-anew. An empty file beside a part, `….complete`, comes after it and goes before it: whoever is
-killed, and wherever renaming takes two steps, a part is there whole or not at all.
+anew. The record beside a part, `….complete`, with a metric `….min=0.25.complete`, comes after it
+and goes before it: whoever is killed, and wherever renaming takes two steps, a part is there whole
+or not at all. The record is a JSON object: the part's files with their sizes and digests. Which
+ranks save is known before they have: by files in `<root>/_ranks/`.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
-import hashlib
+import json
 import re
-import shutil
+import threading
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.lake import UNFIT, Lake
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.names import file_name
+from hopsgpu.stores.retention import Saving, superseded
+from hopsgpu.stores.transfer import DIGEST, Facts, files_below, upload_files
 
 _STAGING = "_staging"
-_COMPLETE = ".complete"
-_PART = re.compile(r"rank-(\d+)\.(\d+)\.(\d+)")
+_RANKS = "_ranks"
+_TRIES = 3
+# How many steps a rank may be behind the others for nothing but the time that uploads take.
+_ON_THEIR_WAY = 3
+_NAME = re.compile(r"rank-(\d+)\.(\d+)\.(\d+)(?:(?:\.(min|max)=([^=]+))?(\.complete))?")
 
 
 @dataclass(frozen=True, order=True)
@@ -33,16 +41,26 @@ class Part:
         attempt: in which it was saved.
         number: how often the rank had saved the step in this attempt before.
         rank: of the gang.
+        metric: that it was saved with, or None.
+        best: whether the "min" or the "max" of the metric is the best.
     """
 
     attempt: int
     number: int
     rank: int
+    metric: float | None = field(default=None, compare=False)
+    best: str = field(default="min", compare=False)
 
     @property
     def name(self) -> str:
         """Of its directory."""
         return f"rank-{self.rank}.{self.attempt}.{self.number}"
+
+    @property
+    def record(self) -> str:
+        """The name of what says that it is whole."""
+        scored = "" if self.metric is None else f".{self.best}={self.metric!r}"
+        return f"{self.name}{scored}.complete"
 
 
 @dataclass(frozen=True)
@@ -59,103 +77,121 @@ class Checkpoints:
     rank: int
     attempt: int = 0
 
-    def save(self, path: Path, step: int) -> None:
-        """Uploads a file or a directory as this rank's part of the checkpoint at a step.
+    def save(
+        self, files: Mapping[str, Path], saving: Saving, stop: threading.Event | None = None
+    ) -> str | None:
+        """Uploads this rank's part of the checkpoint at a step, and removes what it supersedes.
 
         It goes to a staging directory first. What this rank has saved at the step before is
         removed once all ranks that save have replaced it.
 
         Args:
-            path: of the file or directory.
-            step: 0 and above.
+            files: of `files_of`.
+            saving: the step, and what is to be kept of earlier ones.
+            stop: set when the upload is to be given up.
+
+        Returns:
+            What a person should know: other ranks no longer save, so that steps pile up. Or None.
 
         Raises:
-            ConfigError: no such file, or no step.
             StoreError: the lake refused; what was there before is there still.
+            Cancelled: `stop` was set; the same.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ConfigError(f"step={step!r}: a whole number of at least 0 is wanted")
-        files = _files(path)
-        home = self.root / str(step)
-        before = {part for part in map(_part, home.names()) if part and part.rank == self.rank}
+        home = self.root / str(saving.step)
+        before = {part for part in _listed(home.names()) if part.rank == self.rank}
         numbers = (part.number for part in before if part.attempt == self.attempt)
-        self._upload(files, home, Part(self.attempt, max(numbers, default=-1) + 1, self.rank))
-        if not before:
-            return
-        newest = complete(self._parts()).get(step)
-        for part in before:
-            if newest is not None and part < min(newest):
-                _marker(home, part).remove()
-                (home / part.name).remove()
+        number = max(numbers, default=-1) + 1
+        part = Part(self.attempt, number, self.rank, saving.metric, saving.best)
+        self._enter()
+        self._sweep()
+        self._upload(files, home, part, stop or threading.Event())
+        there = self.parts()
+        ranks = self.ranks()
+        whole = complete(there, ranks)
+        for old in before:
+            if saving.step in whole and old < min(whole[saving.step]):
+                (home / old.record).remove()
+                (home / old.name).remove()
+        scores = {step: score(parts) for step, parts in whole.items()}
+        directed = {step: (part.metric, part.best) for step, part in scores.items()}
+        for step in superseded(there, directed, saving.keep):
+            self._retire(step)
+        return stalled(there, ranks, part, saving.keep)
 
-    def _upload(self, files: Mapping[str, Path], home: Lake, part: Part) -> None:
-        staging = self.root / _STAGING / uuid.uuid4().hex
-        made = [staging]
+    def _upload(
+        self, files: Mapping[str, Path], home: Lake, part: Part, stop: threading.Event
+    ) -> None:
+        staging = self._staging()
+        made: list[Lake] = []
         try:
-            staging.make()
-            for name, file in files.items():
-                if "/" in name:
-                    (staging / name.rpartition("/")[0]).make()
-                (staging / name).upload(file)
-            home.make()
-            if not staging.rename(home / part.name):
-                raise StoreError(f"{(home / part.name).url} is being written by another process")
-            made = [_marker(home, part), home / part.name]
-            _marker(home, part).write(b"")
+            facts = upload_files(files, staging / "part", stop=stop)
+            (staging / "record").write(_record(facts))
+            if stop.is_set():
+                raise Cancelled(f"the upload of {(home / part.name).url} was given up")
+            for source, name in (("part", part.name), ("record", part.record)):
+                _put(staging / source, home, name)
+                made.insert(0, home / name)
         except BaseException:
             with contextlib.suppress(StoreError):  # the first problem is the one to tell
                 for place in made:
                     place.remove()
             raise
+        finally:
+            with contextlib.suppress(StoreError):  # swept by the next attempt
+                staging.remove()
 
-    def latest(self, into: Path) -> Path | None:
-        """Downloads the latest checkpoint; None where there is none.
+    def _enter(self) -> None:
+        """Has the others know that this rank saves, before it has."""
+        if str(self.rank) not in (self.root / _RANKS).names():
+            (self.root / _RANKS).make()
+            (self.root / _RANKS / str(self.rank)).create()
 
-        That is the latest step that has the parts of all ranks that ever saved one, and of a step
-        that was saved again what all of them saved last: what an attempt that failed while some of
-        them saved has left does not count, and all ranks see the same.
+    def ranks(self) -> frozenset[int]:
+        """The ranks that save."""
+        return frozenset(int(name) for name in (self.root / _RANKS).names() if name.isdecimal())
 
-        Args:
-            into: a local directory, which keeps what was downloaded.
+    def _staging(self) -> Lake:
+        return self.root / _STAGING / f"{self.attempt}.{self.rank}.{uuid.uuid4().hex}"
 
-        Returns:
-            The file or directory, as it was saved by this rank, or by the lowest where this one
-            has saved none.
+    def _sweep(self) -> None:
+        """Removes what earlier attempts left half done."""
+        for name in (self.root / _STAGING).names():
+            attempt = name.partition(".")[0]
+            if attempt.isdecimal() and int(attempt) < self.attempt:
+                (self.root / _STAGING / name).remove()
 
-        Raises:
-            StoreError: the lake refused.
-        """
-        while steps := complete(self._parts()):
-            step = max(steps)
-            part = next((p for p in steps[step] if p.rank == self.rank), min(steps[step]))
-            home = self.root / str(step)
-            # Outside gangs the checkpoints of all runs are downloaded into the same directory.
-            digest = hashlib.sha256((home / part.name).url.encode()).hexdigest()
-            local = into / f"{step}-{digest[:16]}"
-            # What was replaced meanwhile is not there any more, but what replaced it is.
-            if local.is_dir() or _fetched(home, part, local):
-                (saved,) = local.iterdir()
-                return saved
-        return None
+    def _retire(self, step: int) -> None:
+        """Removes a step; it vanishes at once, and other ranks may do the same meanwhile."""
+        gone = self._staging()
+        (self.root / _STAGING).make()
+        try:
+            (self.root / str(step)).rename(gone)
+        except StoreError as error:
+            if error.kind != "absent":
+                raise
+        gone.remove()
 
-    def _parts(self) -> Mapping[int, frozenset[Part]]:
-        """The parts that are there whole, by step."""
-        found = {}
-        for step in self.root.names():
-            if step.isdecimal():
-                names = frozenset((self.root / step).names())
-                whole = {name for name in names if f"{name}{_COMPLETE}" in names}
-                found[int(step)] = frozenset(part for part in map(_part, whole) if part is not None)
-        return found
+    def parts(self) -> Mapping[int, frozenset[Part]]:
+        """The parts that are there whole, by step; none of a step where none is."""
+        return {
+            int(step): frozenset(
+                part for part, is_whole in _listed((self.root / step).names()).items() if is_whole
+            )
+            for step in self.root.names()
+            if step.isdecimal()
+        }
 
 
-def complete(parts: Mapping[int, Collection[Part]]) -> Mapping[int, frozenset[Part]]:
+def complete(
+    parts: Mapping[int, Collection[Part]], ranks: Collection[int] = ()
+) -> Mapping[int, frozenset[Part]]:
     """The newest parts that belong together, by step, of the steps that have all.
 
     Args:
         parts: those that are there, by step; all ranks that have one anywhere save.
+        ranks: others that save.
     """
-    saving = {part.rank for there in parts.values() for part in there}
+    saving = {part.rank for there in parts.values() for part in there}.union(ranks)
     found = {}
     for step, there in parts.items():
         together = collections.defaultdict(set)
@@ -167,56 +203,88 @@ def complete(parts: Mapping[int, Collection[Part]]) -> Mapping[int, frozenset[Pa
     return found
 
 
-def _part(name: str) -> Part | None:
-    found = _PART.fullmatch(name)
-    return None if found is None else Part(int(found[2]), int(found[3]), int(found[1]))
+def stalled(
+    parts: Mapping[int, Collection[Part]], ranks: Collection[int], own: Part, keep: int
+) -> str | None:
+    """What to tell where a rank saves on and others do not, so that no later step is complete.
+
+    Args:
+        parts: those that are there, by step.
+        ranks: those that save.
+        own: what the rank saved last; only what it saved in the same attempt counts.
+        keep: how many complete steps it wants to keep.
+    """
+    saving = {part.rank for there in parts.values() for part in there}.union(ranks)
+    last = max(complete(parts, ranks), default=-1)
+    mine = (own.attempt, own.rank)
+    later = sorted(
+        step
+        for step, there in parts.items()
+        if step > last and mine in {(part.attempt, part.rank) for part in there}
+    )
+    if len(later) <= max(keep, _ON_THEIR_WAY):
+        return None
+    step = later[0]
+    newest = max((part.attempt, part.number) for part in parts[step])
+    have = {part.rank for part in parts[step] if (part.attempt, part.number) == newest}
+    missing = ", ".join(str(rank) for rank in sorted(saving - have))
+    found = "no step is, so far" if last < 0 else f"step {last} stays the latest"
+    return (
+        f"{len(later)} checkpoints of rank {own.rank}, from step {step} on, are not complete, and"
+        f" none of them is removed: of step {step} there is nothing yet of these ranks that save"
+        f" too: {missing}; {found}. Have all that save at all save the same steps"
+    )
 
 
-def _marker(home: Lake, part: Part) -> Lake:
-    return home / f"{part.name}{_COMPLETE}"
+def files_of(path: Path) -> dict[str, Path]:
+    """The files to save of a file or a directory, by their names below the part.
 
-
-def _fetched(home: Lake, part: Part, local: Path) -> bool:
-    """Downloads a part; False, and nothing is there, where it was removed meanwhile."""
-    draft = local.with_name(f"{local.name}.draft")
-    shutil.rmtree(draft, ignore_errors=True)
-    problem: StoreError | None = None
-    try:
-        _download(home / part.name, draft)
-    except StoreError as error:
-        problem = error
-    if f"{part.name}{_COMPLETE}" not in home.names():
-        return False
-    if problem is not None:
-        raise problem
-    draft.rename(local)
-    return True
-
-
-def _files(path: Path) -> dict[str, Path]:
-    """What is to be uploaded, by its name below the part."""
+    Raises:
+        ConfigError: no such file, no file in the directory, or a name that does not survive.
+    """
+    path = path.absolute()  # "." has no name
     if path.is_file():
-        files = {path.name: path}
-    elif path.is_dir():
-        below = sorted(file for file in path.rglob("*") if file.is_file())
-        files = {f"{path.name}/{file.relative_to(path).as_posix()}": file for file in below}
-    else:
-        files = {}
-    if not files:
+        return {file_name(path.name, "path"): path}
+    below = files_below(path) if path.is_dir() else {}
+    if not below:
         raise ConfigError(f"{path} is no file, and no directory with files: nothing to save")
-    unfit = next((name for name in files if UNFIT.search(name)), None)
-    if unfit is not None:
-        raise ConfigError(
-            f"{unfit!r} cannot be saved: names with '#', '?', ';' or control characters do not"
-            " survive every client of the lake; rename the file"
-        )
-    return files
+    top = file_name(path.name, "path")
+    return {f"{top}/{name}": file for name, file in below.items()}
 
 
-def _download(source: Lake, target: Path) -> None:
-    target.mkdir(parents=True)
-    for entry in source.entries():
-        if entry.is_directory:
-            _download(source / entry.name, target / entry.name)
-        else:
-            (source / entry.name).download(target / entry.name)
+def score(parts: Collection[Part]) -> Part:
+    """The part whose metric is the checkpoint's: of those with one that of the lowest rank."""
+    return min(parts, key=lambda part: (part.metric is None, part.rank))
+
+
+def _put(source: Lake, home: Lake, name: str) -> None:
+    for left in reversed(range(_TRIES)):
+        home.make()
+        try:
+            if not source.rename(home / name):
+                raise StoreError(f"{(home / name).url} is being written by another process")
+            return
+        except StoreError as error:
+            # A rank that is far ahead may have retired the step just now.
+            if error.kind != "absent" or not left:
+                raise
+
+
+def _listed(names: Collection[str]) -> Mapping[Part, bool]:
+    """The parts of which anything is there, and whether all is."""
+    matches = [found for found in map(_NAME.fullmatch, names) if found is not None]
+    directories = {_part(found) for found in matches if not found[6]}
+    records = {_part(found) for found in matches if found[6]}
+    return {part: part in directories and part in records for part in records} | {
+        part: False for part in directories - records
+    }
+
+
+def _part(found: re.Match[str]) -> Part:
+    metric = float(found[5]) if found[5] else None
+    return Part(int(found[2]), int(found[3]), int(found[1]), metric, found[4] or "min")
+
+
+def _record(facts: Mapping[str, Facts]) -> bytes:
+    files = {name: {"bytes": fact.bytes, DIGEST: fact.digest} for name, fact in facts.items()}
+    return json.dumps({"files": files}).encode()

@@ -1,100 +1,84 @@
-"""A place on the lake: an fsspec file system and a path, with errors that say what to do."""
+"""A place on the lake: a file system and a path, with errors that say what to do."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import pwd
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import io
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores.filesystem import BLOCK, FileSystem, Status
+from hopsgpu.stores.hdfs import Hdfs
+from hopsgpu.stores.local import Local
+from hopsgpu.stores.names import UNFIT
+from hopsgpu.stores.patience import RAISED, Patience
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, SAFE_MODE, UNREACHABLE, explain
+from hopsgpu.stores.webhdfs import WebHdfs
 
-_CHUNK = 4 * 2**20
+__all__ = ["UNFIT", "Lake", "Status", "is_draft"]
 
+T = TypeVar("T")
 
-# hdfs-native's own are 15 attempts with pauses of up to 15 s.
-_QUICK = {
-    "dfs.client.failover.max.attempts": "4",
-    "dfs.client.failover.sleep.base.millis": "200",
-    "dfs.client.failover.sleep.max.millis": "1000",
-}
-# What fsspec's and hdfs-native's handling of URLs cuts a path at.
-UNFIT = re.compile(r"[#?;\x00-\x1f]")
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a file system says of a file or directory.
-
-    Attributes:
-        name: within its directory.
-        modified: milliseconds since the epoch, by the file system's own clock.
-        owner: the user whose it is.
-        mode: permission bits.
-        is_directory: whether it is one.
-    """
-
-    name: str
-    modified: int
-    owner: str
-    mode: int
-    is_directory: bool
-
-
-def _status(info: Mapping[str, Any]) -> Status:
-    name = str(info["name"]).rstrip("/").rpartition("/")[2]
-    directory = info["type"] == "directory"
-    if "mtime" in info:  # a local file's
-        owner = _user_name(info["uid"])
-        return Status(name, int(info["mtime"] * 1000), owner, info["mode"] & 0o7777, directory)
-    return Status(name, info["modification_time"], info["owner"], info["permission"], directory)
-
-
-def _user_name(number: int) -> str:
-    try:
-        return pwd.getpwuid(number).pw_name
-    except KeyError:
-        return str(number)
+_SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "file")
+_PATIENT_SECONDS = 60.0
+_QUICK_SECONDS = 4.0
+# What is written through `open` stays in memory up to here.
+_SPOOLED = 8 * 2**20
+_DRAFT = ".draft"
 
 
 @dataclass(frozen=True)
 class Lake:
     """A directory or a file on a file system.
 
+    HDFS is asked as the user HADOOP_USER_NAME, or with the tokens of HADOOP_TOKEN_FILE_LOCATION.
+    Where it is unreachable or in safe mode a call tries again for a minute. All methods raise
+    StoreError, which names the path, what happened and what to do, and has its `kind`.
+
     Attributes:
         url: with its scheme, without a slash at the end.
-        quick: gives up on a name node after some seconds, where others wait minutes for it.
+        quick: gives up on a name node after some seconds, where others wait a minute for it.
+        stop: set where nobody waits for its answers any more: calls that would try again, and
+            those that begin, raise Cancelled.
 
     Raises:
-        ConfigError: no absolute hdfs://, viewfs:// or file:// URL, or with `#`, `?` or `;` in it.
+        ConfigError: no absolute hdfs://, viewfs://, webhdfs://, swebhdfs:// or file:// URL, or
+            with `#`, `?` or `;` in it.
     """
 
     url: str
     quick: bool = False
+    stop: threading.Event | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         scheme, _, path = self.url.partition("://")
-        if scheme not in ("hdfs", "viewfs", "file") or "/" not in path or UNFIT.search(path):
+        if scheme not in _SCHEMES or "/" not in path or UNFIT.search(path):
             raise ConfigError(
                 f"{self.url!r} is no place for runs and models: an absolute hdfs:// or file:// URL"
-                " without '#', '?' and ';' is wanted (HOPSGPU_ROOT or spark.hopsgpu.root)"
+                " without '#', '?' and ';' is wanted (HOPSGPU_ROOT or spark.hopsgpu.root); viewfs,"
+                " webhdfs and swebhdfs will do as well"
             )
         object.__setattr__(self, "url", self.url.rstrip("/"))
 
     def __truediv__(self, name: str) -> Lake:
-        below = Lake(f"{self.url}/{name}", self.quick)
+        below = replace(self, url=f"{self.url}/{name}")
         if "files" in self.__dict__:  # one client, where there is one, serves both
             below.__dict__["files"] = self.files
         return below
 
     @property
-    def _scheme(self) -> str:
-        return self.url.partition("://")[0]
+    def above(self) -> Lake:
+        """The directory that it is in."""
+        above = replace(self, url=f"{self.url.rpartition('/')[0]}/")
+        above.__dict__["files"] = self.files
+        return above
 
     @property
     def path(self) -> str:
@@ -102,128 +86,267 @@ class Lake:
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
     @functools.cached_property
-    def files(self) -> Any:
-        """The fsspec file system."""
-        if self._scheme == "file":
-            from fsspec.implementations.local import LocalFileSystem
+    def files(self) -> FileSystem:
+        """The file system's client, without retries; made anew in every process.
 
-            return LocalFileSystem()
-        from hdfs_native.fsspec import HdfsFileSystem, ViewfsFileSystem
-
-        kind = HdfsFileSystem if self._scheme == "hdfs" else ViewfsFileSystem
-        host, _, port = self.url.partition("://")[2].partition("/")[0].partition(":")
-        # fsspec drops its cached instances in every forked child, and hdfs-native's then waits
-        # there for threads that the fork left behind: a subprocess with a preexec_fn (PySpark's
-        # launch of its JVM has one) would hang.
-        options = _QUICK if self.quick else {}
-        return kind(
-            host=host, port=int(port) if port else None, skip_instance_cache=True, **options
-        )
+        It is kept here and not by a cache of the process: hdfs-native's threads do not survive a
+        fork, and a forked child that drops a client waits for them for ever.
+        """
+        scheme, _, rest = self.url.partition("://")
+        if scheme == "file":
+            return Local()
+        root = f"{scheme}://{rest.partition('/')[0]}"
+        with store_errors("reach", root):
+            if scheme in ("webhdfs", "swebhdfs"):
+                return WebHdfs(root, quick=self.quick)
+            return Hdfs(root, quick=self.quick)
 
     def make(self) -> None:
         """Creates the directory, with those above it."""
-        with store_errors("create", self.url):
-            self.files.makedirs(self.path, exist_ok=True)
+        self._try("create", lambda: self.files.make(self.path))
 
     def share(self, mode: int) -> None:
         """Sets the permission bits of what is here; only its owner may."""
-        with store_errors("change the permissions of", self.url):
-            if self._scheme == "file":
-                Path(self.path).chmod(mode)
-            else:
-                self.files.client.set_permission(self.path, mode)
+        self._try("change the permissions of", lambda: self.files.share(self.path, mode))
 
     def stat(self) -> Status:
         """What the file system says of the file or directory here."""
-        with store_errors("look at", self.url):
-            return _status(self.files.info(self.path))
+        return self._try("look at", lambda: self.files.stat(self.path))
+
+    def exists(self) -> bool:
+        """Whether there is a file or a directory here."""
+        return self._status() is not None
 
     def entries(self) -> tuple[Status, ...]:
         """All that lies in the directory."""
-        with store_errors("list", self.url):
-            return tuple(_status(entry) for entry in self.files.ls(self.path, detail=True))
+        return self._try("list", lambda: self.files.entries(self.path))
 
-    def names(self) -> tuple[str, ...]:
-        """Names of what lies in the directory, sorted; none where it does not exist."""
-        with store_errors("list", self.url):
-            try:
-                entries = self.files.ls(self.path, detail=False)
-            except FileNotFoundError:
+    def names(self, *, directories: bool = False) -> tuple[str, ...]:
+        """Names of what lies in the directory, sorted; none where it does not exist.
+
+        Args:
+            directories: whether only those of directories.
+        """
+        try:
+            entries = self.entries()
+        except StoreError as error:
+            if error.kind == ABSENT:
                 return ()
-        return tuple(sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in entries))
+            raise
+        return tuple(sorted(e.name for e in entries if e.is_directory or not directories))
 
     @contextlib.contextmanager
     def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
-        """The file here, opened "rb" or "wb" (which replaces it)."""
-        doing = "read" if mode == "rb" else "write"
-        with store_errors(doing, self.url):
-            file = self.files.open(self.path, mode)
-        try:
-            yield cast(BinaryIO, file)
-        finally:
-            with store_errors(doing, self.url):
-                file.close()
+        """The file here, opened "rb" or "wb".
+
+        What is written comes here at the end of the block, and replaces what was here; not where
+        the block ends with an exception.
+        """
+        if mode == "rb":
+            with contextlib.ExitStack() as stack:
+                reading = self._try("read", lambda: stack.enter_context(self.files.read(self.path)))
+                yield cast(BinaryIO, io.BufferedReader(_Told(reading, self.url), BLOCK))
+            return
+        with tempfile.SpooledTemporaryFile(_SPOOLED) as draft:
+            yield cast(BinaryIO, draft)
+
+            def blocks() -> Iterator[bytes]:
+                draft.seek(0)
+                while block := draft.read(BLOCK):
+                    yield block
+
+            self._write(blocks)
 
     def read(self) -> bytes:
         """The whole content of the file here."""
-        with self.open() as file, store_errors("read", self.url):
-            return file.read()
+
+        def attempt() -> bytes:
+            with self.files.read(self.path) as file:
+                return file.readall() or b""
+
+        return self._try("read", attempt)
 
     def write(self, content: bytes) -> None:
-        """Makes the file here, or replaces it."""
-        with self.open("wb") as file, store_errors("write", self.url):
-            file.write(content)
+        """Makes the file here, or replaces it; readers may see half of it meanwhile."""
+        self._write(lambda: [content])
+
+    def replace(self, content: bytes) -> None:
+        """Makes the file here, or replaces it; readers see the old content or the new, whole.
+
+        A draft beside it, `.NAME.xxxxxxxx.draft` (`is_draft`), becomes the file. A process that is
+        killed meanwhile leaves it behind, and so does a lake that cannot be reached or is in safe
+        mode.
+        """
+        self._replace(lambda draft: draft.write(content))
+
+    def replace_with(self, source: Path) -> None:
+        """Streams a local file here as `replace` does."""
+        self._replace(lambda draft: draft.upload(source))
+
+    def _replace(self, fill: Callable[[Lake], None]) -> None:
+        name = self.url.rpartition("/")[2]
+        draft = self.above / f".{name}.{uuid.uuid4().hex[:8]}{_DRAFT}"
+
+        def rename(attempt: int) -> None:
+            try:
+                self.files.rename(draft.path, self.path, replace=True)
+            except FileNotFoundError:
+                if not attempt:  # an earlier attempt's answer may have been lost
+                    raise
+
+        try:
+            fill(draft)
+            self.patience()("replace", self.url, rename)
+        except BaseException as error:
+            # A removal would wait as long again for a lake that does not answer.
+            if getattr(error, "kind", "") not in (UNREACHABLE, SAFE_MODE):
+                with contextlib.suppress(StoreError):  # the first problem is the one to tell
+                    draft.remove()
+            raise
+
+    def create(self, content: bytes = b"") -> bool:
+        """Makes the file here; False, and nothing done, where one is there already.
+
+        Also False where the name node made it and its answer was lost.
+        """
+        try:
+            self._try("create", lambda: self.files.write(self.path, [content], replace=False))
+        except StoreError as error:
+            if error.kind == EXISTS:
+                return False
+            raise
+        return True
+
+    def append(self, content: bytes, at: int) -> int:
+        """Adds what is missing to the file here, so that it ends with `content` from byte `at`.
+
+        Whoever does not know whether it worked does it again. One writer at a time.
+
+        Args:
+            content: of the file, from byte `at` to its end.
+            at: 0 and above; at most the file's present length.
+
+        Returns:
+            The file's length: `at + len(content)`.
+
+        Raises:
+            StoreError: the file ends before `at`, or is longer already (kind "damaged").
+        """
+        end = at + len(content)
+
+        def attempt() -> int:
+            length = self._length()
+            if not at <= length <= end:
+                raise StoreError(
+                    f"cannot add to {self.url}: it has {length} bytes, and bytes {at} to {end} are"
+                    " to be there",
+                    DAMAGED,
+                )
+            missing = content[length - at :]
+            if length == 0:
+                self.files.write(self.path, [missing], replace=True)
+            elif missing:
+                self.files.append(self.path, missing)
+            return end
+
+        return self._try("add to", attempt)
 
     def upload(self, source: Path) -> None:
         """Streams a local file here."""
-        with source.open("rb") as local, self.open("wb") as remote:
-            while chunk := local.read(_CHUNK):
-                with store_errors("write", self.url):
-                    remote.write(chunk)
+
+        def blocks() -> Iterator[bytes]:
+            with source.open("rb", buffering=0) as file:
+                while block := file.read(BLOCK):
+                    yield block
+
+        self._write(blocks)
 
     def download(self, target: Path) -> None:
         """Streams the file here to a local one."""
-        with self.open() as remote, target.open("wb") as local:
-            while True:
-                with store_errors("read", self.url):
-                    chunk = remote.read(_CHUNK)
-                if not chunk:
-                    return
-                local.write(chunk)
+        with target.open("wb", buffering=0) as file:
+
+            def attempt() -> None:
+                file.seek(0)
+                file.truncate()
+                for block in self.files.blocks(self.path):
+                    file.write(block)
+
+            self._try("read", attempt)
 
     def rename(self, target: Lake) -> bool:
         """Renames strictly: False, and nothing done, where the target exists already."""
-        with store_errors("rename", self.url):
-            if self._scheme == "file":
-                return _rename_local(Path(self.path), Path(target.path))
+
+        def attempt(number: int) -> bool:
             try:
-                self.files.mv(self.path, target.path, overwrite=False)
+                self.files.rename(self.path, target.path, replace=False)
             except FileExistsError:
                 return False
-        return True
+            except FileNotFoundError:
+                # An earlier attempt's answer may have been lost: what was here is there then.
+                if not number or target._status() is None:
+                    raise
+            return True
+
+        return self.patience()("rename", self.url, attempt)
 
     def remove(self) -> None:
         """Removes what is here, with everything below; nothing here is no error."""
-        with store_errors("remove", self.url), contextlib.suppress(FileNotFoundError):
-            self.files.rm(self.path, recursive=True)
+        self._try("remove", lambda: self.files.remove(self.path))
 
-
-def _rename_local(source: Path, target: Path) -> bool:
-    if not source.is_dir():
-        # rename(2) replaces a file, and link(2) does not.
+    def _status(self) -> Status | None:
         try:
-            os.link(source, target)
-        except FileExistsError:
-            return False
-        source.unlink()
+            return self.stat()
+        except StoreError as error:
+            if error.kind == ABSENT:
+                return None
+            raise
+
+    def _length(self) -> int:
+        try:
+            return self.files.stat(self.path).size
+        except FileNotFoundError:
+            return 0
+
+    def _write(self, blocks: Callable[[], Iterable[bytes]]) -> None:
+        self._try("write", lambda: self.files.write(self.path, blocks(), replace=True))
+
+    def patience(self, stop: threading.Event | None = None) -> Patience:
+        """For how long a call here is tried again; not at all once `stop`, or ours, is set."""
+        seconds = _QUICK_SECONDS if self.quick else _PATIENT_SECONDS
+        return Patience(seconds, stop=stop or self.stop)
+
+    def _try(self, doing: str, call: Callable[[], T]) -> T:
+        return self.patience()(doing, self.url, lambda _: call())
+
+
+def is_draft(name: str) -> bool:
+    """Whether a file of that name is what `Lake.replace` makes files of, or left behind."""
+    return name.startswith(".") and name.endswith(_DRAFT)
+
+
+class _Told(io.RawIOBase):
+    """A reader whose errors name the path; the reader stays its owner's."""
+
+    def __init__(self, reader: io.RawIOBase, url: str) -> None:
+        self._reader = reader
+        self._url = url
+
+    def readable(self) -> bool:
         return True
-    # rename(2) replaces an empty directory: the claim by mkdir makes it strict.
-    try:
-        target.mkdir()
-    except FileExistsError:
-        return False
-    source.rename(target)
-    return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._reader.tell()
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        with store_errors("read", self._url):
+            return self._reader.seek(offset, whence)
+
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+        with store_errors("read", self._url):
+            return self._reader.readinto(buffer) or 0
 
 
 @contextlib.contextmanager
@@ -231,6 +354,6 @@ def store_errors(doing: str, url: str) -> Iterator[None]:
     """What a file system raises becomes a StoreError that names the path and the reason."""
     try:
         yield
-    except (OSError, RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise StoreError(f"cannot {doing} {url}: {reason}") from error
+    except RAISED as error:
+        trouble = explain(error)
+        raise StoreError(f"cannot {doing} {url}: {trouble}", trouble.kind) from error

@@ -2,156 +2,230 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import time
-import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+import concurrent.futures
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
-from hopsgpu.errors import StoreError
-from hopsgpu.spec import check_name
-from hopsgpu.stores.lake import UNFIT, Lake
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.stores import manifest, publication, sweeping, tags
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.manifest import LATEST, About, tag_name
+from hopsgpu.stores.names import UNFIT, local_path, model_name
+from hopsgpu.stores.versions import CLAIMS, ModelVersion, numbers
 
-MANIFEST = "manifest.json"
-_STAGING = "_staging"
-_CHUNK = 4 * 2**20
+__all__ = ["ModelStore", "ModelVersion"]
 
-
-@dataclass(frozen=True)
-class ModelVersion:
-    """A published version.
-
-    Attributes:
-        name: of the model.
-        version: an integer, 1 and up.
-        url: its directory on the lake.
-    """
-
-    name: str
-    version: int
-    url: str
-
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """The manifest, read from the lake: files with sizes and SHA-256, run, time."""
-        content: dict[str, Any] = json.loads((Lake(self.url) / MANIFEST).read())
-        return content
-
-    def download(self, dst: str | Path) -> Path:
-        """Copies the version's files to a local directory, which is made.
-
-        Raises:
-            StoreError: a file is missing, or its SHA-256 is not the manifest's.
-        """
-        target = Path(dst)
-        for name, facts in self.manifest["files"].items():
-            local = target / _inside(name)
-            local.parent.mkdir(parents=True, exist_ok=True)
-            (Lake(self.url) / name).download(local)
-            if _digest(local) != facts["sha256"]:
-                raise StoreError(f"{self.url}/{name} is damaged: its SHA-256 is not the manifest's")
-        return target
-
-    @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[BinaryIO]:
-        """One file of the version, for reading bytes."""
-        with (Lake(self.url) / str(_inside(path))).open() as file:
-            yield file
+_LOOKS_AT_ONCE = 8
 
 
 class ModelStore:
-    """The models below a URL on the lake."""
+    """The models below a URL on the lake.
+
+    Args:
+        url: hdfs://, viewfs://, webhdfs:// or file://, absolute.
+
+    Raises:
+        ConfigError: another URL.
+    """
 
     def __init__(self, url: str) -> None:
+        if not isinstance(url, str):
+            raise ConfigError(f"ModelStore({url!r}): a URL is wanted, as hdfs:///user/ann/models")
         self._root = Lake(url)
 
+    def __repr__(self) -> str:
+        return f"ModelStore({self._root.url!r})"
+
     def publish(
-        self, local_dir: str | Path, name: str, *, run_id: str | None = None
+        self,
+        local_dir: str | Path,
+        name: str,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        signature: Any = None,
+        tags: Iterable[str] | None = None,
+        run_id: str | None = None,
     ) -> ModelVersion:
         """Uploads a directory and makes it the model's next version.
 
-        The files go to a staging directory first, which a strict rename turns into a version
-        that never existed; of two publishers at once each gets a version of its own.
+        Of several publishers at once each gets a version of its own.
+
+        Args:
+            local_dir: its files become the version's; links are followed.
+            name: of the model.
+            metrics: numbers by name.
+            signature: what goes in and out of the model, as JSON has it.
+            tags: that are to lead to the version.
+            run_id: of the run that made it.
 
         Raises:
-            StoreError: the lake refused, or there are no files; nothing is left behind.
+            ConfigError: a name or a value that cannot be, or no such directory; nothing was
+                written.
+            StoreError: the lake refused, or there are no files; no version of it is there, but
+                where the error says so.
         """
-        source = Path(local_dir)
-        home = self._root / check_name(name, "model")
-        files = sorted(path for path in source.rglob("*") if path.is_file())
+        directory = local_path(local_dir, "local_dir")
+        if not directory.exists():
+            raise ConfigError(f"{directory} does not exist")
+        if not directory.is_dir():
+            raise ConfigError(f"{directory} is a file: give the directory that it is in")
+        about = About(metrics=metrics, signature=signature, tags=tags, run_id=run_id)
+        files = publication.files_of(directory)
         if not files:
-            raise StoreError(f"{source} holds no file to publish as {name!r}")
-        unfit = [path.name for path in files if UNFIT.search(str(path.relative_to(source)))]
-        if unfit:
-            raise StoreError(
-                f"{unfit[0]!r} cannot be published: names with '#', '?', ';' or control characters"
-                " do not survive every client of the lake; rename the file"
-            )
-        staging = home / _STAGING / f"{int(time.time())}-{uuid.uuid4().hex}"
+            raise StoreError(f"{local_dir} holds no file to publish as {name!r}")
+        staging = publication.begin(self._root.url, name)
         try:
-            manifest = self._upload(source, files, staging)
-            manifest |= {"name": name, "run_id": run_id, "time": time.time()}
-            (staging / MANIFEST).write(json.dumps(manifest, indent=1).encode())
-            version = self._claim(home, staging)
-        except BaseException:
-            staging.remove()
+            return publication.publish(staging, files, about)
+        except BaseException as error:
+            try:
+                publication.abandon(staging)
+            except HopsGpuError as problem:
+                error.add_note(f"what was uploaded goes with a later publish: {problem}")
             raise
-        return ModelVersion(name, version, f"{home.url}/{version}")
 
-    def _upload(self, source: Path, files: list[Path], staging: Lake) -> dict[str, Any]:
-        listed = {}
-        staging.make()
-        for directory in sorted({path.relative_to(source).parent for path in files} - {Path()}):
-            (staging / directory.as_posix()).make()
-        for path in files:
-            name = path.relative_to(source).as_posix()
-            if name == MANIFEST:
-                raise StoreError(f"{MANIFEST} is hopsgpu's own name; the model has such a file")
-            (staging / name).upload(path)
-            listed[name] = {"bytes": path.stat().st_size, "sha256": _digest(path)}
-        return {"schema": 1, "files": listed}
+    def list(self) -> tuple[str, ...]:
+        """Names of the models that have a version, sorted."""
+        # What others put there is passed over: files, names that no path can have, and
+        # directories into which nobody else may look.
+        there = self._root.names(directories=True)
+        names = [name for name in there if name[0] not in "._" and not UNFIT.search(name)]
 
-    def _claim(self, home: Lake, staging: Lake) -> int:
-        version = max((v.version for v in self.versions(home.url.rpartition("/")[2])), default=0)
-        while True:
-            version += 1
-            if staging.rename(home / str(version)):
-                return version
+        def latest(name: str) -> int | None:
+            try:
+                return self._latest(self._root / name)
+            except StoreError as error:
+                if error.kind != "permission":
+                    raise
+                return None
+
+        with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+            found = list(pool.map(latest, names))
+        return tuple(name for name, latest in zip(names, found, strict=True) if latest is not None)
 
     def versions(self, name: str) -> tuple[ModelVersion, ...]:
         """All versions of a model, oldest first; none where there is no such model."""
-        home = self._root / check_name(name, "model")
-        numbers = sorted(int(entry) for entry in home.names() if entry.isdigit())
-        return tuple(ModelVersion(name, n, f"{home.url}/{n}") for n in numbers)
+        home = self._home(name)
+        candidates = sorted(numbers(home.names()))
+        with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+            whole = list(pool.map(lambda number: _is_version(home, number), candidates))
+        return tuple(
+            self._version(home, number)
+            for number, there in zip(candidates, whole, strict=True)
+            if there
+        )
 
-    def get(self, name: str, version: int | str = "latest") -> ModelVersion:
+    def get(self, name: str, version: int | str = LATEST) -> ModelVersion:
         """One version of a model.
 
+        Args:
+            name: of the model.
+            version: its number, a tag, or "latest" for the highest.
+
         Raises:
-            StoreError: there is no such model or version.
+            ConfigError: no name, or nothing that can be a version.
+            StoreError: there is no such model or version; the error says what there is.
         """
-        versions = self.versions(name)
-        found = [v for v in versions if version in ("latest", v.version)]
-        if not found:
-            there = ", ".join(str(v.version) for v in versions) or "none"
-            raise StoreError(f"no version {version} of {name!r} in {self._root.url}: {there}")
-        return found[-1]
+        home = self._home(name)
+        number = self._number(home, version)
+        if number is None:
+            raise self._unknown(home, version)
+        return self._version(home, number)
+
+    def tag(self, name: str, version: int | str, tag: str) -> None:
+        """Has a tag lead to a version, wherever it led before.
+
+        Args:
+            name: of the model.
+            version: as for `get`.
+            tag: a name; not "latest", and not of digits alone.
+
+        Raises:
+            ConfigError: no name of a tag.
+            StoreError: there is no such version, or the lake refused.
+        """
+        wanted = tag_name(tag)
+        tags.put_tag(self._home(name), wanted, self.get(name, version).version)
+
+    def untag(self, name: str, tag: str) -> None:
+        """Removes a tag; the version stays.
+
+        Raises:
+            ConfigError: no name of a tag.
+            StoreError: there is no such tag, or the lake refused.
+        """
+        home, wanted = self._home(name), tag_name(tag)
+        if not tags.drop_tag(home, wanted):
+            raise self._unknown(home, wanted)
+
+    def tags(self, name: str) -> dict[str, int]:
+        """All tags of a model, with the numbers of the versions that they lead to."""
+        return tags.read_tags(self._home(name))
+
+    def delete(self, name: str, version: int | str) -> None:
+        """Removes a version; its number is never used again.
+
+        Args:
+            name: of the model.
+            version: as for `get`.
+
+        Raises:
+            StoreError: there is no such version, a tag leads to it, or the lake refused.
+        """
+        home = self._home(name)
+        number = self.get(name, version).version
+        leading = sorted(tag for tag, to in tags.read_tags(home).items() if to == number)
+        if leading:
+            raise StoreError(
+                f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: tag"
+                " another version so, or untag it, and delete it then"
+            )
+        # One that was not published by hopsgpu has none yet.
+        (home / CLAIMS).make()
+        (home / CLAIMS / str(number)).create()
+        sweeping.discard(home, home / str(number))
+
+    def _home(self, name: str) -> Lake:
+        return self._root / model_name(name)
+
+    def _version(self, home: Lake, number: int) -> ModelVersion:
+        return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
+
+    def _number(self, home: Lake, version: int | str) -> int | None:
+        """The number that is meant, where there is such a version."""
+        if version == LATEST:
+            return self._latest(home)
+        if isinstance(version, str) and not numbers([version]):
+            number = tags.read_tag(home, tag_name(version))
+        elif isinstance(version, (int, str)) and not isinstance(version, bool):
+            number = int(version)
+        else:
+            raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
+        return number if number is not None and _is_version(home, number) else None
+
+    def _latest(self, home: Lake) -> int | None:
+        candidates = sorted(numbers(home.names()), reverse=True)
+        return next((number for number in candidates if _is_version(home, number)), None)
+
+    def _unknown(self, home: Lake, version: int | str) -> StoreError:
+        name = home.url.rpartition("/")[2]
+        there = self.versions(name)
+        if not there:
+            models = self.list()
+            are = "are" if len(models) > 1 else "is"
+            return StoreError(
+                f"there is no model {name!r} in {self._root.url}; there {are}"
+                f" {', '.join(models) or 'none'}",
+                kind="absent",
+            )
+        tagged = [f"{tag} → {number}" for tag, number in self.tags(name).items()]
+        return StoreError(
+            f"no version {version!r} of {name!r} in {self._root.url}; there are"
+            f" {', '.join(str(v.version) for v in there)}; tags: {', '.join(tagged) or 'none'}",
+            kind="absent",
+        )
 
 
-def _inside(name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts:
-        raise StoreError(f"{name!r} is not a path inside a model")
-    return path
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+def _is_version(home: Lake, number: int) -> bool:
+    """Whether a version is there: the manifest comes with the directory, by one rename."""
+    return (home / str(number) / manifest.FILE).exists()

@@ -2,12 +2,16 @@
 
 Between hello and the end of the connection it answers:
 
-    reserve   tries its GPUs, holds ports for its ranks, and a store where one is wanted
-                                                            → reserved {ports, ...}
-    run       starts ranks; payload: the call, the modules  → started, output, record, reports,
-              warning …, ended
-    stop      ends the ranks: SIGTERM, SIGKILL after 5 s    → (their ended)
-    publish   uploads a rank's model directory              → published | publish-failed
+    reserve   tries its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
+              a store where one is wanted                   → preparing …, reserved {ports, ...}
+    run       starts ranks; payload: call, modules, shards  → started, output, record, reports,
+              warning …, failing, saving …, ended
+    stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
+                                                            → (their ended, publish-failed)
+    tokens    keeps the payload, fresh HDFS tokens, for itself and its ranks
+                                                            → kept-tokens {digest} | warning
+    left      looks at ranks' model directories             → left | publish-failed
+    publish   uploads them                                  → uploaded | publish-failed
 
 What belongs to a run bears its id, in both directions: on a gang that serves several launches a
 late word of one is not taken for the next one's.
@@ -20,48 +24,67 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import os
 import signal
+import threading
 from pathlib import Path
 
-from hopsgpu.errors import ConfigError
-from hopsgpu.stores.models import ModelStore
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.python_env.value import Home, PythonEnv
 from hopsgpu.worker.addresses import held_ports, reach
 from hopsgpu.worker.attempt import Attempt, spec_of
 from hopsgpu.worker.channel import Channel, ChannelError, Message
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, connected
+from hopsgpu.worker.leaving import dump_left, dump_parts, left_in, upload_all
 from hopsgpu.worker.opening import unopened
 from hopsgpu.worker.peer import Driver, given_out, greet, lake_environment
+from hopsgpu.worker.tokens import keep_tokens
 from hopsgpu.worker.unpacking import Unpacked
 
+# The driver waits for an answer no longer than for some of these.
+_SIGN_SECONDS = 5.0
 
-def run_agent(driver: Driver) -> None:
+
+def run_agent(driver: Driver, watched: int | None = None) -> None:
     """Serves the driver until it hangs up or is gone. Must run in the main thread.
+
+    Args:
+        driver: where it listens.
+        watched: pid of the process with which its keeper ends, as of `connected`.
 
     Raises:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
-    asyncio.run(_serve(driver))
+    asyncio.run(_serve(driver, watched))
 
 
-async def _serve(driver: Driver) -> None:
+async def _serve(driver: Driver, watched: int | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
     channel = await greet(driver)
     try:
         async with asyncio.TaskGroup() as tasks:
-            await Agent(channel, tasks).serve()
+            await Agent(channel, tasks, watched).serve()
     finally:
         await channel.close()
+
+
+def _trouble(error: Exception) -> str:
+    """The kind of a StoreError."""
+    return error.kind if isinstance(error, StoreError) else ""
 
 
 class Agent:
     """Ranks of one container and what the driver wants of them."""
 
-    def __init__(self, channel: Channel, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, channel: Channel, tasks: asyncio.TaskGroup, watched: int | None = None
+    ) -> None:
         self._channel = channel
+        self._watched = watched
         self._tasks = tasks
         self._keeping = contextlib.AsyncExitStack()
         self._keeper: Keeper | None = None
@@ -69,6 +92,10 @@ class Agent:
         self._meeting = contextlib.ExitStack()
         self._reserving: asyncio.Task[None] | None = None
         self._attempt: Attempt | None = None
+        # What the attempt's ranks run with.
+        self._home = Home()
+        # Set when an upload is to end.
+        self._unwanted = threading.Event()
         self._unpacked = Unpacked()
         # Once for all launches on this container.
         gpus = [device["gpu"] for device in given_out()]
@@ -80,6 +107,7 @@ class Agent:
             while (message := await self._channel.receive()) is not None:
                 await self._answer(message)
         finally:
+            self._unwanted.set()
             # A fork server that serves the store may still be importing.
             if self._reserving is not None:
                 self._reserving.cancel()
@@ -97,11 +125,18 @@ class Agent:
             case "run":
                 await self._run(message)
             case "stop":
+                self._unwanted.set()
                 if self._attempt is not None:
                     stopping = self._attempt.stop(dump_stacks=bool(message["dump_stacks"]))
                     self._tasks.create_task(stopping)
+            case "tokens":
+                await self._keep_tokens(message)
+            case "left":
+                self._tasks.create_task(self._left(message))
             case "publish":
-                self._tasks.create_task(self._publish(message))
+                # Made here, for a `stop` right behind it.
+                self._unwanted = unwanted = threading.Event()
+                self._tasks.create_task(self._publish(message, unwanted))
             case other:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
 
@@ -112,14 +147,35 @@ class Agent:
             if closed := await asyncio.shield(self._opening):
                 await tell(unopened=closed)
                 return
+            self._home = await self._prepared(message)
             there = reach(self._channel.local_address, message["interface"], message["others"])
             ports = self._meeting.enter_context(held_ports(message["ports"], there.address)).ports
-            store = await self._store(spec_of(message), int(message["store"]))
+            store = await self._store(spec_of(message, self._home), int(message["store"]))
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             await tell(problem=str(error) or repr(error), configured=configured)
             return
         await tell(ports=ports, store=store, address=there.address, interface=there.interface)
+
+    async def _prepared(self, message: Message) -> Home:
+        """What ranks run with, once it is there; the driver is told that it takes its time.
+
+        Raises:
+            ConfigError: they cannot run with it here.
+            OSError: it did not come.
+        """
+        fields = message.fields.get("python_env")
+        if fields is None:
+            return Home()
+        keeper = await self._keeper_here()
+        env = PythonEnv.from_fields(fields)
+        preparing = asyncio.ensure_future(keeper.prepare(env, os.environ))
+        try:
+            while not (await asyncio.wait([preparing], timeout=_SIGN_SECONDS))[0]:
+                await self._channel.tell("preparing", run_id=message["run_id"])
+            return preparing.result()
+        finally:
+            preparing.cancel()
 
     async def _store(self, spec: ServerSpec, world_size: int) -> int | None:
         """The port of a TCPStore for so many ranks, ended with the meeting; None without one."""
@@ -138,29 +194,54 @@ class Agent:
             await before.end()
         self._attempt = attempt = Attempt(self._channel, self._tasks, message)
         try:
-            await attempt.start(await self._keeper_here(), self._unpacked)
+            await attempt.start(await self._keeper_here(), self._unpacked, self._home)
         except OSError as error:
             await attempt.refuse(error)
 
     async def _keeper_here(self) -> Keeper:
         """This container's keeper; another one where it has been killed."""
         if self._keeper is None or self._keeper.lost:
-            self._keeper = await self._keeping.enter_async_context(connected(Path("hopsgpu")))
+            keeper = connected(Path("hopsgpu"), self._watched)
+            self._keeper = await self._keeping.enter_async_context(keeper)
         return self._keeper
 
-    async def _publish(self, message: Message) -> None:
-        tell = functools.partial(self._channel.tell, run_id=message["run_id"])
-        store = ModelStore(message["models_url"])
+    async def _keep_tokens(self, message: Message) -> None:
+        own = Path("hopsgpu").absolute()
         try:
-            assert self._attempt is not None, "publish comes after run"
-            source = self._attempt.model_dir(int(message["rank"]))
-            if not any(path.is_file() for path in source.rglob("*")):
-                await tell("published", version=None)
-                return
-            version = await asyncio.to_thread(
-                store.publish, source, message["name"], run_id=message["run_id"]
+            await asyncio.to_thread(keep_tokens, message.payload, os.environ, own)
+        except (OSError, ValueError) as error:
+            container = os.environ.get("CONTAINER_ID", "a container")
+            text = f"fresh HDFS tokens could not be kept in {container}: {error}"
+            await self._channel.tell("warning", run_id=message["run_id"], text=text)
+            return
+        digest = hashlib.sha256(message.payload).hexdigest()
+        await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
+
+    async def _left(self, message: Message) -> None:
+        """Tells what the ranks have left in their model directories."""
+        tell = functools.partial(self._channel.tell, run_id=message["run_id"])
+        try:
+            left = await asyncio.to_thread(left_in, self._model_dirs(message))
+        except (HopsGpuError, OSError) as error:
+            await tell("publish-failed", reason=str(error), trouble=_trouble(error))
+            return
+        await tell("left", dump_left(left))
+
+    async def _publish(self, message: Message, unwanted: threading.Event) -> None:
+        tell = functools.partial(self._channel.tell, run_id=message["run_id"])
+        try:
+            directories = self._model_dirs(message)
+            parts = await asyncio.to_thread(
+                upload_all, directories, message["staging_url"], unwanted
             )
         except Exception as error:  # noqa: BLE001 - told to the driver, whatever it is
-            await tell("publish-failed", reason=str(error))
+            reason = str(error) or repr(error)
+            await tell("publish-failed", reason=reason, trouble=_trouble(error))
             return
-        await tell("published", version=version.version, url=version.url)
+        finally:
+            unwanted.set()
+        await tell("uploaded", dump_parts(parts))
+
+    def _model_dirs(self, message: Message) -> dict[int, Path]:
+        assert self._attempt is not None, "there is nothing to publish before a run"
+        return {rank: self._attempt.model_dir(rank) for rank in message["ranks"]}

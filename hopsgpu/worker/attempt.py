@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import hashlib
+import itertools
 import os
 import shutil
 import signal
@@ -15,10 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hopsgpu.errors import StoreError
+from hopsgpu.python_env.value import Home
 from hopsgpu.stores.lake import Lake
 from hopsgpu.worker import measures
+from hopsgpu.worker.bringing import Bringing
 from hopsgpu.worker.channel import Channel, Message
-from hopsgpu.worker.context import Context
+from hopsgpu.worker.context import DATA, KEPT, Context
 from hopsgpu.worker.environment import (
     ServerSpec,
     own_part,
@@ -33,7 +36,7 @@ from hopsgpu.worker.keeping import Keeper
 from hopsgpu.worker.logs import follow, follow_reports
 from hopsgpu.worker.oom import oom_kills
 from hopsgpu.worker.process import RankEnd, RankProcess
-from hopsgpu.worker.rank import reserve
+from hopsgpu.worker.rank import WELL, reserve
 from hopsgpu.worker.sampling import NOT_INSTALLED, sampling
 from hopsgpu.worker.unpacking import Unpacked
 
@@ -81,26 +84,37 @@ class Attempt:
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
         self._unwatched: set[str] = set()
+        self._stopping = asyncio.Event()
 
-    async def start(self, keeper: Keeper, unpacked: Unpacked) -> None:
-        """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end."""
+    async def start(self, keeper: Keeper, unpacked: Unpacked, python: Home) -> None:
+        """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end.
+
+        Args:
+            keeper: starts them.
+            unpacked: has the user's modules.
+            python: what they run with.
+        """
         message = self._message
-        split_at = int(message["call_bytes"])
-        call, modules = message.payload[:split_at], message.payload[split_at:]
+        sizes = [message["call_bytes"], message["modules_bytes"]]
+        sizes += [described["data_bytes"] for described in message["ranks"]]
+        call, modules, *shards = _cut(message.payload, sizes)
         self._directory.mkdir(parents=True, mode=0o700)
         # In a thread, as all that may take long: a loop that does not run gives no sign of life.
         roots = await asyncio.to_thread(unpacked.roots, modules, int(message["roots"]))
-        spec = spec_of(message)
+        spec = spec_of(message, python)
+        path = [*roots, *python.packages, package_path()]
         self._killed_before = oom_kills()
         while keeper.warnings:
             await self._tell("warning", text=keeper.warnings.pop(0))
-        for described in message["ranks"]:
+        for described, dealt in zip(message["ranks"], shards, strict=True):
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
+            if dealt:
+                await asyncio.to_thread((home / DATA).write_bytes, dealt)
             given = {**described["context"], "model_dir": home / "model"}
             # The user's variables may name other interfaces than ours.
             given_out = {**described["environment"], **message["shared"]}
-            environment = rank_environment(os.environ, given_out, [*roots, package_path()])
+            environment = rank_environment(os.environ, given_out, path)
             own, memory = own_part(environment, spec), message.fields.get("memory")
             rank = RankProcess(keeper, home, Context(**given), spec, own, memory)
             self._ranks[rank.rank] = rank
@@ -118,9 +132,13 @@ class Attempt:
     async def stop(self, *, dump_stacks: bool = False) -> None:
         """Ends the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
 
+        What they have saved is still brought to the lake, for a bounded time: a next attempt, or a
+        later run, goes on from it.
+
         Args:
             dump_stacks: have each write first where its threads are.
         """
+        self._stopping.set()
         await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
 
     async def end(self) -> None:
@@ -147,7 +165,15 @@ class Attempt:
         if started.warning is not None:
             await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
         kill = functools.partial(keeper.signal, started.pid, signal.SIGKILL, "tree")
-        await self._watch(rank, gpus, kill)
+        try:
+            async with Bringing(
+                rank.directory, rank.context, self._stopping, self._warn
+            ) as bringing:
+                await self._watch(rank, gpus, kill, bringing)
+        finally:
+            # On a gang that is held the rest stays until the next launch.
+            if (rank.directory / KEPT).exists():
+                await asyncio.to_thread(shutil.rmtree, rank.directory / KEPT, ignore_errors=True)
 
     async def _not_started(self, rank: int, error: OSError, *, stopped: bool) -> None:
         outcome = {"status": "not started", "error": str(error)}
@@ -155,7 +181,9 @@ class Attempt:
         end = RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
         await self._report(rank, end)
 
-    async def _watch(self, rank: RankProcess, gpus: list[str], kill: Callable[[], None]) -> None:
+    async def _watch(
+        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], bringing: Bringing
+    ) -> None:
         ended = asyncio.Event()
         file = rank.directory / measures.FILE
         problems: list[OSError] = []
@@ -192,8 +220,18 @@ class Attempt:
             text = f"what rank {rank.rank} wrote did not come whole: {problem}"
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
+        returned = end.outcome.get("status") in WELL and not end.stopped
+        if bringing.is_behind and not returned and not end.stopped:
+            # Others may wait for it, and need not wait for what it has saved.
+            await self._tell("failing", rank=rank.rank, raised="traceback" in end.outcome)
+        # The next attempt begins once all ends are told, and all its ranks must see the same.
+        sign = functools.partial(self._tell, "saving", rank=rank.rank)
+        await bringing.finish(sign, returned=returned)
         explained = _explained(end, problems, seen.events if killed else ())
         await self._report(rank.rank, explained, seen.events)
+
+    async def _warn(self, text: str) -> None:
+        await self._tell("warning", text=text)
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
         """Tells, once in this container, why something may befall its GPUs unnoticed."""
@@ -262,6 +300,12 @@ class Attempt:
         return _Told(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
 
 
+def _cut(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """The parts of a payload, of these sizes."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [payload[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
 async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
     """Kills a rank whose GPU is beyond hope: it may wait for it for ever."""
     await broken.wait()
@@ -288,6 +332,8 @@ def _explained(
     return replace(end, outcome={"status": _FILES_LOST, "error": error})
 
 
-def spec_of(message: Message) -> ServerSpec:
-    """The fork server of the ranks of a message."""
-    return server_spec(os.environ, message["shared"], sys.executable, message["frameworks"])
+def spec_of(message: Message, home: Home) -> ServerSpec:
+    """The fork server of the ranks of a message, which run with an environment or with none."""
+    executable = home.executable or sys.executable
+    shared, modules = message["shared"], message["frameworks"]
+    return server_spec(os.environ, shared, executable, modules, home.packages)

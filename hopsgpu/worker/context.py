@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import os
 import socket
+import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.checkpoints import Checkpoints
+from hopsgpu.stores import restoring
+from hopsgpu.stores.checkpoints import Checkpoints, files_of
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.retention import wanted
 from hopsgpu.worker import measures
+from hopsgpu.worker.carrying import DIRECTORY as LOGS
+from hopsgpu.worker.saving import Saves
+
+if TYPE_CHECKING:
+    from hopsgpu.data.rank import RankData
 
 # Names the file that describes the rank; set by its agent.
 VARIABLE = "HOPSGPU_CONTEXT"
+# Beside it: the rank's shards, and a directory for what is kept of their rows.
+DATA = "data.shards"
+KEPT = "data"
 
 _LATER = frozenset(
     {
-        "data",
-        "log_dir",
         "should_prune",
         "trial",
     }
@@ -47,9 +57,12 @@ class Context:
         role: "worker" or "ps".
         run_id: names the run's directory on the lake.
         attempt: counts from 0.
-        model_dir: a directory of the rank; what rank 0 leaves there is published when the gang
-            succeeds and `model=` was given.
+        model_dir: a directory of the rank; what all ranks leave in theirs is published as one
+            model when the gang succeeds and `model=` was given.
         checkpoint_dir: URL of the run's checkpoints on the lake.
+        log_dir_url: URL of the run's directory for TensorBoard on the lake.
+        resume_dir: URL of the checkpoints of the run that this one goes on from, or None.
+        disk_sharers: ranks of the gang on this node, this one among them.
     """
 
     rank: int
@@ -62,11 +75,28 @@ class Context:
     attempt: int
     model_dir: Path
     checkpoint_dir: str
+    log_dir_url: str
+    resume_dir: str | None = None
+    disk_sharers: int = 1
 
     def __getattr__(self, name: str) -> Any:
         if name in _LATER:
             raise _NotYet(f"context().{name} is not available yet")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def data(self) -> RankData | dict[str, RankData] | None:
+        """This rank's rows of the launch's data: a RankData, or one by name of a dict.
+
+        The same one each time. What it keeps on the node's disk goes with the rank's process.
+        None where the launch has no data, in a parameter server, and outside a gang.
+
+        Raises:
+            ConfigError: this Python has no pyarrow.
+            StoreError: the driver has another version of hopsgpu.
+        """
+        file = os.environ.get(VARIABLE)
+        return None if file is None else _opened(file, self.disk_sharers)
 
     def report(self, /, step: int, **metrics: SupportsFloat) -> None:
         """Has the driver know of metrics at a step, and keeps them in the run's directory.
@@ -88,37 +118,108 @@ class Context:
         if file is not None:
             measures.append(_reports_file(file), line)
 
-    def save_checkpoint(self, path: str | Path, step: int) -> None:
+    def save_checkpoint(
+        self,
+        path: str | Path,
+        step: int,
+        *,
+        keep: int = 3,
+        metric: SupportsFloat | None = None,
+        best: Literal["min", "max"] = "min",
+    ) -> None:
         """Brings a file or directory to the lake, as this rank's part of the checkpoint at a step.
 
-        The next attempt finds it by `latest_checkpoint`. Returns once it is there.
+        Returns once it is copied on the node's own disk: the container's agent brings the copy to
+        the lake, whole or not at all, even if the rank is killed meanwhile. Two copies of a rank
+        may be on their way; the next save waits for the first of them. A rank that returns has
+        ended once all is there. The checkpoint counts once the parts of all ranks that save are
+        there. Outside a gang it is in a local directory on return.
 
         Args:
-            path: of the file or directory; it stays as it is.
+            path: of the file or directory; it stays as it is, and may be written anew.
             step: 0 and above.
+            keep: how many of the last steps stay on the lake.
+            metric: of the checkpoint; the best one stays on the lake too, for `best_checkpoint`.
+                Where ranks give different ones, that of the lowest rank counts. NaN and the
+                infinities are never the best.
+            best: whether the least ("min") or the greatest ("max") metric is the best.
 
         Raises:
-            ConfigError: no such file, or no step.
-            StoreError: the lake refused; nothing is left behind.
+            ConfigError: no such file, no step, or something else that is not accepted; nothing
+                is saved.
+            StoreError: an earlier checkpoint of this rank did not come to the lake. This one is
+                not saved; it may be tried again.
+            OSError: the node's disk is full; nothing is saved.
         """
-        self._checkpoints.save(Path(path), step)
+        saving = wanted(step, keep, metric, best)
+        file = os.environ.get(VARIABLE)
+        if file is None:
+            self._places[0].save(files_of(Path(path)), saving)
+        else:
+            Saves(Path(file).parent).hand_over(Path(path), saving)
 
-    def latest_checkpoint(self) -> Path | None:
-        """A local copy of what was saved last by this run, in an earlier attempt too.
+    def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
+        """A local copy of what was saved last: by this run, in an earlier attempt too, else by the
+        run that it goes on from.
+
+        That is the latest step of which all ranks that save have saved their parts. What this
+        attempt has saved counts for a rank once it has saved in it itself: so all ranks begin with
+        the same, however late one of them is.
+
+        Args:
+            all_ranks: whether to have what all ranks saved, in one directory: the files that they
+                saved, and what was in the directories that they saved.
 
         Returns:
-            What this rank saved at the latest step of which all ranks that save have saved their
-            parts, or what the lowest of them saved, where this one saves none; None where there is
-            no such step.
+            What this rank saved, or what the lowest rank that saves did, where this one saves
+            none; with `all_ranks` the directory. None where there is no such step.
 
         Raises:
-            StoreError: the lake refused.
+            ConfigError: with `all_ranks`, two ranks saved different files of the same name.
+            StoreError: the lake refused, or a file there is damaged.
         """
-        return self._checkpoints.latest(Path(tempfile.gettempdir(), "hopsgpu-checkpoints"))
+        file = os.environ.get(VARIABLE)
+        return restoring.latest(
+            self._places,
+            _copies(),
+            all_ranks=all_ranks,
+            world_size=self.world_size,
+            begun=file is None or Saves(Path(file).parent).begun,
+        )
+
+    def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
+        """A local copy of the checkpoint with the best metric, of this run and the one that it goes
+        on from; of equals the newest.
+
+        Args:
+            all_ranks: as `latest_checkpoint`.
+
+        Returns:
+            As `latest_checkpoint`; None where no checkpoint was saved with a metric.
+
+        Raises:
+            ConfigError, StoreError: as `latest_checkpoint`.
+        """
+        return restoring.best(self._places, _copies(), all_ranks=all_ranks)
 
     @property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(Lake(self.checkpoint_dir), self.rank, self.attempt)
+    def log_dir(self) -> Path:
+        """A local directory for TensorBoard's summary writers, made when it is first asked for.
+
+        What is written there is carried to `tensorboard/rank-<rank>` in the run's directory every
+        few seconds and at the rank's end. Outside a gang it stays where it is.
+        """
+        file = os.environ.get(VARIABLE)
+        if file is None:
+            return _local_directory("logs")
+        directory = Path(file).with_name(LOGS)
+        directory.mkdir(mode=0o700, exist_ok=True)
+        return directory
+
+    @property
+    def _places(self) -> list[Checkpoints]:
+        urls = [self.checkpoint_dir, *([self.resume_dir] if self.resume_dir else [])]
+        return [Checkpoints(Lake(url), self.rank, self.attempt) for url in urls]
 
     def dump(self, file: Path) -> None:
         """Writes the description that `context()` reads in the rank."""
@@ -147,7 +248,8 @@ def context() -> Context:
         run_id="local",
         attempt=0,
         model_dir=_local_directory("model"),
-        checkpoint_dir=_local_directory("checkpoints").as_uri(),
+        checkpoint_dir=f"file://{_local_directory('checkpoints')}",
+        log_dir_url=f"file://{_local_directory('logs')}",
     )
 
 
@@ -157,6 +259,28 @@ def _described(file: str) -> Context:
     given = json.loads(Path(file).read_text())
     given |= {"gpus": tuple(given["gpus"]), "model_dir": Path(given["model_dir"])}
     return Context(**given)
+
+
+@functools.cache
+def _opened(described: str, sharers: int) -> RankData | dict[str, RankData] | None:
+    shards = Path(described).with_name(DATA)
+    if not shards.exists():
+        return None
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(
+            f"context().data needs pyarrow, which {sys.executable} on {socket.gethostname()} does"
+            " not have: install it for the executors' Python"
+        )
+    # Not needed by ranks without data.
+    from hopsgpu.data.dealt import Dealt, opened
+
+    return opened(Dealt.load(shards.read_bytes()), shards.with_name(KEPT), sharers)
+
+
+def _copies() -> Path:
+    # Nobody else's: what lies there is taken for what was downloaded.
+    file = os.environ.get(VARIABLE)
+    return _local_directory("copies") if file is None else Path(file).with_name("copies")
 
 
 @functools.cache

@@ -80,6 +80,7 @@ def server_spec(
     shared: Mapping[str, str],
     executable: str,
     modules: Sequence[str],
+    packages: Sequence[str] = (),
 ) -> ServerSpec:
     """The fork server of a container's ranks; the same in each of its Spark tasks.
 
@@ -88,9 +89,10 @@ def server_spec(
         shared: those that all ranks are given.
         executable: the ranks' Python.
         modules: what they will import.
+        packages: directories that come before others on their `sys.path`.
     """
     lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
-    environment = rank_environment(lasting, shared, [package_path()])
+    environment = rank_environment(lasting, shared, [*packages, package_path()])
     return ServerSpec(executable, environment, tuple(modules))
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hopsgpu.errors import ConfigError
+from hopsgpu.python_env.value import Home, PythonEnv
 from hopsgpu.worker.environment import server_spec
 from hopsgpu.worker.keeping import connected
 from hopsgpu.worker.peer import Driver, greet, lake_environment
@@ -24,12 +26,12 @@ class Warm:
         modules: top-level modules to import meanwhile.
         environment: variables that all ranks are given, `env_vars` and OMP_NUM_THREADS among them;
             a rank's own (RANK, say) do no harm and count for nothing.
-        executable: the ranks' Python, this process's by default.
+        python_env: that they run with, or None.
     """
 
     modules: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    executable: str | None = None
+    python_env: PythonEnv | None = None
 
 
 def run_holder(driver: Driver, warm: Warm | None = None) -> None:
@@ -62,12 +64,15 @@ async def _hold(driver: Driver, warm: Warm | None) -> None:
 
 async def _warm(warm: Warm, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
-    executable = warm.executable or sys.executable
-    spec = server_spec(executor, warm.environment, executable, warm.modules)
     try:
         async with connected(Path("hopsgpu")) as keeper:
+            env, home = warm.python_env, Home()
+            if env is not None:
+                home = await keeper.prepare(env, executor)
+            executable = home.executable or sys.executable
+            spec = server_spec(executor, warm.environment, executable, warm.modules, home.packages)
             reason = await keeper.warm(spec)
-    except OSError as error:
+    except (ConfigError, OSError) as error:
         reason = str(error)
     if reason is not None:
         # The launch will tell its user; this is for the executor's log.

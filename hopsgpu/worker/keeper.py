@@ -9,6 +9,7 @@ with all that descends from it. On the unix socket `socket` in DIRECTORY it firs
     spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
     store    starts a torch TCPStore            → id, pid, port (None: no torch, or a warning tells
                                                   why), warning; later ended
+    prepare  unpacks a Python environment       → id, home | id, problem, configured
     signal   sends a signal to a rank
 
 A rank ends with the connection over which it was started.
@@ -36,6 +37,7 @@ from hopsgpu.worker import kernel, marking, rank, servers
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.lines import Lines, error_fields, peer_user
 from hopsgpu.worker.pool import Pool
+from hopsgpu.worker.preparing import Preparing
 from hopsgpu.worker.reaping import Ended, Reaper
 from hopsgpu.worker.servers import Request, Server
 
@@ -72,6 +74,7 @@ class Keeper:
         self._reaper = Reaper()
         self._mark = {marking.VARIABLE: token}
         self._charges: dict[int, Charge] = {}
+        self._preparing = Preparing(directory, self._mark, self._reaper)
         self._pool = Pool(
             directory,
             self._mark,
@@ -140,8 +143,14 @@ class Keeper:
             if message["pid"] in client.ranks:
                 self._signal(message["pid"], message["signal"], message["scope"])
             return
-        spec = ServerSpec.from_fields(message["server"])
         reply = functools.partial(self._reply, client, message["id"])
+        if message["do"] == "prepare":
+            try:
+                self._preparing.prepare(message["env"], message["variables"], reply)
+            except OSError as error:
+                reply(**error_fields(error))
+            return
+        spec = ServerSpec.from_fields(message["server"])
         self._pool.serve(Request(client, message["do"], spec, message, reply))
 
     def _reply(
@@ -164,6 +173,7 @@ class Keeper:
     def _collect(self) -> None:
         for end in self._reaper.collect():
             self._tell_end(end)
+            self._preparing.reaped(end)
             left = [pid for pid in self._pool.reaped(end) if pid in self._charges]
             for pid in left:
                 self._charges[pid] = Charge(self._charges[pid].client, None)

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from hopsgpu.errors import ConfigError
+from hopsgpu.python_env.value import Home, PythonEnv
 from hopsgpu.worker import keeper as keeper_module
 from hopsgpu.worker import marking
-from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.environment import ServerSpec, package_path
 from hopsgpu.worker.kernel import ancestor
 from hopsgpu.worker.lines import as_error, peer_user
 from hopsgpu.worker.reaping import Ended
@@ -93,8 +95,28 @@ class Keeper:
         Raises:
             KeeperLost: the keeper ended.
         """
-        answer = await self._ask("warm", spec)
+        answer = await self._ask("warm", server=spec.as_fields())
         return None if answer["warning"] is None else str(answer["warning"])
+
+    async def prepare(self, env: PythonEnv, variables: Mapping[str, str]) -> Home:
+        """Has a Python environment unpacked, once for all of an application on this node.
+
+        It goes on where nobody waits for it any more.
+
+        Args:
+            env: which.
+            variables: with which the lake is reached.
+
+        Raises:
+            ConfigError: ranks cannot run with it here.
+            OSError: it did not come, or the keeper ended.
+        """
+        path = os.pathsep.join(filter(None, (package_path(), variables.get("PYTHONPATH"))))
+        given = {**variables, "PYTHONPATH": path}
+        told = await self._ask("prepare", env=env.as_fields(), variables=given)
+        if "problem" in told:
+            raise (ConfigError if told["configured"] else OSError)(told["problem"])
+        return env.at(Path(told["home"]))
 
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
@@ -110,7 +132,7 @@ class Keeper:
             OSError: it cannot be started, or the keeper ended.
         """
         own = {"directory": str(directory), "environment": dict(environment)}
-        answer = await self._ask("spawn", spec, **own)
+        answer = await self._ask("spawn", server=spec.as_fields(), **own)
         return Started(answer["pid"], answer["warning"])
 
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
@@ -122,7 +144,7 @@ class Keeper:
         Raises:
             OSError: it cannot be started, or the keeper ended.
         """
-        answer = await self._ask("store", spec, world_size=world_size)
+        answer = await self._ask("store", server=spec.as_fields(), world_size=world_size)
         if answer["port"] is not None:
             return Store(answer["port"], answer["pid"])
         if answer["warning"] is not None:
@@ -154,13 +176,13 @@ class Keeper:
     def _send(self, **fields: Any) -> None:
         self._writer.write(json.dumps(fields).encode() + b"\n")
 
-    async def _ask(self, do: str, spec: ServerSpec, **fields: Any) -> Mapping[str, Any]:
+    async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
         if self.lost:
             raise KeeperLost("the container's keeper has ended")
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
-            self._send(do=do, id=number, server=spec.as_fields(), **fields)
+            self._send(do=do, id=number, **fields)
             told: Mapping[str, Any] = await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled():

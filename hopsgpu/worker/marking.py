@@ -6,11 +6,15 @@ import contextlib
 import os
 import select
 import signal
+from collections.abc import Iterable
 from pathlib import Path
 
 # Set for every fork server and rank: the token of the keeper that they belong to.
 VARIABLE = "HOPSGPU_KEEPER"
-_LOOK_AGAIN_MILLISECONDS = 1000
+# Where all cores are busy, what was killed may not run to its end for seconds.
+_LOOK_AGAIN_MILLISECONDS = 5000
+# include/linux/sched.h
+_PF_EXITING = 0x4
 
 
 def marked(token: str) -> list[int]:
@@ -34,22 +38,55 @@ def sweep(token: str) -> int:
     count = 0
     while pids := marked(token):
         with contextlib.ExitStack() as stack:
-            poll = select.poll()
-            waiting = 0
+            killed = []
             for pid in pids:
-                try:
-                    descriptor = os.pidfd_open(pid)
-                except ProcessLookupError:
-                    continue
-                stack.callback(os.close, descriptor)
+                descriptor = _opened(pid, stack)
                 # Looked at again, for the number may have become a stranger's meanwhile.
-                if _is_marked(Path(f"/proc/{pid}"), token):
+                if descriptor is not None and _is_marked(Path(f"/proc/{pid}"), token):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-                    poll.register(descriptor, select.POLLIN)
-                    waiting += 1
-            count += waiting
-            while waiting and (ended := poll.poll(_LOOK_AGAIN_MILLISECONDS)):
-                for descriptor, _ in ended:
-                    poll.unregister(descriptor)
-                    waiting -= 1
+                    killed.append(descriptor)
+            count += len(killed)
+            _await_ends(killed)
+    # What is about to end has no environment any more, but its files (a GPU's, for one) still.
+    with contextlib.ExitStack() as stack:
+        opened = [_opened(pid, stack) for pid in _ending()]
+        _await_ends(descriptor for descriptor in opened if descriptor is not None)
     return count
+
+
+def _opened(pid: int, stack: contextlib.ExitStack) -> int | None:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _await_ends(descriptors: Iterable[int]) -> None:
+    """Waits for the end of processes, for as long as one ends every five seconds."""
+    poll = select.poll()
+    waiting = 0
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+        waiting += 1
+    while waiting and (ended := poll.poll(_LOOK_AGAIN_MILLISECONDS)):
+        for descriptor, _ in ended:
+            poll.unregister(descriptor)
+            waiting -= 1
+
+
+def _ending() -> list[int]:
+    """This user's processes that have begun to end; whose they were cannot be told any more."""
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_ending(entry)]
+
+
+def _is_ending(process: Path) -> bool:
+    try:
+        if process.stat().st_uid != os.geteuid():
+            return False
+        # Behind the command's name, which may have blanks and parentheses: proc(5), field 9.
+        flags = int((process / "stat").read_text().rpartition(")")[2].split()[6])
+    except OSError:
+        return False
+    return bool(flags & _PF_EXITING)

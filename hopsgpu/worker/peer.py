@@ -18,7 +18,7 @@ from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
 
 # What a container needs to keep logs and models on an hdfs:// lake.
-LAKE_MODULES = ("fsspec", "hdfs_native")
+LAKE_MODULES = ("hdfs_native", "xxhash")
 
 
 @dataclass(frozen=True)

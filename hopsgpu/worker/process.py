@@ -23,7 +23,8 @@ from hopsgpu.worker.memory import Watch
 STOP_SECONDS = 5.0
 _FAILED_LOOK_SECONDS = 1.0
 MOST_VALUE = 100 * 2**20
-_DUMP_SECONDS = 1.0
+# Of a process that gets no core meanwhile, the signal would overtake the stacks.
+_DUMP_SECONDS = 4.0
 _LOOK_SECONDS = 0.01
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
@@ -63,6 +64,7 @@ class RankProcess:
     Attributes:
         rank: in [0, world_size).
         directory, log, model_dir: its own.
+        context: what it is told of its gang.
         stopped: whether we have ended it, or kept it from starting.
 
     Args:
@@ -88,7 +90,7 @@ class RankProcess:
         self.log = directory / rank_module.LOG
         self.model_dir = context.model_dir
         self._keeper = keeper
-        self._context = context
+        self.context = context
         self._spec = spec
         self._environment = environment
         self._memory = memory
@@ -114,7 +116,7 @@ class RankProcess:
         (self.directory / rank_module.CALL).write_bytes(call)
         self.log.touch(mode=0o600)
         described = self.directory / "context.json"
-        self._context.dump(described)
+        self.context.dump(described)
         environment = {
             **self._environment,
             "HOME": str(home),
@@ -162,7 +164,7 @@ class RankProcess:
             outcome=outcome,
             value=value,
             log_tail=tail(self.log),
-            time=told_at or time.time(),
+            time=told_at or ended.time,
             stopped=self.stopped,
         )
 

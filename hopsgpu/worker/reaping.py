@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hopsgpu.worker.kernel import parent_of
 from hopsgpu.worker.memory import children, kill_tree, session, tree
@@ -20,11 +21,13 @@ class Ended:
         pid: its number, free again.
         status: as wait(2) tells it.
         peak_memory: bytes, its largest resident set.
+        time: seconds since the epoch, when that was seen.
     """
 
     pid: int
     status: int
     peak_memory: int
+    time: float = field(default_factory=time.time)
 
 
 class Reaper:
@@ -75,10 +78,12 @@ class Reaper:
         """Reaps all that have ended, adopted ones too; `sweep` comes next."""
         ended = []
         while (pid := _first_ended()) is not None:
+            # Others may fail of it at once: which was the first is told by time.
+            seen = time.time()
             if pid in self.ranks:
                 kill_tree(pid)
             _, status, usage = os.wait4(pid, 0)
-            ended.append(Ended(pid, status, usage.ru_maxrss * 1024))
+            ended.append(Ended(pid, status, usage.ru_maxrss * 1024, seen))
             self.kept.discard(pid)
             if pid in self.ranks:
                 self.ranks.remove(pid)

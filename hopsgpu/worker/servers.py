@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from hopsgpu.worker import forkserver
 from hopsgpu.worker.environment import ServerSpec
@@ -145,11 +145,14 @@ def start(
     return Server(spec, pid, Lines(ours), log, now + spec.import_seconds, now, imported)
 
 
-def started(command: list[str], **options: Any) -> int:
-    """The pid of a child that leads a session, reads nothing and writes errors to its stdout.
+def started(
+    command: list[str], *, stdin: int | IO[bytes] = subprocess.DEVNULL, **options: Any
+) -> int:
+    """The pid of a child that leads a session and writes errors to its stdout.
 
     Args:
         command: and its arguments.
+        stdin: what it reads, nothing by default.
         **options: of subprocess.Popen.
 
     Raises:
@@ -157,7 +160,7 @@ def started(command: list[str], **options: Any) -> int:
     """
     process = subprocess.Popen(
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         **options,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hopsgpu import html
+
 
 @dataclass(frozen=True)
 class GpuType:
@@ -192,6 +194,16 @@ class ClusterGpus:
             f" {len(self.users)} users, {self.user} could get {self.obtainable} now)"
         )
 
+    def _repr_html_(self) -> str:
+        nodes = ([n.host, n.state, _kinds(n), n.used, n.free, n.total] for n in self.nodes)
+        users = ([u.id, u.name, u.user, u.queue, u.gpus] for u in self.users)
+        return html.box(
+            html.title("GPUs", f"{self.free} of {self.total} free", f"{self.used} used"),
+            html.table(("node", "state", "GPUs", "used", "free", "total"), nodes),
+            html.table(("application", "name", "user", "queue", "GPUs"), users),
+            *(html.element("div", problem) for problem in self.problems),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The same as JSON values, with the sums."""
         gpus = {
@@ -199,3 +211,7 @@ class ClusterGpus:
             for name in ("total", "used", "free", "unhealthy", "unexplained", "obtainable")
         }
         return {"gpus": gpus, "types": [asdict(each) for each in self.types], **asdict(self)}
+
+
+def _kinds(node: GpuNode) -> str:
+    return ", ".join(f"{each.count} × {each.name}" for each in node.types)

@@ -24,6 +24,11 @@ _MOST_SUBSTITUTIONS = 20
 _MOST_INCLUDES = 20
 
 
+def is_configured(environ: Mapping[str, str]) -> bool:
+    """Whether environment variables say where a cluster's Hadoop configuration is."""
+    return any(environ.get(name) for name in _NAMES)
+
+
 class HadoopConf:
     """Properties by their names.
 

@@ -1,8 +1,8 @@
-"""What the NodeManagers say over REST of their GPUs: product, memory, driver.
+"""What the NodeManagers say over REST: of their GPUs product, memory and driver; containers' logs.
 
-Source of path and fields: Hadoop's NMGpuResourceInfo, GpuDeviceInformation and
-PerGpuDeviceInformation, whose names are written in two ways: as in the XML of nvidia-smi
-("product_name"), or as the classes' fields ("productName").
+Sources: the Hadoop documentation, "NodeManager REST API's"; for the GPUs' fields Hadoop's
+NMGpuResourceInfo, GpuDeviceInformation and PerGpuDeviceInformation, whose names are written in
+two ways: as in the XML of nvidia-smi ("product_name"), or as the classes' fields ("productName").
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.yarn.snapshot import Node
-from hopsgpu.yarn.web import get_json
+from hopsgpu.yarn.web import get_json, get_text
 
 # To connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some seconds on
 # eight GPUs without persistence mode.
@@ -117,8 +117,33 @@ class NodeManagers:
 
     def address(self, node: Node) -> str:
         """The URL of a NodeManager, that has one, without a path."""
-        host, _, port = node.web.rpartition(":")
+        return self.base(node.web)
+
+    def base(self, web: str) -> str:
+        """The URL of what YARN calls host:port, without a path."""
+        host, _, port = web.rpartition(":")
         return f"{self._scheme}://{self._addresses.get(host, host)}:{port}"
+
+    def log(self, web: str, container: str, name: str, most_bytes: int) -> str:
+        """The end of a file of a container's log.
+
+        Args:
+            web: the NodeManager's host:port.
+            container: its id.
+            name: of the file, as "stderr".
+            most_bytes: of it.
+
+        Raises:
+            HopsGpuError: the NodeManager does not answer, or has no such log (any more).
+        """
+        path = f"/ws/v1/node/containers/{container}/logs/{name}?size=-{most_bytes}"
+        told = get_text(self.base(web) + path, _SECONDS)
+        # With lines about the file before it and after it.
+        _, before, inside = told.partition("\nLogContents:\n")
+        content, after, _ = inside.rpartition("\nEnd of LogType:")
+        if not before:
+            return told
+        return content if after else inside.partition("End of LogType:")[0]
 
     def _ask(self, node: Node) -> Devices | str:
         try:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.amounts import amount_of, total
@@ -31,17 +32,18 @@ from hopsgpu.yarn.answers import (
 )
 from hopsgpu.yarn.queues import chain_of
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Rounding, Snapshot
-from hopsgpu.yarn.web import NoAnswer, get_json
+from hopsgpu.yarn.standing import ENDED, Standing, standing_of
+from hopsgpu.yarn.web import NoAnswer, get_json, put_json
 
 # To connect, and to be answered.
 _SECONDS = (3.0, 10.0)
+_KILL_SECONDS = (3.0, 5.0)
 # Of applications whose GPUs are told by their containers only.
 _MOST_ASKED = 8
 # For the overview, of those with GPUs.
 _MOST_DETAILED = 64
 _AT_ONCE = 8
 _APPS = "/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts"
-_ENDED = ("FINISHED", "FAILED", "KILLED")
 _SCHEDULER = "/ws/v1/cluster/scheduler"
 
 
@@ -311,9 +313,41 @@ class ResourceManager:
     def end_of(self, application_id: str) -> str:
         """How an application ended and why, in YARN's words; "" while it runs."""
         app = self._app(application_id)
-        if app["state"] not in _ENDED:
+        if app["state"] not in ENDED:
             return ""
         return " ".join(f"{app['state']}: {app.get('diagnostics') or '(no diagnostics)'}".split())
+
+    @understood()
+    def standing(self, application_id: str) -> Standing:
+        """How an application stands."""
+        return standing_of(self._app(application_id))
+
+    @understood()
+    def tagged(self, tag: str) -> Standing | None:
+        """The application with a tag (`spark.yarn.tags`), or None."""
+        listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
+        found = (listed.get("apps") or {}).get("app") or [None]
+        return None if found[0] is None else standing_of(found[0])
+
+    def kill(self, application_id: str, user: str) -> None:
+        """Has YARN end an application.
+
+        Args:
+            user: whose it is; without Kerberos YARN takes the caller for whom this names.
+
+        Raises:
+            HopsGpuError: none of the addresses takes it, and why.
+        """
+        path = f"/ws/v1/cluster/apps/{application_id}/state?user.name={quote(user)}"
+        refused = []
+        for address in self.addresses:
+            try:
+                put_json(address + path, {"state": "KILLED"}, _KILL_SECONDS)
+            except HopsGpuError as error:
+                refused.append(f"{address}: {error}")
+            else:
+                return
+        raise HopsGpuError("; ".join(refused) or "the ResourceManager has no web address")
 
     def ask(self, path: str) -> Any:
         """The JSON answer to a path, from whichever of the addresses is active.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,7 +19,7 @@ import requests
 
 from hopsgpu.cluster.daemons import members
 from hopsgpu.cluster.layout import address_of
-from tests.conftest import as_in_a_terminal
+from tests.conftest import as_in_a_terminal, gone, until
 
 DAEMONS = {"namenode", "datanode", "resourcemanager", "node1"}
 UP = ("up", "--nodes", "1", "--gpus-per-node", "1")
@@ -26,7 +27,7 @@ UP = ("up", "--nodes", "1", "--gpus-per-node", "1")
 
 def hopsgpu(directory: Path, command: str, *args: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "hopsgpu.cli.main", "cluster", command, "--dir", str(directory)]
-    return subprocess.run([*argv, *args], capture_output=True, text=True, check=False, timeout=150)
+    return subprocess.run([*argv, *args], capture_output=True, text=True, check=False, timeout=250)
 
 
 def status(directory: Path) -> dict[str, Any]:
@@ -106,12 +107,27 @@ def test_status_shows_daemons_nodes_and_gpus(running: tuple[Path, str]) -> None:
     for d in said["daemons"]:
         assert d["alive"]
         # The page is up, and it is this process's.
-        assert requests.get(f"{d['web']}/jmx", timeout=10).ok
+        assert requests.get(f"{d['web']}/jmx", timeout=30).ok
         for value in (d["name"], str(d["pid"]), d["rpc"], d["web"], d["log"]):
             assert value in shown.stdout
     assert [(n["name"], n["state"], n["gpus"]) for n in said["nodes"]] == [("node1", "RUNNING", 1)]
     assert (said["gpus_total"], said["gpus_used"]) == (1, 0)
     assert "0 of 1 used" in shown.stdout
+
+
+def test_daemons_keep_what_they_store_in_the_clusters_directory(
+    running: tuple[Path, str],
+) -> None:
+    """In Hadoop's own places below /tmp they would meet those of another cluster."""
+    directory, _ = running
+    said = "".join(log.read_text() for log in (directory / "logs").glob("*.log"))
+    stores = re.findall(r"(?:store directory |mirror at|editlog file at):\s*file:(/\S+)", said)
+    assert len(stores) >= 3
+    assert all(Path(store).is_relative_to(directory / "yarn") for store in stores), stores
+    for started in json.loads((directory / "cluster.json").read_text())["processes"].values():
+        environ = Path(f"/proc/{started['pid']}/environ").read_bytes().split(b"\0")
+        (temporary,) = (v.decode() for v in environ if v.startswith(b"TMPDIR="))
+        assert Path(temporary.removeprefix("TMPDIR=")).is_relative_to(directory / "tmp")
 
 
 def test_env_points_a_shell_at_it(running: tuple[Path, str]) -> None:
@@ -129,7 +145,9 @@ def test_env_points_a_shell_at_it(running: tuple[Path, str]) -> None:
 
 def test_a_dead_daemon_is_seen_and_started_again(running: tuple[Path, str]) -> None:
     directory, _ = running
-    os.kill(daemon(directory, "node1")["pid"], signal.SIGKILL)
+    killed = daemon(directory, "node1")["pid"]
+    os.kill(killed, signal.SIGKILL)
+    assert until(lambda: gone(killed), 60)
     seen = hopsgpu(directory, "status")
     assert seen.returncode == 1
     assert "dead" in seen.stdout
@@ -145,7 +163,7 @@ def test_a_dead_daemon_is_seen_and_started_again(running: tuple[Path, str]) -> N
 def test_down_leaves_no_process_and_no_port_but_the_files(running: tuple[Path, str]) -> None:
     directory, _ = running
     file = f"{daemon(directory, 'namenode')['web']}/webhdfs/v1/user/alice/f?user.name=alice"
-    requests.put(f"{file}&op=CREATE", data=b"kept", timeout=20).raise_for_status()
+    requests.put(f"{file}&op=CREATE", data=b"kept", timeout=60).raise_for_status()
     ports = json.loads((directory / "cluster.json").read_text())["ports"]
 
     assert hopsgpu(directory, "down").returncode == 0
@@ -156,7 +174,7 @@ def test_down_leaves_no_process_and_no_port_but_the_files(running: tuple[Path, s
 
     assert hopsgpu(directory, *UP).returncode == 0
     assert json.loads((directory / "cluster.json").read_text())["ports"] == ports
-    assert requests.get(f"{file}&op=OPEN", timeout=20).content == b"kept"
+    assert requests.get(f"{file}&op=OPEN", timeout=60).content == b"kept"
 
 
 def test_a_daemon_that_cannot_start_ends_up(tmp_path: Path) -> None:
@@ -186,7 +204,7 @@ def test_an_up_that_is_interrupted_stops_what_it_started(
             time.sleep(0.05)  # between two looks at /proc
         assert members(tmp_path)
         up.send_signal(sent)
-        ended_with = up.wait(30)
+        ended_with = up.wait(120)
     left = processes(tmp_path)
     hopsgpu(tmp_path, "down")  # whatever the test has found, nothing of it stays
     assert ended_with != 0

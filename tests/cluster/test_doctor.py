@@ -12,6 +12,7 @@ from typing import Any
 
 import hopsgpu
 from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 Found = dict[str, dict[str, Any]]
@@ -59,7 +60,7 @@ def own_script(directory: Path) -> list[str]:
 
 def submitted(command: list[str], env: dict[str, str]) -> None:
     """Runs the script, which must see the archive and launch."""
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+    ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250, check=False)
     assert ran.stdout.splitlines() == ["given [True] launched True a b"], ran.stderr[-2000:]
 
 
@@ -67,6 +68,7 @@ def test_a_whole_cluster_with_one_node_in_use(
     cluster_env: dict[str, str], spark: Any, manager: ResourceManager
 ) -> None:
     with hopsgpu.hold(workers=2, placement="pack", memory_per_worker="512m", progress="off"):
+        assert until(lambda: any(node.used.gpus == 2 for node in manager.nodes()), 30)
         held = next(node for node in manager.nodes() if node.used.gpus == 2)
         code, found = doctor(cluster_env)
     (free,) = (node.host for node in manager.nodes() if node.host != held.host)

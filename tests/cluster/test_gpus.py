@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.results import RunStatus
-from hopsgpu.spark.application import application_of
+from hopsgpu.spark.attach import application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become
 
@@ -66,7 +66,7 @@ def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
         # Of four GPUs three are good: a gang of four waits, and says for what.
         waits.clear()
         with pytest.raises(hopsgpu.GangTimeout, match=f"{bad} of node1 is bad: a row of its"):
-            hopsgpu.launch(own_gpu, workers=4, acquire_timeout="25s", progress=note)
+            hopsgpu.launch(own_gpu, workers=4, acquire_timeout="60s", progress=note)
     assert any("1 held aside" in wait and bad in wait for wait in waits)
 
 

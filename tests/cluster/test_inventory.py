@@ -22,7 +22,7 @@ from tests.conftest import until
 
 def said(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hopsgpu.cli.main", "gpus", *options]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
 def as_json(env: dict[str, str]) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_who_has_them_and_since_when(
     before, began = hopsgpu.inventory(), time.time()
     with hopsgpu.hold(workers=2, placement="spread", progress="off"):
         # What a node has reported comes a heartbeat after the grant.
-        assert until(lambda: hopsgpu.inventory().free == before.free - 2, 10)
+        assert until(lambda: hopsgpu.inventory().free == before.free - 2, 30)
         found = as_json(cluster_env)
     ours = spark.sparkContext.applicationId
     (user,) = [user for user in found["users"] if user["id"] == ours]
@@ -73,8 +73,8 @@ def test_who_has_them_and_since_when(
     (queue,) = [queue for queue in found["queues"] if queue["path"] == "root.default"]
     assert queue["used"] == before.used + 2
     assert queue["obtainable"] == found["gpus"]["obtainable"] <= before.free - 2
-    assert until(lambda: hopsgpu.inventory().used == before.used, 10)
-    assert ours not in {user.id for user in hopsgpu.inventory().users}
+    assert until(lambda: hopsgpu.inventory().used == before.used, 30)
+    assert until(lambda: ours not in {user.id for user in hopsgpu.inventory().users}, 30)
 
 
 def test_a_node_manager_that_is_frozen_is_one_line_and_the_rest(
@@ -93,7 +93,7 @@ def test_a_node_manager_that_is_frozen_is_one_line_and_the_rest(
     assert set(rows) == {"node1", "node2"}
     # Until the ResourceManager misses it, which takes ten minutes, its GPUs are there.
     assert rows["node2"].split()[4:6] == ["2", "-"]
-    assert until(lambda: not hopsgpu.inventory().problems, 20)
+    assert until(lambda: not hopsgpu.inventory().problems, 60)
 
 
 def test_a_resource_manager_that_is_not_there_is_one_line(

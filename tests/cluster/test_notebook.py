@@ -14,7 +14,7 @@ from jupyter_client.manager import KernelManager
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 
-CELL_SECONDS = 120
+CELL_SECONDS = 200
 
 
 @pytest.fixture
@@ -24,32 +24,56 @@ def kernel(cluster_env: dict[str, str]) -> Iterator[tuple[KernelManager, Blockin
     client = manager.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=60)
+        client.wait_for_ready(timeout=120)
         yield manager, client
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
+class Cell:
+    """What came of a cell's code: its text, and its display as it was updated."""
+
+    def __init__(self, client: BlockingKernelClient, code: str) -> None:
+        self._client = client
+        self._message = client.execute(textwrap.dedent(code))
+        self.text = ""
+        self.pages: list[str] = []
+        self.displays: set[str] = set()
+        self.is_over = False
+
+    def take(self, seconds: float) -> bool:
+        """Takes in the kernel's next message; whether there was one."""
+        try:
+            got = self._client.get_iopub_msg(timeout=seconds)
+        except queue.Empty:
+            return False
+        content = got["content"]
+        if got["parent_header"].get("msg_id") != self._message:
+            return True
+        if got["msg_type"] == "stream":
+            self.text += content["text"]
+        elif got["msg_type"] == "error":
+            self.text += f"{content['ename']}: {content['evalue']}"
+        elif got["msg_type"] in ("display_data", "update_display_data"):
+            self.pages.append(content["data"]["text/html"])
+            self.displays.add(content["transient"]["display_id"])
+        elif got["msg_type"] == "execute_result":
+            self.pages.append(content["data"].get("text/html", ""))
+        elif got["msg_type"] == "status" and content["execution_state"] == "idle":
+            self.is_over = True
+        return True
+
+    def rest(self) -> str:
+        """The whole text, once the cell is over."""
+        while not self.is_over:
+            assert self.take(CELL_SECONDS), f"nothing for {CELL_SECONDS} s after {self.text}"
+        return self.text
+
+
 def run_cell(client: BlockingKernelClient, code: str) -> str:
     """What a cell printed, and its error."""
-    message = client.execute(textwrap.dedent(code))
-    return rest_of_cell(client, message)
-
-
-def rest_of_cell(client: BlockingKernelClient, message: str) -> str:
-    said = []
-    while True:
-        got = client.get_iopub_msg(timeout=CELL_SECONDS)
-        if got["parent_header"].get("msg_id") != message:
-            continue
-        content = got["content"]
-        if got["msg_type"] == "stream":
-            said.append(content["text"])
-        elif got["msg_type"] == "error":
-            said.append(f"{content['ename']}: {content['evalue']}")
-        elif got["msg_type"] == "status" and content["execution_state"] == "idle":
-            return "".join(said)
+    return Cell(client, code).rest()
 
 
 def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
@@ -77,23 +101,32 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         """,
     )
     assert "ready" in said, said
-    message = client.execute("hopsgpu.launch(time.sleep, args=(600,), workers=2)")
-    assert gpus_become(manager, 2, 60)
-    shown: list[str] = []
-
-    def trains() -> bool:
-        try:
-            shown.append(str(client.get_iopub_msg(timeout=1)["content"].get("text", "")))
-        except queue.Empty:
-            return False
-        return "training" in shown[-1]
-
-    assert until(trains, 60, 0.0), shown
+    cell = Cell(client, "hopsgpu.launch(time.sleep, args=(600,), workers=2)")
+    assert gpus_become(manager, 2, 120)
+    assert until(lambda: cell.take(1) and "training" in "".join(cell.pages[-1:]), 120, 0.0)
     kernels.interrupt_kernel()
-    assert gpus_become(manager, 0, 15)
-    assert "KeyboardInterrupt" in rest_of_cell(client, message)
+    assert gpus_become(manager, 0, 30)
+    assert "KeyboardInterrupt" in cell.rest()
+    assert "cancelled" in cell.pages[-1] and len(cell.displays) == 1
     # ETL in another thread went on, and ran once.
     said = run_cell(client, "thread.join(); print('rows', rows.value)")
     assert "rows 20" in said, said
-    said = run_cell(client, "print('again', hopsgpu.launch(lambda: 7, progress='off').value)")
-    assert "again 7" in said, said
+    # The notebook's own imports, globals and functions; the same cell again.
+    run_cell(client, "import math\nfactor = 3\ndef scaled(x): return math.floor(x * factor)")
+    again = """
+        def train(x):
+            context = hopsgpu.context()
+            context.report(1, loss=0.5)
+            print(f"<b>rank {context.rank}</b>")
+            return scaled(x)
+        hopsgpu.launch(train, args=(2.5,), workers=2)
+        """
+    cells = [Cell(client, again) for _ in range(2)]
+    for cell in cells:
+        assert "Error" not in cell.rest(), cell.text
+        shown, result = cell.pages[-2:]
+        assert "released" in shown and "&lt;b&gt;rank 1&lt;/b&gt;" in shown and "loss" in shown
+        assert "GangResult" in result and "<td" in result and ">7<" in result
+        # The ranks' lines are in the display, and the display is in its own cell.
+        assert "rank 1" not in cell.text and len(cell.displays) == 1
+    assert not cells[0].displays & cells[1].displays

@@ -26,7 +26,7 @@ from hopsgpu.worker.exiting import end
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-SECONDS = 60.0
+SECONDS = 120.0
 _RESULT = "RESULT "
 _MODULE = "tests.contract.framework_ranks"
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.checkpoints import Checkpoints, Part, complete
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores import checkpoints, restoring, transfer
+from hopsgpu.stores.checkpoints import Checkpoints, Part, complete, files_of, stalled
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.restoring import best, latest
+from hopsgpu.stores.retention import Saving, superseded, wanted
+
+
+def save(place: Checkpoints, path: Path, step: int, **said: Any) -> None:
+    place.save(files_of(path), Saving(step, **said))
 
 
 @pytest.fixture
@@ -23,14 +34,14 @@ def file(tmp_path: Path) -> Path:
 
 def test_the_latest_comes_back_as_it_was_saved(lake: Lake, file: Path, tmp_path: Path) -> None:
     root = lake / "checkpoints"
-    assert Checkpoints(root, 0).latest(tmp_path / "none") is None
+    assert latest([Checkpoints(root, 0)], tmp_path / "none") is None
     for step in (1, 9, 10):
         file.write_bytes(b"step %d" % step)
-        Checkpoints(root, 0).save(file, step)
+        save(Checkpoints(root, 0), file, step)
     for rank in (0, 3):  # rank 3 saves none of its own
-        found = Checkpoints(root, rank).latest(tmp_path / f"rank-{rank}")
+        found = latest([Checkpoints(root, rank)], tmp_path / f"rank-{rank}")
         assert found is not None and (found.name, found.read_bytes()) == ("state.pt", b"step 10")
-    assert root.names() == ("1", "10", "9", "_staging")
+    assert root.names() == ("1", "10", "9", "_ranks", "_staging")
     assert (root / "_staging").names() == ()
 
 
@@ -40,30 +51,30 @@ def test_directories_and_parts_of_ranks(lake: Lake, tmp_path: Path) -> None:
     for rank in range(2):
         (shard / "layers" / "w").write_text(f"of rank {rank}")
         (shard / "meta").write_text("m")
-        Checkpoints(lake, rank).save(shard, 5)
+        save(Checkpoints(lake, rank), shard, 5)
     # Rank 1 has not come so far: step 6 is nobody's latest.
-    Checkpoints(lake, 0).save(shard, 6)
+    save(Checkpoints(lake, 0), shard, 6)
     for rank in range(2):
-        found = Checkpoints(lake, rank).latest(tmp_path / f"got-{rank}")
+        found = latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}")
         assert found is not None and found.name == "shard"
         assert (found / "layers" / "w").read_text() == f"of rank {rank}"
         assert (found / "meta").read_text() == "m"
 
 
-def saved(checkpoints: Checkpoints, text: str, here: Path, step: int = 1) -> None:
+def saved(place: Checkpoints, text: str, here: Path, step: int = 1) -> None:
     """Saves two files, of which each says in what state the other was."""
     (here / "state").mkdir(exist_ok=True)
     for name in ("a", "b"):
         (here / "state" / name).write_text(text)
-    checkpoints.save(here / "state", step)
+    save(place, here / "state", step)
 
 
-def found(checkpoints: Checkpoints, into: Path) -> str | None:
+def found(place: Checkpoints, into: Path) -> str | None:
     """What the latest says, which must be of one save."""
-    latest = checkpoints.latest(into)
-    if latest is None:
+    saved_last = latest([place], into)
+    if saved_last is None:
         return None
-    (said,) = {(latest / name).read_text() for name in ("a", "b")}
+    (said,) = {(saved_last / name).read_text() for name in ("a", "b")}
     return said
 
 
@@ -87,24 +98,24 @@ def test_what_some_ranks_have_saved_again_waits_for_the_others(lake: Lake, tmp_p
     def ranks(attempt: int) -> list[Checkpoints]:
         return [Checkpoints(lake, rank, attempt) for rank in range(2)]
 
-    def latest() -> list[str | None]:
+    def seen() -> list[str | None]:
         return [found(one, tmp_path / f"got-{one.rank}") for one in ranks(9)]
 
     for one in ranks(0):
         saved(one, "attempt 0", tmp_path)
-    assert latest() == ["attempt 0"] * 2
+    assert seen() == ["attempt 0"] * 2
     # This attempt fails before rank 1 has come so far.
     saved(ranks(1)[0], "attempt 1", tmp_path)
-    assert latest() == ["attempt 0"] * 2
+    assert seen() == ["attempt 0"] * 2
     saved(ranks(2)[1], "attempt 2", tmp_path)
-    assert latest() == ["attempt 0"] * 2
+    assert seen() == ["attempt 0"] * 2
     saved(ranks(2)[0], "attempt 2", tmp_path)
-    assert latest() == ["attempt 2"] * 2
+    assert seen() == ["attempt 2"] * 2
     # Rank 1 has not saved since then.
     whole = [name for name in (lake / "1").names() if not name.endswith(".complete")]
     assert whole == ["rank-0.2.0", "rank-1.0.0", "rank-1.2.0"]
     saved(ranks(2)[1], "attempt 2 again", tmp_path)
-    assert latest() == ["attempt 2"] * 2
+    assert seen() == ["attempt 2"] * 2
     assert "rank-1.0.0" not in (lake / "1").names()
 
 
@@ -117,13 +128,16 @@ def test_who_is_killed_while_it_saves_leaves_what_there_was(
 ) -> None:
     left = 0
 
+    counting = threading.Lock()
+
     def until_killed(do: Callable[..., Any]) -> Callable[..., Any]:
-        def done(*args: Any) -> Any:
+        def done(*args: Any, **named: Any) -> Any:
             nonlocal left
-            if left == 0:
-                raise Killed
-            left -= 1
-            return do(*args)
+            with counting:
+                if left == 0:
+                    raise Killed
+                left -= 1
+            return do(*args, **named)
 
         return done
 
@@ -138,6 +152,7 @@ def test_who_is_killed_while_it_saves_leaves_what_there_was(
                 patch.setattr(Lake, name, until_killed(getattr(Lake, name)))
             # A local directory is renamed in two steps.
             patch.setattr(Path, "rename", until_killed(Path.rename))
+            patch.setattr(checkpoints, "upload_files", until_killed(transfer.upload_files))
             saved(Checkpoints(run, 0), "after", tmp_path)
             whole = True
         seen.append(found(Checkpoints(run, 0), tmp_path / "got"))
@@ -155,15 +170,18 @@ def test_who_reads_while_it_is_replaced_gets_all_of_one_save(
 ) -> None:
     mine = Checkpoints(lake, 0)
     saved(mine, "before", tmp_path)
-    download = Lake.download
+    download = transfer.download_files
 
-    def replaced_then(source: Lake, target: Path) -> None:
-        if source.url.endswith(f"/{first}"):
-            monkeypatch.setattr(Lake, "download", download)
-            saved(mine, "after", tmp_path)
-        download(source, target)
+    def replaced_then(facts: dict[str, transfer.Facts], source: Lake, target: Path) -> None:
+        monkeypatch.setattr(restoring, "download_files", download)
+        earlier, rest = {}, dict(facts)
+        if first == "b":
+            earlier = {"state/a": rest.pop("state/a")}
+        download(earlier, source, target)
+        saved(mine, "after", tmp_path)
+        download(rest, source, target)
 
-    monkeypatch.setattr(Lake, "download", replaced_then)
+    monkeypatch.setattr(restoring, "download_files", replaced_then)
     assert found(mine, tmp_path / "got") == "after"
 
 
@@ -171,16 +189,271 @@ def test_what_cannot_be_saved_leaves_nothing(lake: Lake, file: Path, tmp_path: P
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "absent", tmp_path / "empty"):
         with pytest.raises(ConfigError, match="nothing to save"):
-            Checkpoints(lake, 0).save(path, 1)
-    for step in (-1, 1.0, True, "1"):
-        with pytest.raises(ConfigError, match="step=.*a whole number of at least 0"):
-            Checkpoints(lake, 0).save(file, step)  # type: ignore[arg-type]
-    assert lake.names() == ()
+            files_of(path)
+    (tmp_path / "a?b").touch()
+    with pytest.raises(ConfigError, match=r"a\?b"):
+        files_of(tmp_path / "a?b")
     lake.make()
     (lake / "7").write(b"in the way")
     with pytest.raises(StoreError):
-        Checkpoints(lake, 0).save(file, 7)
+        save(Checkpoints(lake, 0), file, 7)
+    (lake / "7").remove()
     assert (lake / "_staging").names() == ()
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(Cancelled):
+        Checkpoints(lake, 0).save(files_of(file), Saving(8), given_up)
+    assert (lake / "_staging").names() == () and (lake / "8").names() == ()
+
+
+def test_what_is_said_of_a_checkpoint_is_checked() -> None:
+    for step in (-1, 1.0, True, "1"):
+        with pytest.raises(ConfigError, match="step=.*a whole number of at least 0"):
+            wanted(step, 3, None, "min")
+    for keep in (0, 1.5, None):
+        with pytest.raises(ConfigError, match="keep=.*a whole number of at least 1"):
+            wanted(1, keep, None, "min")
+    for metric in ("0.5", [1], {}):
+        with pytest.raises(ConfigError, match="metric=.*a number is wanted"):
+            wanted(1, 3, metric, "min")
+    with pytest.raises(ConfigError, match="best='least': 'min' or 'max' is wanted"):
+        wanted(1, 3, None, "least")
+    assert wanted(1, 2, 1, "max") == Saving(1, 2, 1.0, "max")
+    assert wanted(0, 1, float("nan"), "min").metric is None
+
+
+def test_which_steps_are_superseded() -> None:
+    def of(
+        metrics: dict[int, float | None], *others: int, keep: int = 3, best: str = "min"
+    ) -> set[int]:
+        scores = {step: (metric, best) for step, metric in metrics.items()}
+        return set(superseded([*metrics, *others], scores, keep))
+
+    none = dict.fromkeys(range(1, 6))
+    assert of({}, 1, 2) == of({1: None}, keep=1) == of(none, keep=5) == set()
+    assert of(none, keep=3) == {1, 2}
+    assert of(none, keep=1) == {1, 2, 3, 4}
+    # Begun by an attempt that failed; the newest ones may still become complete.
+    assert of({2: None, 4: None, 6: None}, 1, 3, 5, 7, keep=2) == {1, 2, 3}
+    assert of({1: 0.1, 2: 0.3, 3: 0.2, 4: 0.4}, keep=2) == {2}
+    assert of({1: 0.1, 2: 0.3, 3: 0.2, 4: 0.4}, keep=2, best="max") == {1, 2}
+    assert of({1: 0.1, 2: 0.1, 3: None, 4: None}, keep=1) == {1, 3}
+    # What is saved without a metric says nothing of what is the best.
+    scores = {1: (0.9, "max"), 2: (0.5, "max"), 3: (None, "min"), 4: (None, "min")}
+    assert superseded(scores, scores, 1) == {2, 3}
+
+
+def steps(lake: Lake) -> list[int]:
+    return sorted(int(name) for name in lake.names() if name.isdecimal())
+
+
+def test_the_last_and_the_best_are_kept(lake: Lake, file: Path, tmp_path: Path) -> None:
+    losses = {1: 0.9, 2: 0.1, 3: 0.5, 4: 0.4, 5: 1e-7, 6: 0.6, 7: 0.7}
+    kept = {}
+    for step, loss in losses.items():
+        for rank in range(2):
+            file.write_bytes(b"%d of %d" % (step, rank))
+            metric = loss if rank == 0 else None
+            save(Checkpoints(lake, rank), file, step, keep=2, metric=metric)
+        kept[step] = steps(lake)
+    assert kept[4] == [2, 3, 4] and kept[6] == [5, 6] and kept[7] == [5, 6, 7]
+    assert (lake / "5").names()[0] == "rank-0.0.0"
+    assert "rank-0.0.0.min=1e-07.complete" in (lake / "5").names()
+    assert (lake / "_staging").names() == ()
+    for rank in range(2):
+        found = best([Checkpoints(lake, rank)], tmp_path / f"best-{rank}")
+        assert found is not None and found.read_bytes() == b"5 of %d" % rank
+        found = latest([Checkpoints(lake, rank)], tmp_path / f"best-{rank}")
+        assert found is not None and found.read_bytes() == b"7 of %d" % rank
+
+
+def test_what_an_earlier_attempt_left_half_done_goes(lake: Lake, file: Path) -> None:
+    for rank in range(2):
+        save(Checkpoints(lake, rank), file, 1, keep=1)
+    save(Checkpoints(lake, 0), file, 2, keep=1)
+    (lake / "_staging" / "0.1.killed").make()
+    for step in (1, 3, 4):
+        for rank in range(2):
+            save(Checkpoints(lake, rank, 1), file, step, keep=1)
+        assert (lake / "_staging").names() == ()
+    assert steps(lake) == [4]
+
+
+def test_of_several_runs_the_latest_is_the_own_and_the_best_is_that_of_all(
+    lake: Lake, file: Path, tmp_path: Path
+) -> None:
+    own, other = Checkpoints(lake / "own", 0), Checkpoints(lake / "other", 0)
+    assert best([own, other], tmp_path / "got") is None
+    for step, accuracy in ((8, 0.9), (9, 0.8)):
+        file.write_bytes(b"other %d" % step)
+        save(other, file, step, metric=accuracy, best="max")
+
+    def both() -> list[bytes | None]:
+        found = [choose([own, other], tmp_path / "got") for choose in (latest, best)]
+        return [path and path.read_bytes() for path in found]
+
+    assert both() == [b"other 9", b"other 8"]
+    for step, accuracy in ((3, 0.7), (4, None), (5, 0.9)):
+        file.write_bytes(b"own %d" % step)
+        save(own, file, step, metric=accuracy, best="max")
+    assert both() == [b"own 5", b"own 5"]
+    file.write_bytes(b"own 6")
+    save(own, file, 6, metric=0.5, best="max")
+    assert both() == [b"own 6", b"own 5"]
+
+
+def test_what_all_ranks_saved_comes_into_one_directory(lake: Lake, tmp_path: Path) -> None:
+    for rank in range(3):
+        shard = tmp_path / f"on-{rank}" / "shard"
+        (shard / "deep").mkdir(parents=True)
+        (shard / "deep" / f"of-{rank}").write_text(f"shard {rank}")
+        (shard / "same").write_text("same")
+        (shard / ".metadata").write_text("all") if rank == 0 else None
+        save(Checkpoints(lake, rank), shard, 1)
+    for rank in range(2):
+        found = latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}", all_ranks=True)
+        assert found is not None
+        there = {name: path.read_text() for name, path in transfer.files_below(found).items()}
+        shards = {f"deep/of-{rank}": f"shard {rank}" for rank in range(3)}
+        assert there == shards | {"same": "same", ".metadata": "all"}
+    for rank in range(3):
+        (tmp_path / "state").write_text(str(rank % 2))
+        save(Checkpoints(lake, rank), tmp_path / "state", 2)
+    with pytest.raises(ConfigError, match="ranks 0 and 1 saved different files named 'state'"):
+        latest([Checkpoints(lake, 0)], tmp_path / "got-0", all_ranks=True)
+
+
+def test_what_cannot_be_read_is_not_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "state" / "shard").mkdir(parents=True)
+    (tmp_path / "state" / "w").touch()
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:  # root may read what others may not
+        if str(path).endswith("shard"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    with pytest.raises(ConfigError, match="state/shard cannot be read, so not all of it"):
+        files_of(tmp_path / "state")
+
+
+def test_a_damaged_file_is_named(lake: Lake, file: Path, tmp_path: Path) -> None:
+    mine = Checkpoints(lake, 0)
+    save(mine, file, 1)
+    record = json.loads((lake / "1" / "rank-0.0.0.complete").read())
+    assert record["files"]["state.pt"]["bytes"] == 6
+    part = lake / "1" / "rank-0.0.0" / "state.pt"
+    for damage in (b"step 2", b"step", b"step 1 and more"):
+        part.write(damage)
+        with pytest.raises(StoreError, match=r"state\.pt") as damaged:
+            latest([mine], tmp_path / "got")
+        assert damaged.value.kind == "damaged"
+    part.remove()
+    with pytest.raises(StoreError, match=r"state\.pt"):
+        latest([mine], tmp_path / "got")
+    part.write(b"step 1")
+    found = latest([mine], tmp_path / "got")
+    assert found is not None and found.read_bytes() == b"step 1"
+    assert [path.name for path in (tmp_path / "got").iterdir()] == [found.parent.name]
+
+
+def test_ranks_that_retire_the_same_steps_do_not_mind_each_other(
+    lake: Lake, tmp_path: Path
+) -> None:
+    def train(rank: int) -> None:
+        state = tmp_path / f"state-{rank}"
+        for step in range(6):
+            state.write_text(f"{step} of {rank}")
+            save(Checkpoints(lake, rank), state, step, keep=1)
+
+    with ThreadPoolExecutor(3) as ranks:
+        list(ranks.map(train, range(3)))
+    assert steps(lake) == [5] and (lake / "_staging").names() == ()
+
+
+def test_a_step_waits_for_a_rank_that_has_begun_to_save(
+    lake: Lake, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints, "upload_files", killed)
+        save(Checkpoints(lake, 1), file, 1)
+    save(Checkpoints(lake, 0), file, 1)
+    assert latest([Checkpoints(lake, 0, 1)], tmp_path / "got") is None
+    save(Checkpoints(lake, 1), file, 1)
+    assert latest([Checkpoints(lake, 0, 1)], tmp_path / "got") is not None
+
+
+def test_all_ranks_go_on_from_the_same_step_of_the_run_that_they_resume(
+    lake: Lake, file: Path, tmp_path: Path
+) -> None:
+    def places(rank: int, attempt: int = 0) -> list[Checkpoints]:
+        return [Checkpoints(lake / run, rank, attempt) for run in ("own", "other")]
+
+    def seen(rank: int, attempt: int = 0, world_size: int = 2) -> bytes | None:
+        found = latest(places(rank, attempt), tmp_path / "got", world_size=world_size)
+        return found and found.read_bytes()
+
+    for rank in range(2):
+        file.write_bytes(b"other, of %d" % rank)
+        save(places(rank)[1], file, 1000)
+    # Rank 1 takes long to begin.
+    file.write_bytes(b"own, of 0")
+    save(places(0)[0], file, 1001)
+    assert [seen(rank) for rank in range(2)] == [b"other, of 0", b"other, of 1"]
+    # There is no rank 1 in a world of one, and one that saves no more is not waited for for ever.
+    assert seen(0, world_size=1) == seen(0, attempt=1) == b"own, of 0"
+    file.write_bytes(b"own, of 1")
+    save(places(1)[0], file, 1001)
+    assert [seen(rank) for rank in range(2)] == [b"own, of 0", b"own, of 1"]
+
+
+def test_a_rank_that_begins_late_begins_with_what_the_others_began_with(
+    lake: Lake, file: Path, tmp_path: Path
+) -> None:
+    def seen(rank: int, attempt: int, *, begun: bool) -> bytes | None:
+        place = Checkpoints(lake, rank, attempt)
+        found = latest([place], tmp_path / "got", world_size=2, begun=begun)
+        return found and found.read_bytes()
+
+    # Nobody knows yet that rank 0 saves too.
+    file.write_bytes(b"attempt 0, of 1")
+    save(Checkpoints(lake, 1), file, 1)
+    assert seen(0, 0, begun=False) is None and seen(1, 0, begun=True) == b"attempt 0, of 1"
+    file.write_bytes(b"attempt 0, of 0")
+    save(Checkpoints(lake, 0), file, 1)
+    assert seen(0, 0, begun=True) == b"attempt 0, of 0"
+    for rank in range(2):
+        file.write_bytes(b"attempt 1, of %d" % rank)
+        save(Checkpoints(lake, rank, 1), file, 2)
+        assert seen(0, 1, begun=False) == b"attempt 0, of 0"
+    assert seen(0, 1, begun=True) == b"attempt 1, of 0"
+    assert seen(0, 2, begun=False) == b"attempt 1, of 0"
+
+
+def test_a_rank_that_saves_on_alone_is_noticed() -> None:
+    def steps(mine: int, others: int, attempt: int = 0) -> dict[int, frozenset[Part]]:
+        of_others = {step: Part(0, 0, 1) for step in range(others)}
+        return {
+            step: frozenset({Part(attempt, 0, 0)} | ({of_others[step]} if step < others else set()))
+            for step in range(mine)
+        }
+
+    def told(mine: int, others: int, keep: int) -> str:
+        return stalled(steps(mine, others), {0, 1}, Part(0, 0, 0), keep) or ""
+
+    # So many may be on their way.
+    assert told(4, 1, keep=1) == told(8, 8, keep=1) == told(6, 1, keep=5) == ""
+    assert told(5, 1, keep=1).startswith("4 checkpoints of rank 0, from step 1 on, are not")
+    assert "these ranks that save too: 1; step 0 stays the latest" in told(7, 1, keep=5)
+    assert "these ranks that save too: 1; no step is, so far" in told(4, 0, keep=1)
+    # What an earlier attempt has left does not count.
+    assert stalled(steps(9, 1), {0, 1}, Part(1, 0, 0), 1) is None
 
 
 def test_which_parts_belong_together() -> None:
@@ -192,6 +465,7 @@ def test_which_parts_belong_together() -> None:
     assert complete({1: parts(0), 2: parts(0)}) == {1: parts(0), 2: parts(0)}
     assert complete({1: both, 2: parts(0)}) == {1: both}
     assert complete({1: parts(0), 2: parts(1)}) == {}
+    assert complete({1: both}, [1]) == {1: both} and complete({1: both}, [2]) == {}
     again = parts(0, 1, number=1)
     assert complete({1: both | again}) == {1: again}
     assert complete({1: both | parts(1, number=1)}) == {1: both}

@@ -53,7 +53,7 @@ def test_parameter_servers_train_until_the_chief_returns() -> None:
         assert [other.poll() for other in others] == [None] * 3
         for other in others:
             other.terminate()
-        assert [other.wait(10) for other in others] == [-signal.SIGTERM] * 3
+        assert [other.wait(60) for other in others] == [-signal.SIGTERM] * 3
 
 
 def mirrored(steps: int) -> dict[str, Any]:

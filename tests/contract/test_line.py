@@ -48,7 +48,7 @@ def try_turn(one: Place) -> bool:
 
 
 def wait_turn(one: Place) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not try_turn(one):
         assert time.monotonic() < deadline, [entry.name for entry in one._directory.entries()]
         time.sleep(0.005)  # the lake tells nobody that a turn is free
@@ -115,18 +115,18 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> No
 
 
 def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LEASE_SECONDS", 0.5)
-    monkeypatch.setattr("hopsgpu.stores.line.RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(turns, "LEASE_SECONDS", 5.0)
+    monkeypatch.setattr("hopsgpu.stores.line.RENEW_SECONDS", 1.0)
     holder, waiting, later = (place(directory, number) for number in range(3))
     file(holder)
+    began = time.monotonic()
     assert try_turn(holder)
     file(waiting)
     with stand_in_line(later):
         file(later)
         assert not try_turn(later)
-        began = time.monotonic()
         wait_turn(later)
-        assert 0.3 < time.monotonic() - began < 10
+        assert 3 < time.monotonic() - began < 60
         # The one that was thought dead comes back: it learns of it, and does no harm.
         assert later.keep()
         assert not holder.keep()
@@ -196,7 +196,7 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
         file(other)
         lake.refuse(number)
         had = {unlucky: 0, other: 0}
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 100
         while min(had.values()) < 3 and time.monotonic() < deadline:
             for one in had:
                 try:

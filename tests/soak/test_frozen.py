@@ -14,7 +14,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, until
 from tests.contention import start_script
 from tests.processes import executor_jvm, family, pids_in, python_workers, signal_all
@@ -22,30 +21,30 @@ from tests.processes import executor_jvm, family, pids_in, python_workers, signa
 
 def test_a_frozen_agent_is_lost_within_the_heartbeat(
     spark: SparkSession,
-    manager: ResourceManager,
+    cluster_dir: Path,
     gpus_back: Callable[[], int],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "4s")
+    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "10s")
 
     def wait_for_the_end(directory: str) -> None:
         Path(directory, "pid").write_text(str(os.getpid()))
         threading.Event().wait(120)
 
     run = hopsgpu.submit(wait_for_the_end, args=(str(tmp_path),), progress="off")
-    assert until(lambda: (tmp_path / "pid").exists() and python_workers() != [], 90)
-    agent = max(python_workers())[1]
+    assert until(lambda: (tmp_path / "pid").exists() and python_workers(cluster_dir) != [], 90)
+    agent = max(python_workers(cluster_dir))[1]
     os.kill(agent, signal.SIGSTOP)
     began = time.monotonic()
     try:
-        with pytest.raises(hopsgpu.RankFailed, match="no sign of life for 4 s"):
+        with pytest.raises(hopsgpu.RankFailed, match="no sign of life for 10 s"):
             run.result()
     finally:
         if not gone(agent):
             os.kill(agent, signal.SIGCONT)
     print(f"given up {time.monotonic() - began:.1f} s after the agent froze")
-    assert until(lambda: gone(int((tmp_path / "pid").read_text())), 10)
+    assert until(lambda: gone(int((tmp_path / "pid").read_text())), 60)
 
 
 WAITING = """
@@ -65,15 +64,15 @@ WAITING = """
 def test_ranks_of_a_frozen_driver_end_within_the_heartbeat(
     cluster_env: dict[str, str], gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
-    driver = start_script(cluster_env, WAITING, tmp_path, HOPSGPU_HEARTBEAT="4s")
+    driver = start_script(cluster_env, WAITING, tmp_path, HOPSGPU_HEARTBEAT="10s")
     try:
         pids = pids_in(tmp_path, 2)
         signal_all(driver.pid, signal.SIGSTOP)
         began = time.monotonic()
-        assert until(lambda: all(map(gone, pids)), 10)
+        assert until(lambda: all(map(gone, pids)), 40)
         print(f"the ranks ended {time.monotonic() - began:.1f} s after the driver froze")
         signal_all(driver.pid, signal.SIGCONT)
-        _, error = driver.communicate(timeout=60)
+        _, error = driver.communicate(timeout=120)
         assert "RankFailed: the executor of rank" in error
     finally:
         if driver.poll() is None:
@@ -88,7 +87,7 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "4s")
+    monkeypatch.setenv("HOPSGPU_HEARTBEAT", "10s")
     note = tmp_path / "frozen"
 
     def freeze_once() -> int:
@@ -99,8 +98,10 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
                 note.write_text(" ".join(map(str, processes)))
                 # This process is one of them.
                 for process in sorted(processes, key=os.getpid().__eq__):
-                    os.kill(process, signal.SIGSTOP)
-            threading.Event().wait(60)
+                    # One of them may have ended by itself since.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGSTOP)
+            threading.Event().wait(120)
         return context.attempt
 
     began = time.monotonic()
@@ -113,8 +114,8 @@ def test_a_frozen_executor_is_replaced_in_the_next_attempt(
                 os.kill(process, signal.SIGCONT)
     assert result.values == (1, 1)
     (warning,) = result.warnings
-    assert "no sign of life for 4 s" in warning
+    assert "no sign of life for 10 s" in warning
     # Spark misses the executor's heartbeat after 200 s.
-    assert time.monotonic() - began < 120
+    assert time.monotonic() - began < 180
     # JVM, daemon, agent, keeper, fork server and rank: YARN has killed the first.
-    assert len(frozen) >= 6 and until(lambda: all(map(gone, frozen)), 20)
+    assert len(frozen) >= 6 and until(lambda: all(map(gone, frozen)), 60)

@@ -55,7 +55,7 @@ LAUNCHES = f"""
             os.kill(leased[0], signal.SIGKILL)
         (notes / str(context.rank)).write_text(f"{{gpu}} {{os.environ['CONTAINER_ID']}}")
         if context.rank == 1:
-            while len(list(notes.iterdir())) < 4:
+            while sum(bool(note.read_text()) for note in notes.iterdir()) < 4:
                 time.sleep(0.05)  # nobody tells
             os.kill(executor() if "executor" in kills else os.getpid(), signal.SIGKILL)
         signal.pause()
@@ -119,7 +119,7 @@ TYPES = """
     for given in placements:
         placement = None if given == "any" else given
         result = hopsgpu.launch(where, args=(directory,), workers=2, progress="off",
-            gpu_type="A100", acquire_timeout="60s", placement=placement)
+            gpu_type="A100", acquire_timeout="120s", placement=placement)
         print(*sorted({rank.host for rank in result.ranks}), flush=True)
 """
 MARKER = "example.com/gpu-a100"
@@ -147,6 +147,7 @@ def rest(web: str, path: str, body: object = None) -> Any:
     return answer.json() if body is None else None
 
 
+@pytest.mark.timeout(600)
 def test_marker_resources_and_node_labels(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
@@ -168,15 +169,15 @@ def test_marker_resources_and_node_labels(
         assert marked() == {"node1": 0, "node2": 0}
         script = start_script(env, TYPES, str(tmp_path), "-", "any")
         try:
-            assert until(lambda: len(list(tmp_path.iterdir())) == 2, 120)
+            assert until(lambda: len(list(tmp_path.iterdir())) == 2, 180)
             assert marked() == {"node1": 0, "node2": 2}
             (tmp_path / "go").touch()
-            out, err = script.communicate(timeout=60)
+            out, err = script.communicate(timeout=180)
         finally:
             script.kill()
             script.communicate()
         assert out.split() == ["node2"], err[-3000:]
-        assert until(lambda: marked() == {"node1": 0, "node2": 0}, 20)
+        assert until(lambda: marked() == {"node1": 0, "node2": 0}, 60)
 
         label = {"nodeLabelInfo": [{"name": "fast", "exclusivity": "true"}]}
         rest(web, "add-node-labels", label)
@@ -185,7 +186,7 @@ def test_marker_resources_and_node_labels(
         # Spark's application master would end by a request for a host and a label.
         script = start_script(env, TYPES, str(tmp_path), "fast", "any", "pack")
         try:
-            out, err = script.communicate(timeout=180)
+            out, err = script.communicate(timeout=240)
         finally:
             script.kill()
             script.communicate()

@@ -32,6 +32,9 @@ CONF = {
 # A node that a test has lost stays so.
 NODES = 3
 
+# Beside another cluster's tests an application takes a minute and more to start.
+pytestmark = pytest.mark.timeout(600)
+
 TRAINING = """
     import sys, time
     from pathlib import Path
@@ -118,6 +121,16 @@ def started(
     )
 
 
+def finished(own_cluster: Path, script: str, **variables: str) -> tuple[str, str]:
+    """What a driver writes on stdout and stderr, which ends within five minutes."""
+    driver = started(own_cluster, script, **variables)
+    try:
+        return driver.communicate(timeout=300)
+    finally:
+        driver.kill()
+        driver.wait()
+
+
 def resource_manager(own_cluster: Path) -> ResourceManager:
     (web,) = (d.web for d in cluster.status(own_cluster).daemons if d.name == "resourcemanager")
     return ResourceManager((web,))
@@ -132,8 +145,7 @@ def test_nothing_of_ours_need_be_on_the_nodes(own_cluster: Path, tmp_path: Path)
     for module, is_missing in (("pyspark", 0), ("hopsgpu", 1)):
         ran = subprocess.run([python, "-c", f"import {module}"], cwd=tmp_path, check=False)
         assert ran.returncode == is_missing
-    driver = started(own_cluster, BARE, PYSPARK_PYTHON=str(python))
-    said, problem = driver.communicate(timeout=180)
+    said, problem = finished(own_cluster, BARE, PYSPARK_PYTHON=str(python))
     lines = said.splitlines()
     assert len(lines) == 2, problem
     for line in lines:
@@ -142,8 +154,7 @@ def test_nothing_of_ours_need_be_on_the_nodes(own_cluster: Path, tmp_path: Path)
 
 
 def test_where_spark_encrypts_the_control_channel_does_too(own_cluster: Path) -> None:
-    driver = started(own_cluster, ENCRYPTED)
-    said, problem = driver.communicate(timeout=180)
+    said, problem = finished(own_cluster, ENCRYPTED)
     assert "values 2000000 2000000 certificates 1" in said, problem
     assert gpus_become(resource_manager(own_cluster), 0)
 
@@ -153,17 +164,17 @@ def training(own_cluster: Path, directory: Path) -> Iterator[Training]:
     """Ranks on two nodes, of whom and of whose GPUs nothing is left at the end."""
     driver = started(own_cluster, TRAINING, str(directory))
     try:
-        assert until(lambda: len(list(directory.glob("?-node?"))) == 2, 120)
+        assert until(lambda: len(list(directory.glob("?-node?"))) == 2, 180)
         files = sorted(directory.glob("?-node?"))
-        assert until(lambda: all(f.read_text() for f in files), 10)
+        assert until(lambda: all(f.read_text() for f in files), 60)
         hosts = [file.name.partition("-")[2] for file in files]
         pids = [int(file.read_text()) for file in files]
         apps = resource_manager(own_cluster).ask("/ws/v1/cluster/apps?states=RUNNING")
         master = apps["apps"]["app"][0]["amHostHttpAddress"].partition(":")[0]
         # A lost master is the end of the application, whatever becomes of the ranks.
         yield Training(driver, hosts, pids, int(hosts[0] == master))
-        assert until(lambda: all(map(gone, pids)), 15)
-        assert gpus_become(resource_manager(own_cluster), 0, seconds=60)
+        assert until(lambda: all(map(gone, pids)), 60)
+        assert gpus_become(resource_manager(own_cluster), 0, seconds=120)
     finally:
         driver.kill()
         driver.communicate()
@@ -184,21 +195,21 @@ def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
             own_cluster / "nodes" / host,
             lambda said: said.replace("<product_name>", f"{BROKEN}<product_name>"),
         ):
-            assert until(lambda: state() == "UNHEALTHY", 60)
+            assert until(lambda: state() == "UNHEALTHY", 120)
             assert {n.state for n in manager.nodes() if n.host != host} == {"RUNNING"}
-            said, problem = running.driver.communicate(timeout=90)
+            said, problem = running.driver.communicate(timeout=180)
             print(said)
             assert running.driver.returncode == 3, problem
             assert f"\nfailed {host} the executor of rank {running.lost} on {host} was lost" in said
             assert "UNHEALTHY, and an unhealthy node loses all containers; its health" in said
             assert "check says: ERROR" in said
-        assert until(lambda: state() == "RUNNING", 60)
+        assert until(lambda: state() == "RUNNING", 120)
 
 
 def kill_node_manager(own_cluster: Path, host: str) -> None:
     (manager,) = (d for d in cluster.status(own_cluster).daemons if d.name == host)
     os.kill(manager.pid, signal.SIGKILL)
-    assert until(lambda: gone(manager.pid), 10)
+    assert until(lambda: gone(manager.pid), 60)
 
 
 def test_a_node_manager_that_is_killed_does_not_end_the_training(

@@ -60,7 +60,7 @@ SCRIPT = """
             value = hopsgpu.launch(os.getpid, workers=workers, progress="off").values
             print(workers, "got", len(value))
         except hopsgpu.CapacityError as error:
-            print(workers, "refused", time.monotonic() - began < 5, error)
+            print(workers, "refused", time.monotonic() - began < 30, error)
 """
 
 
@@ -70,12 +70,14 @@ def tried(env: Mapping[str, str], queue: str, *workers: int) -> str:
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=240,
         check=False,
     )
     return ran.stdout or ran.stderr.strip().splitlines()[-1]
 
 
+# Four applications, one after the other.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("conf", [CAPACITY, FAIR], ids=["capacity", "fair"])
 def test_what_the_queue_can_never_give_is_refused_and_the_rest_is_had(
     tmp_path: Path, conf: Mapping[str, Any]

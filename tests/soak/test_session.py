@@ -41,7 +41,7 @@ def test_a_start_that_tripped_over_sparks_own_race_is_repeated(
         env=cluster_env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert "starts 2 rows 5" in ran.stdout, ran.stderr

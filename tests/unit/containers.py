@@ -22,7 +22,7 @@ from hopsgpu.worker.marking import marked
 from hopsgpu.worker.reaping import Ended
 from tests.conftest import gone, until
 
-SECONDS = 20.0
+SECONDS = 60.0
 ROOT = Path(__file__).resolve().parents[2]
 
 # Its name is what a keeper looks for above the task that starts it.

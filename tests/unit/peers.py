@@ -16,7 +16,7 @@ from hopsgpu.worker.channel import Channel
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.server import serve
 
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 async def _talk(channel: Channel) -> None:

@@ -25,9 +25,9 @@ from hopsgpu.cluster.state import State
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
+from hopsgpu.spark.shipping import ARCHIVES, PY_FILES
 from hopsgpu.spark.submission import (
-    ARCHIVES,
-    PY_FILES,
+    Shipped,
     read_properties,
     spark_defaults,
     split_options,
@@ -197,7 +197,7 @@ def conf_of(words: list[str]) -> dict[str, str]:
 
 
 def submitted(given: list[str], defaults: dict[str, str]) -> list[str]:
-    return submit_arguments(given, defaults, Path("/s/d.tar.gz"), Path("/s/h.zip"))
+    return submit_arguments(given, defaults, Shipped(Path("/s/d.tar.gz"), Path("/s/h.zip")))
 
 
 def test_what_a_session_sets_and_ships_is_on_the_command_line() -> None:

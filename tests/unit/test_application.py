@@ -48,3 +48,13 @@ def test_a_property_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch
     assert application().ports == range(7, 9)
     assert application(ports="5-6").ports == range(5, 7)
     assert (application().interface, application(interface="eth1").interface) == ("ib0", "eth1")
+
+
+@pytest.mark.parametrize(("given", "keeps"), [("true", True), (" False", False), ("", False)])
+def test_whether_data_is_kept(given: str, keeps: bool) -> None:
+    assert application(keep_data=given).keeps_data is keeps
+
+
+def test_keeping_data_is_true_or_false() -> None:
+    with pytest.raises(ConfigError, match=r"spark.hopsgpu.keep_data='yes': 'true' or 'false'"):
+        _ = application(keep_data="yes").keeps_data

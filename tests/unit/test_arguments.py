@@ -6,6 +6,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,8 +50,7 @@ def train() -> None: ...
         ({"env_vars": {f"A{n}": "x" * 100_000 for n in range(6)}}, "env_vars are over"),
         ({"acquire_timeout": 10**400}, "acquire_timeout=1000.*above zero"),
         ({"progress": lambda: None}, "progress=.*"),
-        ({"progress": "loud"}, "progress='loud'.*'lines', 'off'"),
-        ({"progress": "rich"}, "progress='rich'.*not available yet"),
+        ({"progress": "loud"}, "progress='loud'.*'rich', 'lines', 'off'"),
         ({"parameter_servers": 1}, "parameter_servers=1 with workers=1.*at least 2 workers"),
         ({"parameter_servers": -1}, "parameter_servers=-1: a whole number of at least 0"),
         ({"placement": "near"}, "placement='near'.*'pack'.*'spread'"),
@@ -58,13 +58,20 @@ def train() -> None: ...
         ({"gpu_type": 100}, "gpu_type=100: part of a GPU's product name"),
         ({"gpu_type": "A100", "gpus_per_worker": 0}, "gpu_type='A100' with gpus_per_worker=0"),
         ({"visible": "node"}, "visible='node': 'container'.*'rank'.*None is wanted"),
-        ({"data": "hdfs:///x"}, "data='hdfs:///x' is not available yet"),
+        ({"data": ""}, "data='': a Spark DataFrame, the URL or absolute path of Parquet"),
+        ({"data": 3}, "data=3: a Spark DataFrame"),
+        ({"data": {}}, "data={}: a name for each"),
+        ({"data": {"a b": "/x"}}, "a name in data='a b'"),
+        ({"data": {"train": None}}, r"data\['train'\]=None: a Spark DataFrame"),
         ({"run_timeout": "soon"}, "run_timeout='soon'.*above zero"),
         ({"run_timeout": 0}, "run_timeout=0.*above zero"),
         ({"retries": -1}, "retries=-1: a whole number of at least 0"),
         ({"retries": False}, "retries=False: a whole number of at least 0"),
-        ({"resume": "run"}, "resume='run' is not available yet"),
-        ({"python_env": "env.tar.gz"}, "python_env='env.tar.gz' is not available yet"),
+        ({"resume": "../x"}, "resume='../x'"),
+        ({"resume": ""}, "resume=''"),
+        ({"model": "_x"}, "model='_x'"),
+        ({"model": 5}, "model=5"),
+        ({"python_env": "env.tar.gz"}, "python_env='env.tar.gz': there is no such file.*a list of"),
     ],
 )
 def test_bad_arguments(call: Callable[..., Any], arguments: dict[str, Any], words: str) -> None:
@@ -84,7 +91,7 @@ def anything(*args: object) -> None: ...
 def test_arguments_that_cannot_be_pickled_or_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"args\[0\] is a _thread.lock"):
         hopsgpu.launch(anything, args=(threading.Lock(),))
-    monkeypatch.setattr("hopsgpu.arguments.MOST_PAYLOAD", 2**20)
+    monkeypatch.setattr("hopsgpu.arguments._MOST_CALL", 2**20)
     with pytest.raises(ConfigError, match="bytes pickled.*at most 1048576 together"):
         hopsgpu.launch(anything, args=(bytes(2**21),))
 
@@ -121,3 +128,11 @@ def test_the_three_calls_have_the_designs_signature() -> None:
             call(train, nonsense=1)
     assert inspect.signature(hopsgpu.launch).return_annotation == "GangResult"
     assert hopsgpu.launch.__doc__ and "workers: the world size" in hopsgpu.launch.__doc__
+
+
+def test_a_gang_that_is_held_takes_an_environment(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="python_env=5: a list of packages"):
+        hopsgpu.hold(workers=1, python_env=5)
+    (tmp_path / "mine.py").touch()
+    with pytest.raises(ConfigError, match="no active SparkSession"):
+        hopsgpu.hold(workers=1, python_env=tmp_path)

@@ -24,6 +24,7 @@ class Cluster:
 
     def __init__(self, events: list[Any]) -> None:
         self._events: Iterator[Any] = iter(events)
+        self.patience: Patience | None = None
         self.jobs: list[SimpleNamespace] = []
         self.executors = 0
         self.jvm = SimpleNamespace(
@@ -40,8 +41,9 @@ class Cluster:
 
     def next_event(self, seconds: float) -> Event | None:
         event = next(self._events, None)
-        if event is None:
-            time.sleep(0.01)
+        if event is None and self.patience is not None:
+            # Nothing happens any more until the time is over.
+            self.patience._deadline = time.monotonic()
         return event() if callable(event) else event
 
     def comes(self, key: int, *, bad: str = "", model: str = "Tesla T4", gpus: int = 1) -> Any:
@@ -84,19 +86,20 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> Bringing:
         shape=ExecutorShape(1, 1, 512, 512),
         executors=executors,
         placement=None,
-        timeout=0.5,
+        timeout=60.0,
         cancelled=threading.Event(),
         watcher=told,  # type: ignore[arg-type]
         **asked,
     )
     turn = SimpleNamespace(keep=lambda: True, granted=lambda: None, facts=lambda: "")
+    cluster.patience = Patience(request)
     return Bringing(
         cluster,  # type: ignore[arg-type]
         request,
         SimpleNamespace(id=1),  # type: ignore[arg-type]
         cluster,  # type: ignore[arg-type]
         cluster.start,
-        Patience(request),
+        cluster.patience,
         turn,
     )
 
@@ -131,7 +134,7 @@ def test_a_task_of_one_of_two_bad_ones_is_waited_for_until_the_timeout() -> None
     cluster = cluster_of(
         ("comes", 1, BAD), ("comes", 2, BAD), ("ends", 1, {}), ("comes", 3, {}), ("comes", 4, {})
     )
-    with pytest.raises(GangTimeout, match="2 of 2 executors came within 0.5 s"):
+    with pytest.raises(GangTimeout, match="2 of 2 executors came within 60 s"):
         bringing(cluster, 2).run()
 
 
@@ -149,6 +152,27 @@ def test_wrong_types_are_not_held_aside_without_bound() -> None:
     gang = bringing(cluster, 1, gpu_type="A100", hosts=frozenset({"node99"}))
     assert gang.run() is None
     assert len(gang.parked) == 9
+
+
+def test_what_was_held_aside_is_told_once_a_part_was_given_back() -> None:
+    gang = bringing(cluster_of(("comes", 2, BAD)), 1)
+    with pytest.raises(GangTimeout):
+        gang.run()
+    again = bringing(Cluster([]), 1)
+    again._patience = gang._patience
+    told = "asking YARN; ; held aside before: GPU-2-0 of node2 is bad: a row"
+    with pytest.raises(GangTimeout, match=told):
+        again.run()
+
+
+def test_many_that_were_held_aside_are_counted() -> None:
+    told: list[str] = []
+    gang = bringing(Cluster([]), 1)
+    gang._request.watcher.state = lambda state, hosts, why: told.append(why)  # type: ignore[method-assign]
+    for number in range(7):
+        gang._patience.held_aside(f"node{number} has Tesla T4, not 'A100'")
+    gang._patience.tell((), "YARN has not granted 1")
+    assert told[0].endswith("node4 has Tesla T4, not 'A100' and 2 more") and "node5" not in told[0]
 
 
 @pytest.mark.parametrize("gpus", [0, 2])

@@ -23,7 +23,7 @@ from hopsgpu.worker.handshake import UnreachableError, connect
 from hopsgpu.worker.server import ControlServer, Event, serve
 
 SECRET = new_secret()
-SECONDS = 5.0
+SECONDS = 30.0
 
 
 @pytest.fixture
@@ -368,7 +368,7 @@ def test_a_driver_that_is_silent_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     began = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         assert "(no answer within 0.2 s)" in str(unreachable(silent.getsockname()[1]))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.usefixtures("at_once")

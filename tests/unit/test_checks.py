@@ -7,7 +7,13 @@ import pytest
 import hopsgpu
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
-from hopsgpu.spark.checks import SESSION_DEFAULTS, check_gang, check_session
+from hopsgpu.spark.checks import (
+    SESSION_DEFAULTS,
+    check_gang,
+    check_python,
+    check_session,
+    refuse_other_python,
+)
 
 GOOD = {
     "spark.master": "yarn",
@@ -38,10 +44,10 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.decommission.enabled", "true", "decommission.enabled=true: set it to false"),
         ("spark.scheduler.mode", "FAIR", "scheduler.mode=FAIR.*set it to FIFO"),
         ("spark.excludeOnFailure.enabled", "true", "excludeOnFailure.enabled=true"),
-        ("spark.master", "local[4]", r"master=local\[4\].*not available yet; yarn is accepted"),
+        ("spark.master", "local-cluster[1,1,1024]", r"not available yet; yarn is accepted"),
         ("spark.master", "spark://h:7077", "not available yet; yarn is accepted"),
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
-        ("spark.submit.deployMode", "cluster", "deployMode=cluster is not available yet"),
+        ("spark.submit.deployMode", "both", "deployMode=both: client and cluster are accepted"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
         ("spark.resources.discoveryPlugin", "com.nvidia.X", "discoveryPlugin=com.nvidia.X: hops"),
     ],
@@ -54,8 +60,8 @@ def test_each_setting_in_the_way_is_named(name: str, value: str | None, words: s
 
 def test_all_findings_come_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        check_session({"spark.master": "local", "spark.executor.instances": "2"}.get)
-    for part in ("spark.master=local", "executor.instances=2", "dynamicAllocation.enabled"):
+        check_session({"spark.master": "spark://a:7077", "spark.executor.instances": "2"}.get)
+    for part in ("spark.master=spark://a", "executor.instances=2", "dynamicAllocation.enabled"):
         assert part in str(error.value)
 
 
@@ -66,12 +72,15 @@ def test_a_gang_above_the_most_executors() -> None:
         check_gang(settings.get, 4)
 
 
+YARN = {"spark.master": "yarn"}
+
+
 @pytest.mark.parametrize(
     ("conf", "words"),
     [
-        ({"spark.dynamicAllocation.enabled": False}, "dynamicAllocation.enabled is off"),
-        ({"spark.executor.instances": 2}, "executor.instances=2"),
-        ({"spark.master": "local[2]"}, "masters other than YARN are not available yet"),
+        ({**YARN, "spark.dynamicAllocation.enabled": False}, "dynamicAllocation.enabled is off"),
+        ({**YARN, "spark.executor.instances": 2}, "executor.instances=2"),
+        ({"spark.master": "spark://h:7077"}, "not available yet; yarn is accepted, and local"),
         ({"spark.app": None}, "conf has 'spark.app'"),
         ({3: "x"}, "conf has 3"),
         (["spark.app=x"], "conf="),
@@ -88,14 +97,38 @@ def test_session_wants_a_name(name: object) -> None:
         hopsgpu.session(name)  # type: ignore[arg-type]
 
 
-def test_session_without_a_cluster_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_on_yarn_without_a_cluster_says_what_to_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     for variable in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "PYSPARK_GATEWAY_PORT"):
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(ConfigError, match="HADOOP_CONF_DIR is not set"):
-        hopsgpu.session("nowhere")
+        hopsgpu.session("nowhere", master="yarn")
 
 
 def test_spark_connect_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost")
     with pytest.raises(ConfigError, match="Spark Connect"):
         hopsgpu.session("remote")
+
+
+@pytest.mark.parametrize("executable", ["python3", "/opt/python3.11", "./env/bin/python"])
+def test_a_python_that_may_be_the_drivers(executable: str) -> None:
+    check_python(executable, "3.11")
+
+
+def test_a_python_whose_name_says_another_version() -> None:
+    words = r"the executors' Python \(/usr/bin/python3.9\) is 3.9, and the driver's 3.11"
+    with pytest.raises(ConfigError, match=words):
+        check_python("/usr/bin/python3.9", "3.11")
+
+
+def test_what_sparks_worker_says_of_another_version() -> None:
+    told = (
+        "pyspark.errors.exceptions.base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in"
+        " worker has different version: 3.9 than that in driver: 3.11, PySpark cannot run with"
+        " different minor versions."
+    )
+    with pytest.raises(ConfigError, match="the executors' Python is 3.9, and the driver's 3.11"):
+        refuse_other_python(f"Job aborted: {told}")
+    refuse_other_python("Job aborted: something else")

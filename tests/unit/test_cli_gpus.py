@@ -282,7 +282,7 @@ def started(*options: str, terminal: int | None = None) -> subprocess.Popen[str]
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     return process.returncode, err
 
 
@@ -332,7 +332,7 @@ def test_on_a_terminal_it_is_drawn_in_place_with_colours(
             shown = _read(ours, lambda text: text.count("GPUs free") >= 2)
             process.send_signal(signal.SIGINT)
             rest = _read(ours, lambda _: False)
-            assert process.wait(timeout=20) == 0
+            assert process.wait(timeout=60) == 0
     finally:
         os.close(ours)
     # The alternate screen, in which nothing scrolls, and back.
@@ -352,7 +352,7 @@ def test_on_a_terminal_it_is_drawn_in_place_with_colours(
 
 def _read(terminal: int, enough: Any) -> str:
     """What a terminal is told until it is enough, or nobody writes any more."""
-    found, deadline = "", time.monotonic() + 20
+    found, deadline = "", time.monotonic() + 60
     while not enough(found) and time.monotonic() < deadline:
         if not select.select([terminal], [], [], 0.1)[0]:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -34,7 +35,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def comes(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)  # between two looks at /proc
     return condition()
@@ -66,7 +67,7 @@ def test_one_that_does_not_want_to_end_is_killed(start: Start, tmp_path: Path) -
     began = time.monotonic()
     stop([process], 0.3)
     assert not process.alive
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 30
 
 
 def test_another_process_with_the_same_id_is_left_alone(start: Start) -> None:
@@ -92,8 +93,13 @@ def test_members_are_found_by_cluster_and_daemon(start: Start, tmp_path: Path) -
 def test_what_a_daemon_started_is_a_member_too(start: Start, tmp_path: Path) -> None:
     start("setsid sh -c \"trap '' TERM; echo in; sleep 60\" & exec sleep 60")
     assert comes(lambda: "in" in text(tmp_path / "logs" / "node1.log"))
-    stop(members(tmp_path), 0.2)
-    assert comes(lambda: not members(tmp_path))
+
+    def ended() -> bool:
+        # What it starts just then is not among those that are found.
+        stop(members(tmp_path), 0.2)
+        return not members(tmp_path)
+
+    assert comes(ended)
 
 
 def test_looking_for_members_leaves_others_children_to_their_parents(tmp_path: Path) -> None:
@@ -127,7 +133,16 @@ def test_a_stop_that_is_interrupted_leaves_no_descriptor(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start("exec sleep 60")
-    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    def opened() -> int:
+        """Descriptors of processes; other threads may have others for a moment."""
+        found = 0
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                found += "pidfd" in str(entry.readlink())
+        return found
+
+    before = opened()
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -135,5 +150,5 @@ def test_a_stop_that_is_interrupted_leaves_no_descriptor(
     monkeypatch.setattr(signal, "pidfd_send_signal", interrupt)
     with pytest.raises(KeyboardInterrupt):
         stop([process], 1)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert opened() == before
     monkeypatch.undo()

@@ -24,7 +24,7 @@ def script(path: Path, text: str) -> Path:
 def run(smi: Path, *args: str) -> subprocess.CompletedProcess[str]:
     # Without a PATH: the stand-in starts no other program.
     return subprocess.run(
-        [str(smi), *args], env={}, capture_output=True, text=True, check=False, timeout=20
+        [str(smi), *args], env={}, capture_output=True, text=True, check=False, timeout=60
     )
 
 

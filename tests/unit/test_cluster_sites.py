@@ -49,7 +49,7 @@ def test_python_clients_meet_addresses_only(tmp_path: Path) -> None:
     for site in (
         sites.core_site(layout, PORTS, "me"),
         sites.hdfs_site(layout, PORTS),
-        sites.yarn_site(ClusterSpec(), PORTS),
+        sites.yarn_site(layout, ClusterSpec(), PORTS),
     ):
         addresses = [v for k, v in site.items() if re.search(r"address$|defaultFS|hostname$", k)]
         assert addresses
@@ -71,6 +71,29 @@ def test_every_port_of_a_daemon_is_its_own(tmp_path: Path) -> None:
             used += [v for k, v in said if k.endswith("address") and not v.endswith(":0")]
     assert len(set(used)) == len(port_names(3))
     assert layout.conf("node2") == tmp_path / "conf" / "node2"
+
+
+def test_two_clusters_of_one_machine_share_no_directory(tmp_path: Path) -> None:
+    """Hadoop's defaults for these, hadoop.tmp.dir among them, lie in /tmp."""
+    stores = {
+        "core-site": {"hadoop.tmp.dir"},
+        "hdfs-site": {"dfs.namenode.name.dir", "dfs.datanode.data.dir"},
+        "yarn-site": {
+            "yarn.node-attribute.fs-store.root-dir",
+            "yarn.node-labels.fs-store.root-dir",
+            "yarn.nodemanager.local-dirs",
+            "yarn.nodemanager.log-dirs",
+        },
+    }
+    layout = written(tmp_path, ClusterSpec(nodes=2))
+    own: list[str] = []
+    for node in node_names(2):
+        for file, names in stores.items():
+            said = properties(layout.conf(node) / f"{file}.xml")
+            places = {name: said[name].removeprefix("file://") for name in names}
+            assert all(Path(place).is_relative_to(tmp_path) for place in places.values()), places
+            own += [place for name, place in places.items() if "nodemanager" in name]
+    assert len(set(own)) == len(own) == 4
 
 
 def test_overrides_win_and_a_nodes_own_last(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_no_gpu_can_be_used(tmp_path: Path) -> None:
 def test_a_hung_driver_on_a_node_without_gpus(tmp_path: Path) -> None:
     """It was installed from the same image as those that have some."""
     try:
-        lines = run(tmp_path, WELL, "1.5", hangs=True)
+        lines = run(tmp_path, WELL, "6", hangs=True)
     finally:
         os.kill(int((tmp_path / "node.json.hung").read_text()), signal.SIGKILL)
     assert "the driver hangs" in lines[0]

@@ -61,7 +61,7 @@ class Reader:
     def smi(self, **environ: str) -> Listing:
         python = Path(sys.executable).parent
         path = {"PATH": f"{self._root / 'bin'}:{python}:/usr/bin:/bin"}
-        return smi.read(path | environ, 20.0)
+        return smi.read(path | environ, 60.0)
 
 
 @pytest.fixture
@@ -239,14 +239,15 @@ def test_garbage_whatever_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 def test_the_time_is_for_all_that_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """NVML takes most of it and crashes; nvidia-smi has what is left."""
-    program = "import os, time; time.sleep(3); os.abort()"
+    program = "import os, time; time.sleep(6); os.abort()"
     with_modules(monkeypatch, tmp_path, pynvml=program)
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.write_text("#!/bin/sh\nsleep 600\n")
     began = time.monotonic()
     with pytest.raises(HungDriverError):
-        ask_driver(5.0)
-    assert 4.5 <= time.monotonic() - began < 7.5
+        ask_driver(8.0)
+    # With eight of its own nvidia-smi would end after fourteen.
+    assert 7.5 <= time.monotonic() - began < 13
 
 
 @pytest.fixture
@@ -330,10 +331,10 @@ def test_what_is_listed_here_as_on_a_node(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_program_that_hangs_ends_with_what_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     command = f"sleep 600 & echo $! > {pids}; echo $$ >> {pids}; wait"
-    with pytest.raises(HungDriverError, match="the driver hangs: no answer in 1 s"):
-        run_bounded(["sh", "-c", command], 1.0)
+    with pytest.raises(HungDriverError, match="the driver hangs: no answer in 5 s"):
+        run_bounded(["sh", "-c", command], 5.0)
     for pid in map(int, pids.read_text().split()):
-        assert until(lambda pid=pid: gone(pid), 10)
+        assert until(lambda pid=pid: gone(pid), 30)
 
 
 def test_a_program_that_cannot_be_killed_is_left(tmp_path: Path) -> None:
@@ -341,8 +342,8 @@ def test_a_program_that_cannot_be_killed_is_left(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     before = time.monotonic()
     with pytest.raises(HungDriverError):
-        run_bounded(["sh", "-c", f"setsid sleep 600 & echo $! > {file}; sleep 600"], 0.5)
-    assert time.monotonic() - before < 30
+        run_bounded(["sh", "-c", f"setsid sleep 600 & echo $! > {file}; sleep 600"], 5.0)
+    assert time.monotonic() - before < 60
     pid = int(file.read_text())
     assert not gone(pid)
     os.kill(pid, signal.SIGKILL)

@@ -62,7 +62,7 @@ def test_every_python_gives_out_gpus(tmp_path: Path, version: str, nvml: bool) -
         executor = node.start(4)
         assert executor.gpus == [UUIDS[0], MIG[0], MIG[1], UUIDS[2]]
         executor.end()
-        assert until(lambda: not keepers(node.root), 10)
+        assert until(lambda: not keepers(node.root), 30)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_hung_driver_is_not_waited_for(told: Node) -> None:
     told.play([gpu(0)], hangs=True)
     began = time.monotonic()
     assert "the driver hangs" in told.start(1, IMPATIENT._replace(driver=1.0)).refusal
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
 
 
 def test_mig_devices_are_addresses_and_their_gpu_is_not(told: Node) -> None:
@@ -355,7 +355,7 @@ def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
     ran = script_in(node, directory)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "the agent's hopsgpu-gpus.json cannot be written" in ran.stderr
-    assert node.start(4, IMPATIENT).gpus == UUIDS[:4]  # nothing stayed leased
+    assert node.start(4).gpus == UUIDS[:4]  # nothing stays leased
 
 
 def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:

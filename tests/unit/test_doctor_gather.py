@@ -20,13 +20,13 @@ import pytest
 
 from hopsgpu.cluster.sites import xml_text
 from hopsgpu.doctor import gather, node, session, sessions, trial
-from hopsgpu.doctor.bounded import Bounded
 from hopsgpu.doctor.logs import Logs, reason_in
 from hopsgpu.doctor.machine import Machine
 from hopsgpu.doctor.session import first_cause
 from hopsgpu.errors import GangTimeout
 from hopsgpu.results import RunStatus
 from hopsgpu.spec import ExecutorShape
+from hopsgpu.stores.bounded import Bounded
 from hopsgpu.yarn.amounts import NOTHING, Amount
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -463,7 +463,7 @@ def test_without_a_cluster_each_check_says_so_and_the_exit_code_is_1() -> None:
             env=env,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
 

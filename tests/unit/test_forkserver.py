@@ -202,15 +202,15 @@ IMPATIENT = """
 import sys
 from pathlib import Path
 from hopsgpu.worker import keeper, pool
-pool._ANSWER_SECONDS = 1.0
+pool._ANSWER_SECONDS = 5.0
 keeper.main(Path(sys.argv[1]), int(sys.argv[2]))
 """
-SILENT = "the fork server did not answer for 1 s"
+SILENT = "the fork server did not answer for 5 s"
 
 
 @pytest.fixture
 def impatient(here: Container) -> Container:
-    """A container whose keeper waits for its fork servers for a second."""
+    """A container whose keeper waits for its fork servers for 5 s."""
     home = here.directory / "hopsgpu" / f"keeper-{here.jvm}"
     home.mkdir(parents=True)
     jvm = os.pidfd_open(here.jvm)

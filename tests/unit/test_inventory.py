@@ -411,7 +411,7 @@ def test_what_a_node_manager_told_is_remembered_for_minutes(
 def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hopsgpu.yarn.node_manager._SECONDS", (1.0, 0.5))
+    monkeypatch.setattr("hopsgpu.yarn.node_manager._SECONDS", (5.0, 5.0))
     met, release = threading.Barrier(2, timeout=20), threading.Event()
 
     def together() -> object:

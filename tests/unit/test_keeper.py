@@ -83,7 +83,9 @@ async def family(here: Container, keeper: Keeper) -> tuple[Any, dict[str, int]]:
     file = here.directory / f"pids-{here.ranks}"
     rank = await here.start(keeper, here.spec(), functions.family, str(file))
     pids = await asyncio.to_thread(read, file)
-    assert set(pids.values()) == set(here.marked())
+    wanted = set(pids.values())
+    # At its exec a process has no environment for a moment.
+    assert await asyncio.to_thread(until, lambda: set(here.marked()) == wanted, SECONDS)
     return rank, pids
 
 
@@ -307,7 +309,7 @@ def test_ranks_end_with_their_task_and_all_with_the_jvm(tmp_path: Path, victim: 
     try:
         pids = read(file)
         keeper, token = json.loads(Path(f"{file}.keeper").read_text())
-        assert set(marked(token)) == set(pids.values())
+        assert until(lambda: set(marked(token)) == set(pids.values()), SECONDS)
         # Spark kills a task's process, too.
         (task,) = map(int, Path(f"/proc/{jvm.pid}/task/{jvm.pid}/children").read_text().split())
         if victim == "task":

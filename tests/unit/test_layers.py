@@ -14,15 +14,17 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 # From the bottom; a module may import from its own row and from those above it here.
 LAYERS = (
     ("errors",),
-    ("units", "spec", "gpu_types"),
+    ("units", "spec", "gpu_types", "html", "screens", "outlet"),
     ("pickling", "modules"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
-    ("worker", "data"),
-    ("spark", "yarn", "cluster"),
-    ("failures", "retries", "values", "background", "call"),
-    ("results", "progress", "output", "run", "records", "interrupts"),
-    ("arguments", "planning", "meeting", "ending", "training", "execution", "holding", "launcher"),
+    ("worker", "data", "python_env"),
+    ("spark", "yarn", "cluster", "local"),
+    ("failures", "retries", "values", "background", "call", "provenance", "tracking", "mlflow_log"),
+    ("results", "progress", "display", "output", "run", "records", "recording", "interrupts"),
+    ("arguments", "planning", "meeting", "ending", "publishing"),
+    ("run_message", "feeding", "preparing", "training", "execution"),
+    ("holding", "launcher"),
     ("study", "doctor"),
     ("cli",),
 )
@@ -74,7 +76,17 @@ def test_no_module_is_long() -> None:
 
 def test_import_is_light() -> None:
     """`import hopsgpu` needs none of the packages that are slow or may be absent."""
-    heavy = ("pyspark", "torch", "pyarrow", "fsspec", "hdfs_native", "requests", "click")
+    heavy = (
+        "pyspark",
+        "torch",
+        "pyarrow",
+        "fsspec",
+        "hdfs",
+        "hdfs_native",
+        "requests",
+        "click",
+        "mlflow",
+    )
     code = (
         f"import sys; heavy = {heavy!r}\n"
         "for name in heavy: sys.modules[name] = None\n"  # any import of it fails

@@ -202,7 +202,7 @@ def test_a_writer_that_never_ends_does_not_keep_the_following(tmp_path: Path) ->
             with log.open("ab") as file:
                 file.write(b"and on\n")
 
-        await asyncio.wait_for(follow(log, ended, send), 10)
+        await asyncio.wait_for(follow(log, ended, send), 60)
 
     asyncio.run(go())
     assert sent == [b"first\n"]

@@ -28,7 +28,7 @@ from hopsgpu.worker.gpus import GpuSample, GpuUse, idle_warning
 from hopsgpu.worker.logs import follow_reports
 from hopsgpu.worker.measures import Fold, Metrics, append, report_line, sample_line
 
-SECONDS = 20.0
+SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
 
@@ -36,7 +36,7 @@ GPU = "GPU-11111111-2222-3333-4444-555555555555"
 def reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A rank's file of reports; `context()` is that rank's."""
     described = tmp_path / "context.json"
-    places = (tmp_path / "model", f"file://{tmp_path}/checkpoints")
+    places = (tmp_path / "model", f"file://{tmp_path}/checkpoints", f"file://{tmp_path}/logs")
     Context(1, 0, 2, "node1", (GPU,), "worker", "r", 0, *places).dump(described)
     monkeypatch.setenv(VARIABLE, str(described))
     return tmp_path / measures.FILE
@@ -204,7 +204,7 @@ def test_what_a_killed_rank_reported_is_kept(reports: Path) -> None:
     metrics, sent = follow_while(reports, work)
     assert metrics.last()[0] == {"step": 1999, "loss": 1 / 2000}
     assert len(records(reports)) == 2000
-    assert 0 < sent < 100
+    assert 0 < sent < 500
 
 
 def test_many_reports_within_a_moment_are_one_message(tmp_path: Path) -> None:

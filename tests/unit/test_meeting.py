@@ -52,3 +52,21 @@ def test_what_an_agent_lacks_is_infrastructure_and_its_host_is_named() -> None:
 def test_an_interface_that_a_node_lacks_is_an_error_of_the_configuration() -> None:
     with pytest.raises(ConfigError, match="node1: no interface 'ib0'"):
         met(problem="no interface 'ib0'", configured=True)
+
+
+def test_an_agent_that_unpacks_an_environment_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = iter(range(0, 10_000, 60))  # more than half of what an answer may take, at each look
+    monkeypatch.setattr("hopsgpu.meeting.time.monotonic", lambda: float(next(clock)))
+    told = [Message("preparing", {"run_id": "r"})] * 5
+    told.append(Message("reserved", {"run_id": "r", "problem": "full", "configured": False}))
+    events = [Event(1, message) for message in told]
+    unmet = meet(
+        WORLD,
+        CALL,
+        lambda *_, **__: None,
+        lambda: events.pop(0) if events else None,
+        threading.Event(),
+    )
+    assert isinstance(unmet, Unmet) and unmet.silent == () and not events

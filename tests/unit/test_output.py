@@ -126,7 +126,7 @@ def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: Lake) -> None:
     assert kept(lake) == {"rank-0.log": b""}
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt, StoreError])
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
 def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) -> None:
     outputs = Outputs(world("node1"), Off())
     expected = contextlib.nullcontext() if error is None else pytest.raises(error)
@@ -311,7 +311,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
         talking.start()
         kind = ""
         while kind != "ended":
-            event = server.next_event(20)
+            event = server.next_event(60)
             assert event is not None and event.message is not None
             kind = event.message.kind
             if kind == "output":
@@ -345,3 +345,149 @@ def test_reports_and_samples_are_folded_and_recorded(lake: Lake) -> None:
     assert len(told) == 1 and told[0].startswith("rank 1 on node2: GPU-1 idled for 100% of 19 s")
     assert set(kept(lake)) == {"rank-0.log", "rank-1.log", "metrics-1.jsonl"}
     assert kept(lake)["metrics-1.jsonl"] == b"".join(lines)
+
+
+def follow_all(outputs: Outputs, lake: Lake) -> list[str]:
+    """Brings what has grown to the lake; the names of the files."""
+    works = outputs.grown(lake)
+    for _, work in works:
+        work()
+    return [url.rpartition("/")[2] for url, _ in works]
+
+
+def test_a_log_grows_on_the_lake_while_the_rank_writes(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, int]] = []
+    upload, append = Lake.upload, Lake.append
+
+    def note_upload(self: Lake, source: Path) -> None:
+        written.append(("upload", 0))
+        upload(self, source)
+
+    def note_append(self: Lake, content: bytes, at: int) -> int:
+        written.append(("append", len(content)))
+        return append(self, content, at)
+
+    monkeypatch.setattr(Lake, "upload", note_upload)
+    monkeypatch.setattr(Lake, "append", note_append)
+    with Outputs(world("node1", "node2"), Off()) as outputs:
+        assert follow_all(outputs, lake) == []
+        outputs.take(0, b"one\n")
+        assert outputs.sizes() == {"rank-0.log": 4, "rank-1.log": 0}
+        assert follow_all(outputs, lake) == ["rank-0.log"]
+        assert kept(lake) == {"rank-0.log": b"one\n"}
+        assert follow_all(outputs, lake) == []
+        outputs.take(0, b"two")
+        outputs.take_record(0, b"{}\n")
+        assert follow_all(outputs, lake) == ["rank-0.log", "metrics-0.jsonl"]
+        assert kept(lake)["rank-0.log"] == b"one\ntwo"
+        outputs.take(0, b" three\n")
+        outputs.take(1, b"only at the end\n")
+        logs = outputs.take_over()
+    assert written == [("append", 4), ("append", 3), ("append", 3)]
+    bring(logs, lake)
+    assert written[3:] == [("append", 7), ("upload", 0)]
+    assert kept(lake) == {
+        "rank-0.log": b"one\ntwo three\n",
+        "rank-1.log": b"only at the end\n",
+        "metrics-0.jsonl": b"{}\n",
+    }
+
+
+def test_a_large_output_comes_in_bounded_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    append = Lake.append
+
+    def note(self: Lake, content: bytes, at: int) -> int:
+        sizes.append(len(content))
+        return append(self, content, at)
+
+    monkeypatch.setattr(Lake, "append", note)
+    with Outputs(world("node1"), Off()) as outputs:
+        for number in range(10):
+            outputs.take(0, bytes([number]) * MIB)
+        follow_all(outputs, lake)
+        assert sizes == [4 * MIB, 4 * MIB, 2 * MIB]
+        bring(outputs.take_over(), lake)
+    assert kept(lake)["rank-0.log"] == b"".join(bytes([n]) * MIB for n in range(10))
+
+
+def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: Lake) -> None:
+    lake.make()
+    place = Path(lake.path) / "rank-0.log"
+    with Outputs(world("node1"), Off()) as outputs:
+        outputs.take(0, b"one\n")
+        place.mkdir()
+        follow_all(outputs, lake)
+        place.rmdir()
+        outputs.take(0, b"two\n")
+        follow_all(outputs, lake)
+        assert kept(lake) == {"rank-0.log": b"one\ntwo\n"}
+        # Somebody else's writing, or a file system that lost some: it is made anew.
+        place.write_bytes(b"o")
+        outputs.take(0, b"three\n")
+        follow_all(outputs, lake)
+        assert kept(lake) == {"rank-0.log": b"o"}
+        logs = outputs.take_over()
+    bring(logs, lake)
+    assert kept(lake) == {"rank-0.log": b"one\ntwo\nthree\n"}
+
+
+@pytest.mark.parametrize("kind", ["quota", "unreachable", "permission"])
+@pytest.mark.parametrize("came", [b"on", b"one\n"])
+def test_what_is_on_the_lake_stays_where_the_rest_is_refused(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str, came: bytes
+) -> None:
+    append = Lake.append
+
+    def refuse(self: Lake, content: bytes, at: int) -> int:
+        if at == 0:
+            append(self, came, at)
+            if content == came:
+                return len(came)
+        raise StoreError(f"cannot add to {self.url}: refused", kind)
+
+    monkeypatch.setattr(Lake, "append", refuse)
+    with Outputs(world("node1"), Off()) as outputs:
+        outputs.take(0, b"one\n")
+        follow_all(outputs, lake)
+        outputs.take(0, b"two\n")
+        logs = outputs.take_over()
+    with pytest.raises(StoreError, match="cannot add to .*: refused") as told:
+        bring(logs, lake)
+    assert told.value.kind == kind
+    assert kept(lake) == {"rank-0.log": came}
+
+
+@pytest.mark.parametrize("kind", ["damaged", "unsupported"])
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, kind: str, is_full: bool
+) -> None:
+    def refuse(self: Lake, content: bytes, at: int) -> int:
+        raise StoreError(f"cannot add to {self.url}", kind)
+
+    def no_room(self: Lake, source: Path) -> None:
+        self.write(b"half")
+        raise StoreError(f"cannot write {self.url}: the quota is used up", "quota")
+
+    with Outputs(world("node1"), Off()) as outputs:
+        outputs.take(0, b"one\n")
+        follow_all(outputs, lake)
+        outputs.take(0, b"two\n")
+        logs = outputs.take_over()
+    monkeypatch.setattr(Lake, "append", refuse)
+    if is_full:
+        monkeypatch.setattr(Lake, "upload", no_room)
+    with pytest.raises(StoreError, match="quota") if is_full else contextlib.nullcontext():
+        bring(logs, lake)
+    assert kept(lake) == {"rank-0.log": b"one\n" if is_full else b"one\ntwo\n"}
+
+
+def test_following_what_was_let_go_of_does_nothing(lake: Lake) -> None:
+    with Outputs(world("node1"), Off()) as outputs:
+        outputs.take(0, b"one\n")
+        ((_, work),) = outputs.grown(lake)
+    work()
+    assert "rank-0.log" not in kept(lake)

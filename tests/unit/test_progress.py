@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.progress import Lines, progress_of
+from hopsgpu.progress import Lines, describe, progress_of
 from hopsgpu.results import RunStatus
 
 STATUS = RunStatus("r", "waiting", 0, 1, 2, ("node1",), "node2 is full", 1.5)
@@ -24,6 +24,26 @@ def test_a_callable_is_told_of_states_and_of_no_lines(capsys: pytest.CaptureFixt
     shown.line(0, "node1", "one", "two")
     assert told == [STATUS] and shown.problem is None
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_later_attempt_is_said_to_be_one() -> None:
+    again = replace(STATUS, state="training", attempt=1)
+    assert describe(again) == "training (attempt 1)"
+    assert describe(replace(again, attempt=0)) == "training"
+    assert describe(replace(again, state="ready")).endswith("executors on node1 (attempt 1)")
+
+
+def test_data_that_is_written_is_told_of_now_and_then() -> None:
+    now, err = 0.0, io.StringIO()
+    lines = Lines(err=err, clock=lambda: now)
+    for second in range(25):
+        now = float(second)
+        written = f"writing data: {second} of 40 tasks"
+        lines.status(replace(STATUS, state="preparing", waiting_for=written))
+    lines.status(replace(STATUS, state="waiting"))
+    told = [line.partition(" s: ")[2] for line in err.getvalue().splitlines()]
+    assert told[:-1] == [f"writing data: {n} of 40 tasks" for n in (0, 10, 20)]
+    assert told[-1].startswith("waiting: ")
 
 
 def test_a_callable_that_fails_is_told_of_nothing_more() -> None:
@@ -65,8 +85,7 @@ async def coroutine(status: RunStatus) -> None: ...
         (lambda *, status: None, "one argument, a RunStatus"),
         (Takes().none, "one argument, a RunStatus"),
         (coroutine, "coroutine"),
-        ("rich", "progress='rich'.*\"rich\" is not available yet"),
-        ("loud", "progress='loud': 'lines', 'off', None or a callable"),
+        ("loud", "progress='loud': 'rich', 'lines', 'off', None or a callable"),
         (1, "progress=1"),
     ],
 )

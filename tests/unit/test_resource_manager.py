@@ -30,7 +30,7 @@ from hopsgpu.yarn.web import NoAnswer, get_json
 from tests.unit.rest import Daemon, serving
 
 NODES: dict[str, Any] = {"/ws/v1/cluster/nodes": {"nodes": None}}
-SECONDS = (2.0, 5.0)
+SECONDS = (10.0, 30.0)
 
 
 @pytest.mark.parametrize(

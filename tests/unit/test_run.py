@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import signal
 import threading
+import time
 import weakref
 from dataclasses import replace
 
@@ -48,15 +49,35 @@ def test_gpu_seconds_add_up() -> None:
     assert seconds.training == 10 * 4
     assert seconds.publishing == 2 * 4
     assert seconds.idle == 70 - 40 - 8
+    parted = gpu_seconds(timeline, [5.0, 10.0], 2, now=99, departures=[23.0])
+    assert parted.held == (20 + 15 - 2) * 2
+    assert (parted.training, parted.publishing) == (10 * 4, 2 * 2)
+    assert parted.idle == 66 - 40 - 4
+    in_vain = replace(timeline, published=None)
+    assert gpu_seconds(in_vain, [5.0, 10.0], 2, now=99, uploaded=24).publishing == 2 * 4
+    assert gpu_seconds(in_vain, [5.0, 10.0], 2, now=99).publishing == 0
     waiting = gpu_seconds(Timeline(requested=0), [5.0], 2, now=7)
     assert (waiting.held, waiting.training, waiting.idle) == (4, 0, 4)
     assert gpu_seconds(Timeline(requested=0), [], 2, now=7).held == 0
 
 
+def test_an_upload_that_failed_is_no_idle_time() -> None:
+    told = board()
+    for state in ("WAITING", "GRANTED", "READY", "TRAINING"):
+        told.state(GangState[state], ["node1"])
+    told.arrived([time.time() - 10])
+    told.mark("started")
+    told.mark("returned")
+    told.state(GangState.PUBLISHING, ["node1"])
+    told.state(GangState.RELEASING)
+    assert told.result().gpu_seconds.publishing > 0
+    assert told.result().timeline.published is None
+
+
 def test_a_run_gives_its_result_or_its_error() -> None:
     result = GangResult("run-1", values=(4, 5))
     run = started(board(), lambda: result)
-    assert run.wait(5) and run.result() is result
+    assert run.wait(30) and run.result() is result
     assert run.result().value == 4
     assert GangResult("empty").value is None
 
@@ -82,7 +103,7 @@ def test_ctrl_c_cancels_first_and_then_interrupts() -> None:
 
     def work() -> GangResult:
         signal.raise_signal(signal.SIGINT)  # handled in the main thread, which waits
-        assert cancelled.wait(5)
+        assert cancelled.wait(30)
         ended.set()
         raise Cancelled("by hand")
 

@@ -12,11 +12,18 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.worker import sampling as sampling_module
 from hopsgpu.worker.gpus import GpuSample, GpuUse
 from hopsgpu.worker.sampling import NOT_INSTALLED, Seen, sampling
 
-SECONDS = 20.0
+SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture(autouse=True)
+def waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread gets a core within a second on idle machines only."""
+    monkeypatch.setattr(sampling_module, "_JOIN_SECONDS", SECONDS)
 
 
 class FakeNvml:
@@ -49,6 +56,7 @@ class FakeNvml:
         self.lost: set[str] = set()
         self.open = 0
         self.hang: threading.Event | None = None
+        self.hangs = threading.Event()
 
     def nvmlInit(self) -> None:
         self.open += 1
@@ -107,6 +115,7 @@ class FakeNvml:
         assert self.open > 0
         self._answering(handle)
         if self.hang is not None:
+            self.hangs.set()
             self.hang.wait()
         if self.problem is not None:
             raise self.problem
@@ -203,10 +212,12 @@ def test_a_lost_gpu_is_told_of_once_and_asked_again() -> None:
         async with sampling([GPU], samples, nvml, seconds=0.01):
             await samples.until(1)
             nvml.problem = nvml.NVMLError("GPU is lost")
-            while not samples.told[-1].problem:
-                await samples.until(len(samples.told) + 1)
+            count = 1
+            while not samples.told[count - 1].problem:
+                count += 1
+                await samples.until(count)
             nvml.problem = None
-            await samples.until(len(samples.told) + 1)
+            await samples.until(count + 1)
 
     asyncio.run(go())
     problems = [sample.problem for sample in samples.told if sample.problem]
@@ -259,8 +270,8 @@ def test_an_event_of_a_gpu_that_tells_no_uuid_counts_for_all_of_the_rank() -> No
     nvml = FakeNvml(GPU, "GPU-2")
 
     def lose() -> None:
-        nvml.xids += [(GPU, 79), (GPU, 31)]
         nvml.lost.add(GPU)
+        nvml.xids += [(GPU, 79), (GPU, 31)]
 
     events, broken = befallen(nvml, [GPU, "GPU-2"], lose)
     told = {(event.gpu, event.reason.partition(",")[0]) for event in events}
@@ -353,14 +364,15 @@ def test_a_module_that_lacks_a_call_is_said_so() -> None:
     assert nvml.open == 0
 
 
-def test_a_call_that_hangs_keeps_nobody() -> None:
+def test_a_call_that_hangs_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_module, "_JOIN_SECONDS", 0.1)
     nvml = FakeNvml(GPU)
     nvml.hang = threading.Event()
     samples = Samples()
 
     async def go() -> None:
         async with sampling([GPU], samples, nvml, seconds=0.01):
-            pass
+            assert await asyncio.to_thread(nvml.hangs.wait, SECONDS)
 
     asyncio.run(asyncio.wait_for(go(), SECONDS))
     (thread,) = (t for t in threading.enumerate() if t.name == "hopsgpu-nvml")

@@ -26,7 +26,7 @@ from hopsgpu.worker.server import ControlServer, serve
 from tests.unit.peers import process
 
 SECRET = new_secret()
-SECONDS = 10.0
+SECONDS = 30.0
 FRAME = 65536
 
 
@@ -117,17 +117,17 @@ def test_output_that_nobody_takes_stays_with_its_rank() -> None:
     """200 MB from one peer, with heartbeats meanwhile, and a word from another behind them."""
     number = 200 * 2**20 // FRAME
     with (
-        serve(SECRET, "127.0.0.1", heartbeat=0.6) as server,
-        process("flood", server.port, SECRET, number, {"heartbeat": 0.6}),
+        serve(SECRET, "127.0.0.1", heartbeat=5) as server,
+        process("flood", server.port, SECRET, number, {"heartbeat": 5}),
     ):
         before = resident()
         first = server.next_event(SECONDS)
         assert first is not None and first.message is not None
-        # Twice the heartbeat in which nothing of it is read: it is not lost for that.
-        assert not threading.Event().wait(1.5)
+        # More than the heartbeat in which nothing of it is read: it is not lost for that.
+        assert not threading.Event().wait(7.5)
         assert server._events._queued <= MOST_QUEUED + 2 * FRAME
         assert resident() - before < 60
-        with process("agents", server.port, SECRET, 1, {"heartbeat": 0.6}):
+        with process("agents", server.port, SECRET, 1, {"heartbeat": 5}):
             numbers = [first.message["number"]]
             kinds = []
             while "all" not in kinds or "hello" not in kinds:
@@ -276,7 +276,7 @@ def test_a_peer_that_reads_nothing_delays_nobody() -> None:
             target=server.send, args=(event.peer, "run", bytes(50 * 2**20)), daemon=True
         ).start()
         server.end_all()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     loop.close()
 
 
@@ -295,7 +295,7 @@ def test_the_next_port_of_the_range_is_taken_where_one_is_not_free(server: Contr
     with serve(SECRET, "127.0.0.1", ports) as other:
         assert other.port in ports[1:]
         with serve(SECRET, "127.0.0.1", ports) as third:
-            assert third.port in range(other.port + 1, ports.stop)
+            assert third.port in set(ports) - {server.port, other.port}
 
 
 def test_it_listens_on_its_own_address_only() -> None:

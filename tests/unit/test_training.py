@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import pickle
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import xxhash
 
+from hopsgpu import ending, publishing
 from hopsgpu import training as training_module
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, DiscoveryError, StoreError
@@ -18,14 +24,18 @@ from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.modules import PackedModules
 from hopsgpu.output import Outputs
 from hopsgpu.progress import Off
+from hopsgpu.publishing import Publisher
 from hopsgpu.retries import Fault
+from hopsgpu.spark.granted import Lease
 from hopsgpu.spark.jobs import GangJob
-from hopsgpu.spark.lease import Lease
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.manifest import About
+from hopsgpu.stores.transfer import Facts
 from hopsgpu.training import Training
 from hopsgpu.values import Value
-from hopsgpu.worker.channel import Channel, new_secret
+from hopsgpu.worker.channel import Channel, Message, new_secret
 from hopsgpu.worker.handshake import connect
+from hopsgpu.worker.leaving import Left, dump_left, dump_parts
 from hopsgpu.worker.server import ControlServer, serve
 from hopsgpu.yarn.amounts import NOTHING
 from hopsgpu.yarn.lost_nodes import why_lost
@@ -33,7 +43,7 @@ from hopsgpu.yarn.snapshot import Node
 from tests.conftest import until
 
 SECRET = new_secret()
-SECONDS = 10.0
+SECONDS = 30.0
 
 
 @dataclass
@@ -54,6 +64,9 @@ class Agent(threading.Thread):
         self._port = port
         self._answers = answers
         self.heard: list[str] = []
+        self.run_message: Message | None = None
+        # What it does at other messages, by their kind.
+        self.further: dict[str, Callable[[Channel], Any]] = {}
 
     def run(self) -> None:
         asyncio.run(self._serve())
@@ -73,7 +86,10 @@ class Agent(threading.Thread):
                     interface="lo",
                 )
             elif message.kind == "run":
+                self.run_message = message
                 await self._answers(channel)
+            elif message.kind in self.further:
+                await self.further[message.kind](channel)
         await channel.close()
 
 
@@ -83,12 +99,17 @@ def server() -> Iterator[ControlServer]:
         yield running
 
 
+def keep_all(keys: Collection[int]) -> bool:
+    raise AssertionError("a training lets nobody go")
+
+
 def launch(
     server: ControlServer,
     answers: Callable[[Channel], Any],
     gpus: tuple[str, ...] = ("g0",),
     timeout: float | None = None,
     nodes: tuple[Node, ...] = (),
+    tokens: Callable[[], bytes] = bytes,
 ) -> tuple[Training, Agent, Job, threading.Event]:
     agent = Agent(server.port, answers)
     agent.start()
@@ -103,7 +124,7 @@ def launch(
     def why(reason: str, host: str) -> str:
         return why_lost(reason, host, lambda: nodes, str)
 
-    lease = Lease(server, containers, cast(GangJob, job), why)
+    lease = Lease(server, containers, cast(GangJob, job), why, keep_all, tokens)
     modules = PackedModules(b"", 0, ())
     call = Call(b"f", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, timeout=timeout)
     world = assign_ranks(containers, 1)
@@ -124,7 +145,11 @@ def launch_two(
         containers.append(
             Container(event.peer, f"container_{number}", f"node{number}", "127.0.0.1", ())
         )
-    lease = Lease(server, tuple(containers), cast(GangJob, Job()), lambda reason, host: reason)
+
+    def why(reason: str, host: str) -> str:
+        return reason
+
+    lease = Lease(server, tuple(containers), cast(GangJob, Job()), why, keep_all, bytes)
     call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 0)
     world = assign_ranks(containers, 1, servers)
     cancelled = threading.Event()
@@ -182,8 +207,11 @@ def test_a_lost_node_is_seen_though_its_connection_seems_to_live(
 ) -> None:
     monkeypatch.setattr(training_module, "_QUIET_SECONDS", 0.2)
     lost = Node("node1:45454", "node1", "LOST", NOTHING, NOTHING)
-    training, _, job, _ = launch(server, say_nothing, nodes=(lost,))
-    threading.Timer(0.3, job.ended.set).start()
+
+    async def lose(_: Channel) -> None:
+        job.ended.set()
+
+    training, _, job, _ = launch(server, lose, nodes=(lost,))
     trained = training.run()
     assert trained.failure is not None
     assert (trained.failure.rank, trained.suspect) == (0, "node1")
@@ -238,11 +266,14 @@ def test_a_failure_is_told_with_whose_fault_it_was(server: ControlServer) -> Non
 
 def test_cancel_stops_the_ranks(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_module, "_STOP_SECONDS", 0.3)
-    training, agent, _, cancelled = launch(server, say_nothing)
-    threading.Timer(0.3, cancelled.set).start()
+
+    async def cancel(_: Channel) -> None:
+        cancelled.set()
+
+    training, agent, _, cancelled = launch(server, cancel)
     with pytest.raises(Cancelled):
         training.run()
-    assert agent.heard == ["reserve", "run", "stop"]
+    assert until(lambda: agent.heard == ["reserve", "run", "stop"], SECONDS), agent.heard
 
 
 async def returned(channel: Channel, rank: int) -> None:
@@ -268,7 +299,182 @@ def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishin
     assert trained.values == {0: Value(b"value"), 1: Value(b"value")}
     assert training._lease.gone == {0}
     with pytest.raises(StoreError, match="'net' is not published: rank 0's executor was lost"):
-        training.publish("file:///models", "net")
+        training.publisher("net").left()
+
+
+async def leave(channel: Channel, left: dict[int, Left]) -> None:
+    await channel.send("left", dump_left(left), run_id="run-1")
+
+
+def two_that_left(
+    server: ControlServer, tmp_path: Path, *facts: dict[str, Facts]
+) -> tuple[Training, list[Agent], Publisher]:
+    """A gang of two that have returned, with what they say that they have uploaded."""
+    ranks = [functools.partial(returned, rank=rank) for rank in range(2)]
+    training, agents = launch_two(server, *ranks)
+    for rank, agent in enumerate(agents):
+        told = {rank: facts[rank]} if rank < len(facts) else {}
+        left = {rank: Left(len(facts[rank]), 4)} if told else {rank: Left(0, 0)}
+        agent.further["left"] = functools.partial(leave, left=left)
+        agent.further["publish"] = functools.partial(
+            Channel.send, kind="uploaded", payload=dump_parts(told), run_id="run-1"
+        )
+    assert training.run().failure is None
+    return training, agents, training.publisher("net")
+
+
+def uploaded(store: Path, rank: int, name: str, content: bytes) -> None:
+    """Puts a file where the part of a rank lies while it is published."""
+    (staging,) = (store / "net" / "_staging").iterdir()
+    (staging / str(rank)).mkdir(parents=True, exist_ok=True)
+    (staging / str(rank) / name).write_bytes(content)
+
+
+def facts_of(content: bytes) -> Facts:
+    return Facts(len(content), xxhash.xxh3_128(content).hexdigest())
+
+
+def test_parts_of_several_ranks_become_one_version(server: ControlServer, tmp_path: Path) -> None:
+    parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
+    _, agents, publisher = two_that_left(server, tmp_path, *parts)
+
+    async def upload(channel: Channel, rank: int) -> None:
+        uploaded(tmp_path, rank, "ab"[rank], f"from {rank}".encode())
+        await channel.send("uploaded", dump_parts({rank: parts[rank]}), run_id="run-1")
+
+    for rank, agent in enumerate(agents):
+        agent.further["publish"] = functools.partial(upload, rank=rank)
+    left = publisher.left()
+    assert set(left) == {0, 1} and publisher.idle(left) == set()
+    version = publisher.publish(f"file://{tmp_path}", left, About(run_id="run-1", framework="jax"))
+    assert (version.name, version.version) == ("net", 1)
+    target = version.download(tmp_path / "back")
+    assert (target / "a").read_bytes() == b"from 0"
+    assert (target / "b").read_bytes() == b"from 1"
+    assert (version.manifest["run_id"], version.manifest["framework"]) == ("run-1", "jax")
+
+
+def test_who_left_nothing_has_no_part_in_it(server: ControlServer, tmp_path: Path) -> None:
+    _, agents, publisher = two_that_left(server, tmp_path, {"a": facts_of(b"from 0")})
+    left = publisher.left()
+    assert left == {0: Left(1, 4)}
+    assert publisher.idle(left) == {1}
+    assert agents[1].heard[-1] == "left"
+
+
+def test_a_conflict_between_ranks_leaves_no_version_and_nothing_else(
+    server: ControlServer, tmp_path: Path
+) -> None:
+    parts = {"w": facts_of(b"from 0")}, {"w": facts_of(b"from 1")}
+    _, _, publisher = two_that_left(server, tmp_path, *parts)
+    with pytest.raises(StoreError, match="ranks 0 and 1 left different content in 'w'"):
+        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+    assert not [path for path in tmp_path.rglob("*") if path.name.isdigit()]
+    assert not list((tmp_path / "net" / "_staging").iterdir())
+
+
+def test_an_upload_that_fails_stops_the_others(server: ControlServer, tmp_path: Path) -> None:
+    parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
+    _, agents, publisher = two_that_left(server, tmp_path, *parts)
+
+    async def refuse(channel: Channel) -> None:
+        await channel.send(
+            "publish-failed", reason="the quota is full", trouble="quota", run_id="run-1"
+        )
+
+    async def wait(channel: Channel) -> None: ...
+
+    agents[0].further["publish"] = refuse
+    agents[1].further["publish"] = wait
+    agents[1].further["stop"] = functools.partial(
+        Channel.send, kind="publish-failed", reason="stopped", trouble="", run_id="run-1"
+    )
+    with pytest.raises(StoreError, match="'net' is not published: the quota is full") as refused:
+        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+    assert refused.value.kind == "quota"
+    assert "stop" not in agents[0].heard
+    assert agents[1].heard[-1] == "stop"
+    assert not list((tmp_path / "net" / "_staging").iterdir())
+
+
+def test_an_executor_lost_in_its_upload_or_a_cancelled_run_abandons_it(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "_STOP_SECONDS", 0.3)
+    parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
+    training, agents, publisher = two_that_left(server, tmp_path, *parts)
+    agents[1].further["publish"] = Channel.close
+    with pytest.raises(StoreError, match="'net' is not published: rank 1's executor was lost"):
+        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+    assert not list((tmp_path / "net" / "_staging").iterdir())
+    training._cancelled.set()
+    with pytest.raises(Cancelled, match="while it published 'net'"):
+        training.publisher("net").left()
+
+
+def test_only_saves_that_go_up_for_too_long_are_no_reason_to_wait(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_module, "_STOP_SECONDS", 3.5)
+    monkeypatch.setattr(ending, "_SAVING_SECONDS", 4.0)
+
+    async def save_on(channel: Channel) -> None:
+        await channel.send("started", run_id="run-1", rank=0, pid=7)
+        cancelled.set()
+        while not channel.reason:
+            told.append(time.monotonic())
+            await channel.tell("saving", run_id="run-1", rank=0)
+            await asyncio.sleep(0.1)
+
+    told: list[float] = []
+    training, _, _, cancelled = launch(server, save_on)
+    with pytest.raises(Cancelled):
+        training.run()
+    assert 4.0 < time.monotonic() - told[0] < 20.0
+    assert "did not answer" in training.trained.warnings[0]
+
+
+def test_ranks_that_only_save_are_not_too_late(server: ControlServer) -> None:
+    async def save(channel: Channel) -> None:
+        await channel.send("started", run_id="run-1", rank=0, pid=7)
+        for _ in range(9):
+            await channel.tell("saving", run_id="run-1", rank=0)
+            await asyncio.sleep(0.5)
+        await end(channel, exit_code=0, outcome={"status": "returned"})
+
+    training, agent, _, _ = launch(server, save, timeout=3.5)
+    trained = training.run()
+    assert trained.failure is None and list(trained.values) == [0]
+    assert "stop" not in agent.heard
+
+
+def test_the_others_are_stopped_before_a_failed_rank_has_saved(server: ControlServer) -> None:
+    stopped = threading.Event()
+
+    async def fail(channel: Channel) -> None:
+        await channel.send("started", run_id="run-1", rank=0, pid=7)
+        await channel.tell("failing", run_id="run-1", rank=0, raised=False)
+
+    async def stop(channel: Channel) -> None:
+        stopped.set()
+        await end(channel, exit_code=1, signal=None, outcome={})
+
+    training, agent, _, _ = launch(server, fail)
+    agent.further["stop"] = stop
+    training.run()
+    assert stopped.is_set()
+
+
+def test_ranks_know_where_to_go_on_from(server: ControlServer) -> None:
+    training, agent, _, _ = launch(server, return_a_value)
+    resumed = Lake("file:///runs/run-0")
+    training._call = replace(training._call, resumed=resumed)
+    assert training.run().failure is None
+    assert agent.run_message is not None
+    context = agent.run_message["ranks"][0]["context"]
+    assert context["checkpoint_dir"] == "file:///runs/run-1/checkpoints"
+    assert context["resume_dir"] == "file:///runs/run-0/checkpoints"
+    assert context["log_dir_url"] == "file:///runs/run-1/tensorboard"
 
 
 def test_what_follows_from_the_chiefs_return_is_no_failure(server: ControlServer) -> None:
@@ -305,3 +511,24 @@ def test_one_gpu_in_two_containers_starts_nothing(server: ControlServer) -> None
     with pytest.raises(DiscoveryError, match="g0 was given to two containers: container_0 on"):
         training.run()
     assert agent.heard == []
+
+
+def test_fresh_tokens_reach_the_agents_before_the_ranks_start(
+    server: ControlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ControlServer, "certificate", b"of an encrypted channel")
+    training, agent, _, _ = launch(server, return_a_value, tokens=lambda: b"HDTS")
+    digest = hashlib.sha256(b"HDTS").hexdigest()
+    agent.further["tokens"] = lambda channel: channel.send(
+        "kept-tokens", run_id="run-1", digest=digest
+    )
+    assert training.run().failure is None
+    assert agent.heard[:3] == ["reserve", "tokens", "run"]
+    assert set(training._tokens._kept.values()) == {digest}
+
+
+def test_tokens_that_would_go_in_the_clear_are_a_warning_of_the_run(server: ControlServer) -> None:
+    training, agent, _, _ = launch(server, return_a_value, tokens=lambda: b"HDTS")
+    (warning,) = training.run().warnings
+    assert "spark.network.crypto.enabled" in warning
+    assert "tokens" not in agent.heard

@@ -12,6 +12,7 @@ import pytest
 
 from hopsgpu.modules import pack_modules
 from hopsgpu.worker.unpacking import Unpacked
+from tests.conftest import until
 
 
 @pytest.fixture
@@ -62,6 +63,12 @@ def overwrite(root: Path) -> None:
     assert file.stat().st_size == before.st_size
 
 
+def written(file: Path) -> int:
+    """When a file was written that is written now."""
+    file.write_text("")
+    return file.stat().st_ctime_ns
+
+
 @pytest.mark.parametrize(
     "harm",
     [
@@ -78,6 +85,9 @@ def test_what_a_rank_does_there_is_gone_for_the_next(
     unpacked: Unpacked, project: Path, harm: Callable[[Path], None]
 ) -> None:
     first = root_of(unpacked, project)
+    # What is changed within one tick of the file system's clock has the time of before.
+    last = max(path.stat().st_ctime_ns for path in (first, *first.rglob("*")))
+    assert until(lambda: written(project.parent / "clock") > last, 30, 0.001)
     harm(first)
     second = root_of(unpacked, project)
     assert (second / "mine.py").read_text() == "WHO = 'first'\n"

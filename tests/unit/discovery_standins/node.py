@@ -54,9 +54,10 @@ def holders(leases: Path) -> dict[int, set[str]]:
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # it has ended, or is another user's
             for descriptor in (process / "fd").iterdir():
-                path = descriptor.readlink()
-                if path.parent == leases:
-                    found.setdefault(int(process.name), set()).add(path.name)
+                with contextlib.suppress(FileNotFoundError):  # closed just then
+                    path = descriptor.readlink()
+                    if path.parent == leases:
+                        found.setdefault(int(process.name), set()).add(path.name)
     return found
 
 
@@ -95,7 +96,9 @@ class Executor:
             text=True,
         )
         assert self.process.stdout is not None
-        self.code, self.out, self.err = ast.literal_eval(self.process.stdout.readline())
+        said = self.process.stdout.readline()
+        assert said, f"it said nothing; exit code {self.process.wait()}"
+        self.code, self.out, self.err = ast.literal_eval(said)
 
     @property
     def given_out(self) -> list[dict[str, Any]]:

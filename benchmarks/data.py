@@ -1,0 +1,215 @@
+"""Rows a second into a rank: hopsgpu's batches beside bare Arrow and TorchDistributor's loop.
+
+All read the same rows, of 32 float32, from HDFS or from the local disk, in turn in each round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+from fsspec.core import url_to_fs
+from pyarrow import fs, parquet
+
+from hopsgpu.data.plan import plan_shards
+from hopsgpu.data.rank import RankData
+from hopsgpu.data.shard import Shard
+from hopsgpu.data.source import read_source
+from hopsgpu.stores.lake import Lake
+
+_ROWS = 2_000_000
+_FILES = 4
+_GROUP = 65_536
+_WIDTH = 32
+_BATCH = 1024
+_ROUNDS = 5
+# A loop of rows is too slow for all of them.
+_LOOPED = 50_000
+
+Batches = Iterable[Mapping[str, Any]]
+
+
+def measure(rows: int = _ROWS, rounds: int = _ROUNDS) -> dict[str, dict[str, list[float]]]:
+    """Reads the rows as a list column, and as 32 columns.
+
+    Returns:
+        For each layout and way the million rows a second of each round.
+    """
+    with _scratch() as lake, tempfile.TemporaryDirectory() as directory:
+        return {
+            name: _measured(name, table, lake / name, Path(directory) / name, rounds)
+            for name, table in _layouts(rows).items()
+        }
+
+
+def _layouts(rows: int) -> dict[str, pa.Table]:
+    values = np.random.default_rng(0).random((rows, _WIDTH), dtype=np.float32)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), _WIDTH)
+    columns = {f"x{n}": np.ascontiguousarray(values[:, n]) for n in range(_WIDTH)}
+    return {"list of 32": pa.table({"x": lists}), "32 columns": pa.table(columns)}
+
+
+def _measured(
+    layout: str, table: pa.Table, lake: Lake, local: Path, rounds: int
+) -> dict[str, list[float]]:
+    rows = table.num_rows
+    local.mkdir()
+    shard = _written(table, lake)
+    with pa.ipc.new_file(local / "mapped.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=_GROUP)
+    print(f"\n{rows:,} rows of 32 float32, as {layout}; million rows a second")
+    print(f"\n{'':36}{'median':>8}{'least':>8}{'most':>8}", flush=True)
+    taken: dict[str, list[float]] = {}
+    with RankData(shard, local / "warm") as data:
+        for _ in data.batches(_BATCH):
+            pass
+        ways: dict[str, tuple[Callable[[], object], int]] = {
+            "mapped Arrow, each value read": (lambda: _summed(_mapped(local)), rows),
+            "hopsgpu, warm, each value read": (lambda: _summed(data.batches(_BATCH)), rows),
+            "mapped Arrow, views": (lambda: _passed(_mapped(local)), rows),
+            "hopsgpu, warm, views": (lambda: _passed(data.batches(_BATCH)), rows),
+            "hopsgpu, warm, torch": (lambda: _passed(data.torch(_BATCH)), rows),
+            "hopsgpu, warm, shuffled": (lambda: _passed(data.batches(_BATCH, shuffle=True)), rows),
+            "plain pyarrow from the lake": (lambda: _passed(_plain(lake)), rows),
+            "hopsgpu, cold": (lambda: _cold(shard, local, None), rows),
+            "hopsgpu, cold, nothing kept": (lambda: _cold(shard, local, 0), rows),
+        }
+        if (looped := _looped(table, local)) is not None:
+            ways["TorchDistributor's loop"] = (looped, min(_LOOPED, rows))
+        for _ in range(rounds):
+            for name, (way, count) in ways.items():
+                began = time.perf_counter()
+                way()
+                taken.setdefault(name, []).append(count / (time.perf_counter() - began) / 1e6)
+    for name, figures in taken.items():
+        middle = statistics.median(figures)
+        print(f"{name:36}{middle:8.3f}{min(figures):8.3f}{max(figures):8.3f}", flush=True)
+    _compare(taken)
+    return taken
+
+
+def _compare(taken: Mapping[str, list[float]]) -> None:
+    for ours, theirs, wanted in (
+        ("hopsgpu, warm, each value read", "mapped Arrow, each value read", 0.8),
+        ("hopsgpu, warm, views", "mapped Arrow, views", 0.8),
+        ("hopsgpu, cold", "plain pyarrow from the lake", 0.9),
+        ("hopsgpu, warm, torch", "TorchDistributor's loop", 30),
+    ):
+        if theirs in taken:
+            # Of one round, since others use the machine too.
+            pairs = zip(taken[ours], taken[theirs], strict=True)
+            ratio = statistics.median(one / other for one, other in pairs)
+            print(f"{ours} is {ratio:.2f} times {theirs} ({wanted} is wanted)")
+
+
+def _written(table: pa.Table, lake: Lake) -> Shard:
+    lake.make()
+    share = -(-table.num_rows // _FILES)
+    for number in range(_FILES):
+        sink = pa.BufferOutputStream()
+        part = table.slice(number * share, share)
+        parquet.write_table(part, sink, row_group_size=_GROUP, use_dictionary=False)
+        (lake / f"{number}.parquet").write(sink.getvalue().to_pybytes())
+    return plan_shards(read_source(lake), 1)[0]
+
+
+def _mapped(local: Path) -> Iterator[Mapping[str, Any]]:
+    """Bare Arrow at its best: each record batch is converted once, and batches are views."""
+    with pa.memory_map(str(local / "mapped.arrow")) as source:
+        file = pa.ipc.open_file(source)
+        for number in range(file.num_record_batches):
+            yield from _views(file.get_batch(number))
+
+
+def _plain(lake: Lake) -> Iterator[Mapping[str, Any]]:
+    system, path = url_to_fs(lake.url)
+    files = fs.PyFileSystem(fs.FSSpecHandler(system))
+    for number in range(_FILES):
+        with files.open_input_file(f"{path}/{number}.parquet") as source:
+            for batch in parquet.ParquetFile(source).iter_batches(_GROUP):
+                yield from _views(batch)
+
+
+def _views(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
+    arrays = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        is_list = pa.types.is_fixed_size_list(column.type)
+        arrays[name] = (column.flatten() if is_list else column).to_numpy()
+    for first in range(0, batch.num_rows, _BATCH):
+        yield {
+            name: array[first * len(array) // batch.num_rows :][
+                : min(_BATCH, batch.num_rows - first) * len(array) // batch.num_rows
+            ]
+            for name, array in arrays.items()
+        }
+
+
+def _cold(shard: Shard, local: Path, budget: int | None) -> None:
+    with RankData(shard, local / "cold", budget) as data:
+        _passed(data.batches(_BATCH))
+
+
+def _passed(batches: Batches) -> None:
+    for _ in batches:
+        pass
+
+
+def _summed(batches: Batches) -> float:
+    return sum(float(array.sum()) for batch in batches for array in batch.values())
+
+
+def _looped(table: pa.Table, local: Path) -> Callable[[], None] | None:
+    """TorchDistributor's loop over a DataFrame's partition: its own dataset and DataLoader."""
+    try:
+        from pyspark.ml.torch.data import _SparkPartitionTorchDataset
+        from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
+        from torch.utils.data import DataLoader
+    except ImportError:
+        return None
+    part = table.slice(0, _LOOPED)
+    kinds = {f.name: pa.list_(pa.float32()) for f in part.schema if f.name == "x"}
+    schema = pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in part.schema])
+    with pa.ipc.new_stream(local / "stream.arrow", schema) as writer:
+        # Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
+        writer.write_table(part.cast(schema), max_chunksize=10_000)
+    types = [ArrayType(FloatType()) if name in kinds else FloatType() for name in schema.names]
+    fields = [StructField(name, kind) for name, kind in zip(schema.names, types, strict=True)]
+
+    def loop() -> None:
+        file = str(local / "stream.arrow")
+        dataset = _SparkPartitionTorchDataset(file, StructType(fields), part.num_rows)
+        for _ in DataLoader(dataset, _BATCH):
+            pass
+
+    return loop
+
+
+@contextlib.contextmanager
+def _scratch() -> Iterator[Lake]:
+    """A directory on the HDFS that the environment names, or on the local disk."""
+    with tempfile.TemporaryDirectory() as local:
+        root = f"file://{local}"
+        if configuration := os.environ.get("HADOOP_CONF_DIR"):
+            site = ElementTree.parse(Path(configuration) / "core-site.xml")
+            found = {p.findtext("name"): p.findtext("value") for p in site.iter("property")}
+            root = str(found["fs.defaultFS"])
+        lake = Lake(f"{root}/tmp/hopsgpu-bench-{uuid.uuid4().hex}")
+        lake.make()
+        try:
+            yield lake
+        finally:
+            lake.remove()
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,154 @@
+"""Who is measured against whom by `benchmarks.stores`, and the tables of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# As many as hopsgpu and the option of `hadoop fs` have.
+_THREADS = 64
+# 200 MB, in MiB.
+MOST_MEMORY = 200e6 / 2**20
+
+OURS = "hopsgpu"
+RAW = "hdfs-native"
+SHELL = "FsShell"
+COPY = "local copy, with fsync"
+START = "FsShell's start alone"
+# Staging, claim, manifest and rename, which cost the same for any size.
+VERSION = "hopsgpu, one byte"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way up and the same way down.
+
+    Attributes:
+        name: for the table.
+        up: names in `transfers.WAYS`, or FsShell's options.
+        threads: of its own, where it does not choose them itself.
+        part: it is given a file in so many: HDFS takes half a second to close one, and what closes
+            each by itself would need a quarter of an hour for all.
+        once: it has a turn in the first round alone.
+    """
+
+    name: str
+    up: str
+    down: str = ""
+    threads: int = 1
+    part: int = 1
+    once: bool = False
+
+    def cut(self, files: int, rounds: int) -> str:
+        """What it was not given of so many files and rounds; "" where it had them all."""
+        if self.part == 1 and not self.once:
+            return ""
+        given = -(-files // self.part)
+        return f"{given} of the {files} files, in {1 if self.once else rounds} of {rounds} rounds"
+
+
+_PART = 20
+LARGE = (
+    Contender(OURS, "publish", "download"),
+    Contender(RAW, "raw-write", "raw-read"),
+    Contender("hdfs", "web-write", "web-read"),
+    Contender(SHELL, "-put", "-get"),
+    Contender(COPY, "copy"),
+)
+SMALL = (
+    Contender(OURS, "publish", "download"),
+    Contender(RAW, "raw-write", "raw-read", part=_PART, once=True),
+    Contender(f"{RAW}, {_THREADS} threads", "raw-write", "raw-read", _THREADS),
+    Contender(f"hdfs, {_THREADS} threads", "web-write", "web-read", _THREADS, once=True),
+    Contender(SHELL, "-put", "-get", part=_PART, once=True),
+    Contender(f"{SHELL}, {_THREADS} threads", "-put", "-get", _THREADS, once=True),
+    Contender(COPY, "copy"),
+)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one transfer took.
+
+    Attributes:
+        seconds: on the clock; of Python, without the start of the interpreter.
+        cpu: seconds of the process.
+        datanode: CPU seconds of the DataNode meanwhile.
+        namenode: CPU seconds of the NameNode meanwhile.
+        memory: the most that the process had, in MiB.
+    """
+
+    seconds: float
+    cpu: float
+    datanode: float
+    namenode: float
+    memory: float
+
+
+Costs = dict[str, list[Cost]]
+
+
+def show(
+    title: str, contenders: Sequence[Contender], up: Costs, down: Costs, amount: int, unit: str
+) -> None:
+    """Prints all costs.
+
+    Args:
+        amount: that all of it is, in what `unit` has before its slash.
+    """
+    print(f"\n{title}; medians, CPU in seconds\n\n{'':34}", end="")
+    heads = ("times", "s", "least", "most", unit, "CPU", "DN", "NN", "MiB")
+    print("".join(f"{head:>9}" for head in heads))
+    amounts = {each.name: -(-amount // each.part) for each in contenders}
+    for way, costs in (("up", up), ("down", down)):
+        for name, each in costs.items():
+            seconds = [cost.seconds for cost in each]
+            middle = [_median(each, of) for of in ("cpu", "datanode", "namenode", "memory")]
+            rate = amounts.get(name, 0.0) / statistics.median(seconds)
+            row = (statistics.median(seconds), min(seconds), max(seconds), rate, *middle)
+            numbers = "".join(f"{number:9.2f}" for number in row)
+            print(f"{way:5}{name:29}{len(each):9}{numbers}", flush=True)
+    print()
+
+
+def show_cuts(contenders: Sequence[Contender], files: int, rounds: int) -> None:
+    """Prints who was given less than all; rates and ratios are of what each was given."""
+    for each in contenders:
+        if cut := each.cut(files, rounds):
+            print(f"cut: {each.name}: {cut}")
+
+
+def judge_large(up: Costs, down: Costs) -> None:
+    """Prints how one large file compares with what is wanted."""
+    for way, costs in (("publish", up), ("download", down)):
+        ratio = _median(costs[RAW], "seconds") / _median(costs[OURS], "seconds")
+        print(f"{way} has {ratio:.2f} of the rate of {RAW} (at least 0.9 is wanted)")
+    own = _median(up[VERSION], "seconds")
+    print(f"of a publish {own:.2f} s are the version's own, whatever its size")
+    _judge_memory(up, down)
+
+
+def judge_small(up: Costs, down: Costs) -> None:
+    """Prints how many small files compare with what is wanted.
+
+    The time of one that was given a part of the files counts as often as that is in all of them.
+    """
+    start = _median(up[START], "seconds")
+    for way, costs in (("publish", up), ("download", down)):
+        for each in SMALL:
+            if each.name.startswith(SHELL):
+                theirs = (_median(costs[each.name], "seconds") - start) * each.part
+                ratio = theirs / _median(costs[OURS], "seconds")
+                wanted = "measured" if each.threads > 1 else "at least 5 is wanted"
+                print(f"{way} has {ratio:.1f} times the rate of {each.name} once up ({wanted})")
+    _judge_memory(up, down)
+
+
+def _judge_memory(up: Costs, down: Costs) -> None:
+    most = max(cost.memory for cost in up[OURS] + down[OURS])
+    print(f"the process has {most:.0f} MiB at most (under {MOST_MEMORY:.0f} are wanted)")
+
+
+def _median(costs: Sequence[Cost], of: str) -> float:
+    return statistics.median(float(getattr(cost, of)) for cost in costs)

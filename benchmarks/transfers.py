@@ -1,0 +1,139 @@
+"""Ways between a local directory and the lake, each run in a process of its own.
+
+`python -m benchmarks.transfers WAY LOCAL URL [THREADS]` prints as JSON what it took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from hopsgpu.stores.filesystem import BLOCK
+from hopsgpu.stores.models import ModelStore
+
+MODEL = "measured"
+
+
+def main(way: str, local: str, url: str, threads: str = "1") -> None:
+    """Runs one way, and prints its seconds, its CPU seconds and the most memory, in MiB."""
+    began, cpu = time.monotonic(), time.process_time()
+    WAYS[way](Path(local), url, int(threads))
+    took, used = time.monotonic() - began, time.process_time() - cpu
+    print(json.dumps({"seconds": took, "cpu": used, "memory": _peak()}))
+
+
+def publish(local: Path, url: str, threads: int) -> None:
+    """hopsgpu's own way up."""
+    ModelStore(url).publish(local, MODEL)
+
+
+def download(local: Path, url: str, threads: int) -> None:
+    """hopsgpu's own way down."""
+    ModelStore(url).get(MODEL).download(local)
+
+
+def raw_write(local: Path, url: str, threads: int) -> None:
+    """hdfs-native's writer alone: no digests, no manifest, no staging."""
+    from hdfs_native import Client
+
+    client, root = Client(url), urlsplit(url).path
+    client.mkdirs(root, create_parent=True)
+
+    def write(file: Path) -> None:
+        with file.open("rb") as source, client.create(f"{root}/{file.name}") as target:
+            for chunk in _chunks(source.read):
+                target.write(chunk)
+
+    _each(write, sorted(local.iterdir()), threads)
+
+
+def raw_read(local: Path, url: str, threads: int) -> None:
+    """hdfs-native's reader alone."""
+    from hdfs_native import Client
+
+    client, root = Client(url), urlsplit(url).path
+
+    def read(name: str) -> None:
+        with client.read(f"{root}/{name}") as source, (local / name).open("wb") as target:
+            for chunk in _chunks(source.read):
+                target.write(chunk)
+
+    local.mkdir()
+    names = [status.path.rpartition("/")[2] for status in client.list_status(root)]
+    _each(read, names, threads)
+
+
+def web_write(local: Path, url: str, threads: int) -> None:
+    """The upload of the package `hdfs`."""
+    from hdfs import InsecureClient
+
+    InsecureClient(os.environ["BENCH_WEB"]).upload(
+        urlsplit(url).path, str(local), n_threads=threads, chunk_size=BLOCK
+    )
+
+
+def web_read(local: Path, url: str, threads: int) -> None:
+    """The download of the package `hdfs`."""
+    from hdfs import InsecureClient
+
+    InsecureClient(os.environ["BENCH_WEB"]).download(
+        urlsplit(url).path, str(local), n_threads=threads, chunk_size=BLOCK
+    )
+
+
+def copy(local: Path, url: str, threads: int) -> None:
+    """A copy on the local disk, which has it when this returns."""
+    target = Path(urlsplit(url).path)
+    target.mkdir()
+    for file in local.iterdir():
+        with file.open("rb") as source, (target / file.name).open("wb") as copied:
+            shutil.copyfileobj(source, copied, BLOCK)
+            copied.flush()
+            os.fsync(copied.fileno())
+
+
+WAYS: dict[str, Callable[[Path, str, int], None]] = {
+    "publish": publish,
+    "download": download,
+    "raw-write": raw_write,
+    "raw-read": raw_read,
+    "web-write": web_write,
+    "web-read": web_read,
+    "copy": copy,
+}
+
+
+def _each(work: Callable[[Any], None], items: Iterable[object], threads: int) -> None:
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(work, item) for item in items]:
+            done.result()
+
+
+def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
+    while chunk := read(BLOCK):
+        yield chunk
+
+
+def _peak() -> float:
+    """The most memory that this program had.
+
+    getrusage() counts that of the process that started it too, whose memory it shared until it
+    became this program.
+    """
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    if found is None:
+        raise RuntimeError("/proc/self/status has no VmHWM")
+    return int(found[1]) / 1024
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,228 @@
+"""`hopsgpu logs`: what the ranks of a run wrote, as it comes to the lake."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from hopsgpu.cli.root import lake_root, root_option
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores.runlogs import Log, LogReader, log_of, log_sizes
+
+if TYPE_CHECKING:
+    from hopsgpu.stores.runs import RunRecord, RunStore
+
+_LOOK_SECONDS = 2.0
+# The driver brings the rest to the lake after it has written how the run ended.
+_REST_SECONDS = 60.0
+# A line without an end is cut there, so that it does not fill the memory.
+_LONGEST_LINE = 2**20
+Write = Callable[[bytes], object]
+
+
+@click.command()
+@root_option
+@click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Only.")
+@click.option("--attempt", type=click.IntRange(0), metavar="N", help="The last one by default.")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: an object for each line.")
+@click.argument("run_id", metavar="ID")
+def logs(
+    run_id: str, ranks: tuple[int, ...], attempt: int | None, follow: bool, as_json: bool
+) -> None:
+    """Show what the ranks of a run wrote, also while it goes on.
+
+    Of several ranks one after the other, each line with its rank and node; with --follow as it
+    comes, some seconds after it was written.
+    """
+    from hopsgpu.stores.runs import RunStore
+
+    store = RunStore(lake_root())
+    shown = _Shown(store, store.find(run_id), ranks, attempt, as_json)
+    if follow:
+        with contextlib.suppress(KeyboardInterrupt):
+            shown.follow()
+    else:
+        shown.once()
+
+
+class _Shown:
+    """The logs that a command shows."""
+
+    def __init__(
+        self,
+        store: RunStore,
+        run_id: str,
+        ranks: tuple[int, ...],
+        attempt: int | None,
+        as_json: bool,
+    ) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._ranks = ranks
+        self._attempt = attempt
+        self._as_json = as_json
+        self._directory = store.directory(run_id)
+        self._readers: dict[Log, LogReader] = {}
+        self._outs: dict[Log, Whole | Lines] = {}
+        self._hosts: Mapping[int, str] = {}
+
+    def once(self) -> None:
+        """Shows what there is, rank by rank.
+
+        Raises:
+            ConfigError: there is nothing.
+        """
+        self._look_at_record()
+        sizes = self._wanted(log_sizes(self._directory))
+        if not sizes:
+            which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
+            when = "" if self._attempt is None else f" in attempt {self._attempt}"
+            raise ConfigError(f"there are no logs{which}{when} in {self._directory.url}/logs")
+        for log, size in sizes.items():
+            self._show({log: size})
+            self._end()
+        if not self._has_shown():
+            click.echo(f"hopsgpu: {self._run_id}: its ranks have written nothing", err=True)
+
+    def follow(self) -> None:
+        """Shows what comes, until the run has ended and all of it is there."""
+        ended_at: float | None = None
+        while True:
+            record = self._look_at_record()
+            sizes = self._wanted(log_sizes(self._directory))
+            if self._attempt is not None or sizes:
+                self._show(sizes)
+            now = time.time()
+            if record is not None and not record.goes_on(now):
+                ended_at = ended_at or time.monotonic()
+                late = time.monotonic() - ended_at > _REST_SECONDS
+                whole = self._is_whole(record)
+                if whole or late or not record.has_ended:
+                    self._end()
+                    missing = "" if self._has_shown() else "; its ranks have written nothing"
+                    missing = missing if whole else "; the end of its logs is not there"
+                    click.echo(
+                        f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True
+                    )
+                    return
+            # The lake announces no change.
+            time.sleep(_LOOK_SECONDS)
+
+    def _look_at_record(self) -> RunRecord | None:
+        try:
+            record = self._store.record(self._run_id)
+        except StoreError:
+            # Its logs can be read all the same.
+            return None
+        self._hosts = {rank["rank"]: rank["host"] for rank in record.ranks}
+        return record
+
+    def _wanted(self, found: Mapping[Log, int]) -> dict[Log, int]:
+        """Of logs those to be shown: of the last attempt unless another is wanted.
+
+        Once some of an attempt was shown the following ones are wanted as well.
+        """
+        attempts = [log.attempt for log in self._readers or found]
+        first = min(attempts) if self._readers else max(attempts, default=0)
+        return {
+            log: size
+            for log, size in found.items()
+            if (log.attempt >= first if self._attempt is None else log.attempt == self._attempt)
+            and (not self._ranks or log.rank in self._ranks)
+        }
+
+    def _show(self, sizes: Mapping[Log, int]) -> None:
+        for log, size in sizes.items():
+            if log not in self._readers:
+                if self._readers and log.attempt > max(each.attempt for each in self._readers):
+                    click.echo(f"hopsgpu: attempt {log.attempt}", err=True)
+                self._readers[log] = LogReader(self._directory, log)
+                self._outs[log] = self._out(log)
+            for chunk in self._readers[log].read(size):
+                self._outs[log].take(chunk)
+        sys.stdout.flush()
+
+    def _out(self, log: Log) -> Whole | Lines:
+        if self._as_json:
+            return Lines(lambda line: click.echo(json.dumps(self._told(log, line))))
+        out = sys.stdout.buffer
+        if len(self._ranks) == 1:
+            return Whole(out.write)
+        host = f" {self._hosts[log.rank]}" if log.rank in self._hosts else ""
+        prefix = f"[rank {log.rank}{host}] ".encode()
+        return Lines(lambda line: out.write(prefix + line))
+
+    def _told(self, log: Log, line: bytes) -> dict[str, object]:
+        return {
+            "attempt": log.attempt,
+            "rank": log.rank,
+            "host": self._hosts.get(log.rank),
+            "line": line.rstrip(b"\n").decode(errors="backslashreplace"),
+        }
+
+    def _has_shown(self) -> bool:
+        return any(reader.at for reader in self._readers.values())
+
+    def _end(self) -> None:
+        for out in self._outs.values():
+            out.end()
+        sys.stdout.flush()
+
+    def _is_whole(self, record: RunRecord) -> bool:
+        """Whether all was shown of which the record tells."""
+        told = {log: size for name, size in record.logs.items() if (log := log_of(name))}
+        return all(
+            log in self._readers and self._readers[log].at >= size
+            for log, size in self._wanted(told).items()
+        )
+
+
+class Whole:
+    """What comes, as it is.
+
+    Args:
+        write: is given it.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+
+    def take(self, chunk: bytes) -> None:
+        """Writes it."""
+        self._write(chunk)
+
+    def end(self) -> None:
+        """Nothing is kept back."""
+
+
+class Lines:
+    """Whole lines of what comes in chunks.
+
+    Args:
+        write: is given each line with its end.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._rest = b""
+
+    def take(self, chunk: bytes) -> None:
+        """Writes the lines that a chunk completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            self._write(line + b"\n")
+        if len(self._rest) > _LONGEST_LINE:
+            self.end()
+
+    def end(self) -> None:
+        """Writes what has no end."""
+        if self._rest:
+            self._write(self._rest + b"\n")
+            self._rest = b""

@@ -1,0 +1,247 @@
+"""`hopsgpu models`: what has been published."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopsgpu.cli.root import json_option, lake_root, root_option
+from hopsgpu.cli.tables import Layout, Row, headers, show
+from hopsgpu.cli.words import count, size
+from hopsgpu.errors import ConfigError, HopsGpuError
+
+if TYPE_CHECKING:
+    from hopsgpu.stores.models import ModelStore, ModelVersion
+
+_LAYOUT = Layout(
+    right=("VERSION", "VERSIONS", "LATEST", "FILES", "SIZE"),
+    least={"MODEL": 8, "RUN": 16, "METRICS": 12, "TAGS": 6, "FILE": 16, "DIGEST": 8},
+    spared=("DIGEST", "METRICS", "RUN", "FILES", "SIZE"),
+    cut_in_front=("RUN", "FILE"),
+)
+_READERS = 8
+_LATEST = "latest"
+
+
+@click.group(invoke_without_command=True)
+@root_option
+@json_option
+@click.pass_context
+def models(context: click.Context, as_json: bool) -> None:
+    """Show the models that have been published.
+
+    A VERSION is a number, a tag, or "latest" for the highest number, which it is by default.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    store = _store()
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        found = list(pool.map(lambda name: _listed(store, name), store.list()))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    elif found:
+        rows: list[Row] = [headers("MODEL", "LATEST", "VERSIONS", "TAGS")]
+        for model in found:
+            last = max(model["versions"], default=None)
+            counts = [(str(last or "-"), ""), (str(len(model["versions"])), "")]
+            rows.append([(model["name"], ""), *counts, (_tags(model["tags"]), "")])
+        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
+        show(rows, _LAYOUT)
+    else:
+        click.echo(f"no models in {lake_root()}/models")
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+def versions(name: str, as_json: bool) -> None:
+    """Show all versions of a model, the newest first."""
+    store = _store()
+    there = store.versions(name)[::-1]
+    if not there:
+        store.get(name)  # says what there is instead
+    tags = store.tags(name)
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+        found = list(pool.map(lambda version: _told(version, tags), there))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    rows: list[Row] = [headers("VERSION", "PUBLISHED", "FILES", "SIZE", "TAGS", "RUN", "METRICS")]
+    for told in found:
+        if "problem" in told:
+            rows.append([(str(told["version"]), ""), ("damaged", "red"), *[("-", "")] * 5])
+            continue
+        texts = (
+            str(told["version"]),
+            str(told["time"])[:19].replace("T", " "),
+            str(told["files"]),
+            size(told["bytes"]),
+            ",".join(told["tags"]) or "-",
+            str(told["run_id"] or "-"),
+            _metrics(told["metrics"]),
+        )
+        rows.append([(text, "") for text in texts])
+    rows += [[(f"version {t['version']}: {t['problem']}", "red")] for t in found if "problem" in t]
+    show(rows, _LAYOUT)
+
+
+@models.command("show")
+@root_option
+@click.option("--json", "as_json", is_flag=True, help="The manifest, for programs.")
+@click.argument("name")
+@click.argument("version", default=_LATEST)
+def show_version(name: str, version: str, as_json: bool) -> None:
+    """Show one version: where it comes from, its metrics, its files."""
+    store = _store()
+    found = store.get(name, version)
+    manifest = found.manifest
+    if as_json:
+        click.echo(json.dumps({**manifest, "url": found.url}, indent=2))
+        return
+    tagged = sorted(tag for tag, number in store.tags(name).items() if number == found.version)
+    rows: list[Row] = []
+    told = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
+    told["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
+    for key, value in told.items():
+        if key not in ("schema", "files") and value not in (None, {}, []):
+            text = value if isinstance(value, str) else json.dumps(value)
+            rows.append([(f"{key:<12} {text}", "")])
+    rows.append([("", "")])
+    rows.append(headers("SIZE", "FILE", "DIGEST"))
+    for path, facts in manifest["files"].items():
+        rows.append([(size(facts["bytes"]), ""), (path, ""), (facts["digest"], "dim")])
+    show(rows, _LAYOUT)
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+@click.argument("words", nargs=-1, required=True, metavar="[VERSION] DIR")
+def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
+    """Copy a version's files to a directory, and check them on the way."""
+    if len(words) > 2:
+        raise click.UsageError("NAME [VERSION] DIR is wanted")
+    version = words[0] if len(words) == 2 else _LATEST
+    found = _store().get(name, version)
+    target = found.download(Path(words[-1]))
+    told = {"name": found.name, "version": found.version, "directory": str(target)}
+    _done(told, f"{found.name} {found.version} is in {target}", as_json)
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+@click.argument("version")
+@click.argument("tag")
+def tag(name: str, version: str, tag: str, as_json: bool) -> None:
+    """Have a tag lead to a version, wherever it led before."""
+    store = _store()
+    store.tag(name, version, tag)
+    number = store.get(name, tag).version
+    told = {"name": name, "tag": tag, "version": number}
+    _done(told, f"{tag} is version {number} of {name}", as_json)
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+@click.argument("tag")
+def untag(name: str, tag: str, as_json: bool) -> None:
+    """Remove a tag; the version stays."""
+    _store().untag(name, tag)
+    _done({"name": name, "removed": tag}, f"{tag} is removed from {name}", as_json)
+
+
+@models.command()
+@root_option
+@json_option
+@click.option("--yes", is_flag=True, help="It is meant: nothing brings the version back.")
+@click.argument("name")
+@click.argument("version")
+def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
+    """Remove a version for good; its number is never used again."""
+    store = _store()
+    found = store.get(name, version)
+    if not yes:
+        raise ConfigError(f"{found.url} would be gone for good: say --yes if that is meant")
+    store.delete(name, found.version)
+    told = {"name": name, "removed": found.version}
+    _done(told, f"version {found.version} of {name} is removed", as_json)
+
+
+@models.command()
+@root_option
+@json_option
+@click.argument("name")
+@click.argument("version", default=_LATEST)
+def verify(name: str, version: str, as_json: bool) -> None:
+    """Read a version's files and check them; exit code 1 where one is damaged or missing."""
+    found = _store().get(name, version)
+    found.verify()
+    files = found.manifest["files"]
+    total = sum(facts["bytes"] for facts in files.values())
+    if as_json:
+        told = {"name": found.name, "version": found.version, "url": found.url}
+        click.echo(json.dumps({**told, "files": len(files), "bytes": total}, indent=2))
+        return
+    whole = f"{count(len(files), 'file')}, {size(total)}"
+    click.echo(f"{found.name} {found.version} is whole: {whole}")
+
+
+def _done(told: dict[str, Any], text: str, as_json: bool) -> None:
+    click.echo(json.dumps(told, indent=2) if as_json else text)
+
+
+def _store() -> ModelStore:
+    from hopsgpu.stores.models import ModelStore
+
+    return ModelStore(f"{lake_root()}/models")
+
+
+def _listed(store: ModelStore, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
+    try:
+        told["versions"] = [version.version for version in store.versions(name)]
+        told["tags"] = store.tags(name)
+    except HopsGpuError as error:  # one that is damaged does not hide the others
+        told["problem"] = str(error)
+    return told
+
+
+def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
+    """A version in a list."""
+    try:
+        manifest = version.manifest
+    except HopsGpuError as error:
+        return {"version": version.version, "url": version.url, "problem": str(error)}
+    return {
+        "version": version.version,
+        "url": version.url,
+        "time": manifest.get("time"),
+        "files": len(manifest["files"]),
+        "bytes": sum(facts["bytes"] for facts in manifest["files"].values()),
+        "tags": sorted(tag for tag, number in tags.items() if number == version.version),
+        "run_id": manifest.get("run_id"),
+        "metrics": manifest.get("metrics"),
+    }
+
+
+def _tags(tags: dict[str, int]) -> str:
+    return ", ".join(f"{tag}={number}" for tag, number in sorted(tags.items())) or "-"
+
+
+def _metrics(metrics: Any) -> str:
+    if not isinstance(metrics, dict) or not metrics:
+        return "-"
+    return ", ".join(
+        f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in metrics.items()
+    )

@@ -1,0 +1,167 @@
+"""Runs as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.cli.tables import Layout, Row, headers
+from hopsgpu.cli.words import count, duration, moment, size
+
+if TYPE_CHECKING:
+    from hopsgpu.stores.runs import RunRecord, StoredRun
+
+_COLOURS = {"released": "green", "kept": "green", "failed": "red", "lost": "red"}
+_COLOURS |= {"cancelled": "yellow", "unreadable": "red"}
+LAYOUT = Layout(
+    right=("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "UTILISATION", "PEAK"),
+    least={"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10},
+    spared=("MODEL", "NAME", "RANKS", "TOOK"),
+    cut_in_front=("RUN", "MODEL"),
+)
+
+
+def rows(found: Sequence[StoredRun], now: float) -> list[Row]:
+    """The list of runs.
+
+    Args:
+        found: the newest first.
+        now: seconds since the epoch.
+    """
+    return list(_rows(found, now))
+
+
+def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
+    yield headers("RUN", "STATE", "NAME", "STARTED", "TOOK", "RANKS", "GPUS", "MODEL")
+    for run in found:
+        state = run.state_at(now)
+        first = [(run.run_id, ""), (state, _COLOURS.get(state, "bold"))]
+        record = run.record
+        if record is None:
+            yield [*first, *[("-", "dim")] * 6]
+            continue
+        yield [
+            *first,
+            (record.name, ""),
+            (moment(record.timeline.get("requested")), ""),
+            (duration(record.took(now)), ""),
+            (str(record.content["spec"]["workers"]), ""),
+            (str(record.gpus), ""),
+            (_model(record.model), ""),
+        ]
+    for run in found:
+        if run.problem:
+            yield [(f"{run.run_id}: {run.problem}", "red")]
+
+
+def _model(url: str | None) -> str:
+    """A version's name and number, of its URL."""
+    return "-" if url is None else " ".join(url.rsplit("/", 2)[-2:])
+
+
+def described(record: RunRecord, url: str, now: float) -> list[Row]:
+    """All that a person wants to know of a run.
+
+    Args:
+        record: of it.
+        url: of its directory.
+        now: seconds since the epoch.
+    """
+    return list(_described(record, url, now))
+
+
+def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
+    state = record.state_at(now)
+    lost = f" (was {record.state})" if state != record.state else ""
+    content = record.content
+    requested = record.timeline.get("requested")
+    told = {
+        "run": record.run_id,
+        "state": f"{state}{lost}",
+        "user": record.user,
+        "application": str(content.get("application")),
+        "queue": str(content.get("queue")),
+        "started": moment(requested),
+        "took": duration(record.took(now)),
+        "attempt": str(record.attempt),
+        "gang": ", ".join((count(content["spec"]["workers"], "rank"), count(record.gpus, "GPU"))),
+        "model": record.model or "-",
+        "directory": url,
+        "environment": _environment(content.get("environment")),
+    }
+    told |= dict(_data(content.get("data")))
+    for name, text in told.items():
+        yield [(f"{name:<12} {text}", _COLOURS.get(state, "bold") if name == "state" else "")]
+    if record.error is not None:
+        for number, line in enumerate(record.error.splitlines()):
+            yield [(f"{'' if number else 'error':<12} {line}", "red")]
+    for warning in _texts(content.get("warnings")):
+        yield [(f"{'warning':<12} {warning}", "yellow")]
+    if requested is not None:
+        passed = (f"{name} {when - requested:.1f} s" for name, when in record.timeline.items())
+        yield [(f"{'timeline':<12} {', '.join(passed)}", "")]
+    seconds = content.get("gpu_seconds")
+    if isinstance(seconds, dict):
+        spent = ", ".join(f"{name} {value:.1f}" for name, value in _numbers(seconds))
+        yield [(f"{'GPU seconds':<12} {spent}", "")]
+    yield [("", "")]
+    yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "UTILISATION", "PEAK", "LAST REPORT")
+    for rank in record.ranks:
+        yield _rank(rank, record, now)
+
+
+def _rank(rank: Any, record: RunRecord, now: float) -> Row:
+    metrics = record.content.get("metrics")
+    number = rank["rank"]
+    last = metrics[number] if isinstance(metrics, list) and number < len(metrics) else {}
+    shown = ", ".join(f"{n}={v}" for n, v in _reported(last))
+    if rank["ended"]:
+        ended = str(rank.get("signal") or rank.get("exit_code"))
+    elif record.has_ended:
+        ended = "lost"
+    else:  # of a lost run nobody knows
+        ended = "runs" if record.goes_on(now) else "-"
+    use, peak = rank.get("gpu_utilisation"), rank.get("peak_memory")
+    return [
+        (str(number), ""),
+        (str(rank.get("role", "-")), ""),
+        (rank["host"], ""),
+        (str(rank.get("pid", "-")), ""),
+        (ended, ""),
+        (f"{use:.0%}" if isinstance(use, float) else "-", ""),
+        (size(peak).replace(" ", "") if isinstance(peak, int) else "-", ""),
+        (shown or "-", ""),
+    ]
+
+
+def _reported(last: Any) -> Iterator[tuple[str, str]]:
+    """What a rank reported last, without what was sampled of its GPUs."""
+    for name, value in last.items() if isinstance(last, dict) else ():
+        if not name.startswith("gpu."):
+            yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _data(told: Any) -> Iterator[tuple[str, str]]:
+    """What the ranks read, a line each."""
+    for name, one in told.items() if isinstance(told, dict) else ():
+        if isinstance(one, dict) and isinstance(one.get("bytes"), int):
+            many = f"{one.get('rows')} rows, {size(one['bytes'])}"
+            gone = "" if one.get("kept") else ", removed with the run's end"
+            yield (name if name == "data" else f"data {name}"), f"{many} of {one.get('url')}{gone}"
+
+
+def _environment(told: Any) -> str:
+    if not isinstance(told, dict):
+        return "-"
+    driver = told.get("driver")
+    host = f" on {driver['host']}" if isinstance(driver, dict) and "host" in driver else ""
+    names = ("hopsgpu", "python", "spark", "hadoop")
+    return ", ".join(f"{name} {told.get(name, '-')}" for name in names) + host
+
+
+def _texts(told: Any) -> list[str]:
+    return [str(text) for text in told] if isinstance(told, list) else []
+
+
+def _numbers(told: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    return ((n, float(v)) for n, v in told.items() if isinstance(v, (int, float)))

@@ -1,0 +1,187 @@
+"""`hopsgpu runs`: what has run, how it went, and what is to be done about it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hopsgpu.cli.root import json_option, lake_root, root_option
+from hopsgpu.cli.tables import show
+from hopsgpu.cli.words import count, duration
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+
+if TYPE_CHECKING:
+    from hopsgpu.stores.runs import RunRecord, RunStore, StoredRun
+
+_CANCEL_SECONDS = 60.0
+_LOOK_SECONDS = 1.0
+
+
+@click.group(invoke_without_command=True)
+@root_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="So many of the newest.",
+)
+@json_option
+@click.pass_context
+def runs(context: click.Context, limit: int, as_json: bool) -> None:
+    """Show what has run, the newest first; each command below takes a run's ID.
+
+    A beginning of an ID that no other has will do, and "last" is the newest run.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    store, now = _store(), time.time()
+    found = store.read(store.ids()[:limit])
+    if as_json:
+        click.echo(json.dumps([_listed(run, now) for run in found], indent=2))
+    elif found:
+        from hopsgpu.cli.run_tables import LAYOUT, rows
+
+        show(rows(found, now), LAYOUT)
+    else:
+        click.echo(f"no runs in {store.url}")
+
+
+@runs.command("show")
+@root_option
+@click.option("--json", "as_json", is_flag=True, help="The whole record, for programs.")
+@click.argument("run_id", metavar="ID")
+def show_run(run_id: str, as_json: bool) -> None:
+    """Show one run: how it went, where its time went, its ranks and what they reported."""
+    store, now = _store(), time.time()
+    record = store.record(store.find(run_id))
+    url = store.directory(record.run_id).url
+    if as_json:
+        state = {"state": record.state_at(now), "url": url}
+        click.echo(json.dumps({**record.content, **state}, indent=2))
+        return
+    from hopsgpu.cli.run_tables import LAYOUT, described
+
+    show(described(record, url, now), LAYOUT)
+
+
+@runs.command()
+@root_option
+@json_option
+@click.argument("run_id", metavar="ID")
+def cancel(run_id: str, as_json: bool) -> None:
+    """End a run, whoever's session it is in: its driver looks for this every few seconds.
+
+    Waits up to a minute until it has ended.
+    """
+    store = _store()
+    run_id = store.find(run_id)
+    _check_goes_on(store.record(run_id))
+    store.ask_to_cancel(run_id)
+    for record in _until_ended(store, run_id):
+        if record.has_ended:
+            if as_json:
+                click.echo(json.dumps({"run_id": run_id, "state": record.state}, indent=2))
+                return
+            by_itself = "" if record.state == "cancelled" else ": it ended before it was looked for"
+            click.echo(f"{run_id} is {record.state}{by_itself}")
+            return
+        _check_goes_on(record)
+    raise HopsGpuError(
+        f"{run_id} has not ended within {_CANCEL_SECONDS:g} s; it is {record.state}. Its driver is"
+        " asked to end it, and does so once it can"
+    )
+
+
+@runs.command()
+@root_option
+@click.option("--older-than", metavar="TIME", help="Those last heard of so long ago, as 30d.")
+@click.option("--keep", type=click.IntRange(0), metavar="N", help="But not the N newest.")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--json", "as_json", is_flag=True, help="For programs: the IDs.")
+def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool) -> None:
+    """Remove runs that have ended, with their logs, checkpoints and TensorBoard files.
+
+    Published models stay. A run that goes on is never removed, nor one that it resumes, nor what
+    cannot be read as a run.
+    """
+    from hopsgpu.stores.runs import prunable
+    from hopsgpu.units import parse_duration
+
+    if older_than is None and keep is None:
+        raise ConfigError("say which runs may go: --older-than 30d, --keep 100, or both")
+    store = _store()
+    seconds = parse_duration(older_than, "--older-than")
+    going = prunable(store.read(store.ids()), seconds, keep or 0, time.time())
+    gone, problems = [], []
+    for run_id in going:
+        try:
+            if not dry_run:
+                store.remove(run_id)
+        except StoreError as error:
+            problems.append(str(error))
+        else:
+            gone.append(run_id)
+            if not as_json:
+                click.echo(run_id)
+    if as_json:
+        click.echo(json.dumps(gone, indent=2))
+    done = "would be removed" if dry_run else "removed"
+    click.echo(f"{count(len(gone), 'run')} {done}", err=True)
+    if problems:
+        raise StoreError("\n".join(problems))
+
+
+def _store() -> RunStore:
+    from hopsgpu.stores.runs import RunStore
+
+    return RunStore(lake_root())
+
+
+def _check_goes_on(record: RunRecord) -> None:
+    if record.has_ended:
+        raise ConfigError(f"{record.run_id} has ended already: {record.state}")
+    now = time.time()
+    if not record.goes_on(now):
+        ago = duration(now - record.updated)
+        raise ConfigError(
+            f"{record.run_id} is lost: its driver was heard of last {ago} ago, when it was"
+            f" {record.state}. YARN has its GPUs back if {_of(record)} has ended"
+        )
+
+
+def _of(record: RunRecord) -> str:
+    return str(record.content.get("application") or "its application")
+
+
+def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
+    deadline = time.monotonic() + _CANCEL_SECONDS
+    while time.monotonic() < deadline:
+        # The lake announces no change.
+        time.sleep(_LOOK_SECONDS)
+        yield store.record(run_id)
+
+
+def _listed(run: StoredRun, now: float) -> dict[str, Any]:
+    """A run in a list for programs."""
+    if run.record is None:
+        return {"run_id": run.run_id, "state": run.state_at(now), "problem": run.problem}
+    record = run.record
+    return {
+        "run_id": run.run_id,
+        "state": record.state_at(now),
+        "name": record.name,
+        "user": record.user,
+        "application": record.content.get("application"),
+        "requested": record.timeline.get("requested"),
+        "seconds": record.took(now),
+        "workers": record.content["spec"]["workers"],
+        "gpus": record.gpus,
+        "model": record.model,
+        "error": record.error,
+    }

@@ -1,0 +1,172 @@
+"""`hopsgpu submit`: spark-submit with what a gang needs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import signal
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hopsgpu.cli.ending import ended_in_order
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hopsgpu.spark.command import Job
+    from hopsgpu.yarn.resource_manager import ResourceManager
+
+_PYTHON_ENV = "spark.hopsgpu.python_env"
+_ENDS = {"allow_interspersed_args": False}
+
+
+@click.command(context_settings=_ENDS)
+@click.option(
+    "--deploy-mode",
+    type=click.Choice(["client", "cluster"]),
+    help="Where the driver runs: here, or in YARN. By default where Spark's settings say.",
+)
+@click.option("--queue", metavar="Q", help="YARN's queue.")
+@click.option("--name", metavar="N", help="The application's name; else the script's.")
+@click.option("--conf", "confs", multiple=True, metavar="K=V", help="A Spark property.")
+@click.option(
+    "--python-env",
+    metavar="ENV",
+    help="What the ranks run with where their launch names nothing: a requirements file, a"
+    " directory, a packed archive or a conda environment of this machine. It is put on the lake.",
+)
+@click.option(
+    "--detach",
+    is_flag=True,
+    help="In cluster mode: print the application's id once YARN has accepted it, and return.",
+)
+@click.option("--dry-run", is_flag=True, help="Print the line of spark-submit instead.")
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def submit(
+    deploy_mode: str | None,
+    queue: str | None,
+    name: str | None,
+    confs: tuple[str, ...],
+    python_env: str | None,
+    detach: bool,
+    dry_run: bool,
+    script: str,
+    arguments: tuple[str, ...],
+) -> None:
+    """Run a script as a Spark application on YARN that can hold gangs of GPUs.
+
+    What is after SCRIPT is the script's. The package, the discovery script and the modules beside
+    the script go along; on the nodes nothing of hopsgpu is needed. The exit code is 0 if the script
+    ends so. What ends this command (SIGTERM, Ctrl-C) ends the application and gives its GPUs back,
+    but with --detach.
+    """
+    from hopsgpu.spark.command import Job, parse_conf
+
+    conf = parse_conf(confs)
+    tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
+    job = Job(script, arguments, deploy_mode, queue, name, conf, detach, tag)
+    _run(job, python_env, dry_run)
+
+
+def _run(job: Job, python_env: str | None, dry_run: bool) -> None:
+    from hopsgpu.python_env.given import wanted_of
+    from hopsgpu.spark.command import find_spark_submit, planned
+    from hopsgpu.spark.submission import ship, spark_defaults, submit_arguments
+    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.yarn.queues import check_queue
+    from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+
+    defaults = spark_defaults(os.environ)
+    if python_env is not None:
+        wanted_of(python_env)
+        job = replace(job, conf={**job.conf, _PYTHON_ENV: python_env})
+    plan = planned(job, defaults, os.environ, sys.executable)
+    binary = find_spark_submit(os.environ)
+    manager = None
+    if not dry_run:
+        manager = ResourceManager(web_addresses(HadoopConf.load().get))
+        check_queue(plan.queue, manager.queues())
+        if python_env is not None:
+            # In YARN its path would be one of the node.
+            url = _on_lake(python_env, plan.properties)
+            job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
+            plan = planned(job, defaults, os.environ, sys.executable)
+    shipped = ship(_cache(), plan.properties, [job.script])
+    command = [str(binary), *submit_arguments(plan.given, defaults, shipped)]
+    if manager is None:
+        click.echo(shlex.join(command))
+    elif plan.mode == "client":
+        # In the place of this process: signals, exit code and output are spark-submit's own.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(binary, command)
+    else:
+        sys.exit(_attend(job, command, manager))
+
+
+def _on_lake(python_env: str, properties: Mapping[str, str]) -> str:
+    """The URL of a Python environment, made if it is not there, for whoever runs the script.
+
+    Args:
+        python_env: as of `launch`.
+        properties: of the application, which may name its root on the lake.
+
+    Raises:
+        ConfigError, StoreError: as `put_on_lake`.
+    """
+    from hopsgpu.cli.root import default_root
+    from hopsgpu.python_env.building import put_on_lake, warnings_of
+    from hopsgpu.python_env.given import wanted_of
+    from hopsgpu.stores.lake import Lake
+
+    root = properties.get("spark.hopsgpu.root") or default_root(os.environ)
+    _say(f"the Python environment ({python_env}) is looked for on the lake, and made if need be")
+    for warning in warnings_of(wanted_of(python_env)):
+        _say(warning)
+    # A pip that runs ends with this command.
+    with ended_in_order():
+        return put_on_lake(python_env, Lake(root), threading.Event())
+
+
+def _say(text: str) -> None:
+    click.echo(f"hopsgpu: {text}", err=True)
+
+
+def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
+    """Submits in cluster mode; the exit code."""
+    from hopsgpu.spark.attended import Attended
+    from hopsgpu.yarn.hadoop_conf import HadoopConf
+    from hopsgpu.yarn.node_manager import NodeManagers
+
+    attended = Attended(manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say)
+    with ended_in_order(signal.SIGINT), attended.ended_with():
+        standing = attended.submit(command, os.environ)
+        if not job.detach:
+            standing = attended.follow(standing)
+            attended.tell_end(standing)
+    if job.detach:  # whoever does not read it has not ended it
+        click.echo(standing.id)
+        return 0
+    return 0 if standing.has_succeeded else 1
+
+
+def _cache() -> Path:
+    """Where what is shipped lies until spark-submit has read it.
+
+    Raises:
+        ConfigError: there is no place for it.
+    """
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    if not Path(cache).is_absolute():
+        if not os.environ.get("HOME"):
+            raise ConfigError("HOME is not set: set it or XDG_CACHE_HOME, where what is shipped is")
+        cache = f"{os.environ['HOME']}/.cache"
+    return Path(cache, "hopsgpu", "submit")

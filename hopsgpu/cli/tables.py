@@ -1,0 +1,123 @@
+"""Tables for people, on a terminal of any width and in files that programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+# A text and its style.
+Cell = tuple[str, str]
+Row = list[Cell]
+_GAP = 2
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the columns of a table behave, by their headers.
+
+    Attributes:
+        right: those of numbers.
+        least: what a column may shrink to; others do not.
+        spared: given up in this order where even that is too wide.
+        cut_in_front: those whose texts differ at their ends.
+    """
+
+    right: tuple[str, ...] = ()
+    least: Mapping[str, int] = field(default_factory=dict)
+    spared: tuple[str, ...] = ()
+    cut_in_front: tuple[str, ...] = ()
+
+
+def headers(*names: str) -> Row:
+    """The first row of a table."""
+    return [(name, "bold") for name in names]
+
+
+def show(rows: Sequence[Row], layout: Layout) -> None:
+    """Prints a table: on a terminal each row is a line that fits, elsewhere it is whole."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    # What a program reads is whole, in colours too where FORCE_COLOR has them written to it.
+    width = console.width if console.file.isatty() else None
+    lines = aligned(rows, layout, console.encoding, width)
+    console.print(Text("\n").join(lines), soft_wrap=width is None)
+
+
+def aligned(rows: Sequence[Row], layout: Layout, encoding: str, width: int | None) -> list[Text]:
+    """Lines of a table; the first row has the headers, a row of one cell is a line of its own.
+
+    Args:
+        rows: the texts may be anybody's.
+        layout: of the columns.
+        encoding: of the terminal or file.
+        width: that a line may have, or None for all there is.
+    """
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    shown = [[(plain(text, encoding), style) for text, style in row] for row in rows]
+    full = [row for row in shown if len(row) > 1]
+    columns = [text for text, _ in full[0]] if full else []
+    widths = [max(cell_len(text) for text, _ in column) for column in zip(*full, strict=True)]
+    if width is not None:
+        widths = _fitted(columns, widths, width, layout)
+    mark = "…" if plain("…", encoding) == "…" else "~"
+    lines = []
+    for row in shown:
+        if len(row) == 1:
+            lines.append(Text(*row[0]))
+            continue
+        line = Text()
+        kept = [i for i, most in enumerate(widths) if most]
+        for i in kept:
+            text, style = row[i]
+            text = _cut(text, widths[i], mark, columns[i] in layout.cut_in_front)
+            pad = " " * (widths[i] - cell_len(text))
+            right = columns[i] in layout.right
+            line.append(pad if right else "")
+            line.append(text, style=style)
+            if i != kept[-1]:
+                line.append(("" if right else pad) + " " * _GAP)
+        if width is not None:
+            line.truncate(width, overflow="crop")
+        lines.append(line)
+    return lines
+
+
+def _fitted(columns: Sequence[str], widths: Sequence[int], room: int, layout: Layout) -> list[int]:
+    """Widths of columns that fit, 0 of one that is left out; the widest shrinks first."""
+    fitted = dict(zip(columns, widths, strict=True))
+    spared = [name for name in layout.spared if name in fitted]
+    while sum(fitted.values()) + _GAP * (len(fitted) - 1) > room:
+        wide = [name for name in fitted if fitted[name] > layout.least.get(name, fitted[name])]
+        if wide:
+            fitted[max(wide, key=lambda name: fitted[name])] -= 1
+        elif spared:
+            del fitted[spared.pop(0)]
+            # What it leaves is for the others.
+            fitted = {name: w for name, w in zip(columns, widths, strict=True) if name in fitted}
+        else:
+            break
+    return [fitted.get(name, 0) for name in columns]
+
+
+def _cut(text: str, width: int, mark: str, in_front: bool) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= width:
+        return text
+    if in_front:
+        return mark + set_cell_size(text[::-1], width - 1)[::-1]
+    return set_cell_size(text, width - 1) + mark
+
+
+def plain(text: str, encoding: str) -> str:
+    """Without what would steer a terminal: names of applications are other users'."""
+    shown = "".join(char if char.isprintable() else "?" for char in text)
+    return shown.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,0 +1,108 @@
+"""`hopsgpu tensorboard`: a run's TensorBoard files, shown while they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from hopsgpu.cli.root import lake_root, root_option
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+
+if TYPE_CHECKING:
+    from hopsgpu.stores.mirror import Mirror
+
+_DIRECTORY = "tensorboard"
+_LOOK_SECONDS = 5.0
+_END_SECONDS = 10.0
+
+
+@click.command()
+@root_option
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
+@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True)
+@click.argument("run_id", metavar="ID")
+def tensorboard(run_id: str, host: str, port: int) -> None:
+    """Open TensorBoard on what a run wrote to context().log_dir, until Ctrl-C.
+
+    The files are copied to a temporary directory, and again every few seconds where they grow.
+    TensorBoard asks nobody for a password: listen elsewhere than on this machine's own address
+    only where everybody may see it. With --port 0 it chooses one.
+    """
+    from hopsgpu.stores.mirror import Mirror
+    from hopsgpu.stores.runs import RunStore
+
+    if importlib.util.find_spec("tensorboard") is None:
+        raise ConfigError("TensorBoard is not installed here: pip install tensorboard")
+    store = RunStore(lake_root())
+    source = store.directory(store.find(run_id)) / _DIRECTORY
+    with (
+        _sigterm_exits(),
+        tempfile.TemporaryDirectory(prefix="hopsgpu-tensorboard-") as directory,
+    ):
+        mirror = Mirror(source, Path(directory))
+        if not mirror.renew():
+            click.echo(f"nothing is in {source.url} yet; it is looked at again and again", err=True)
+        with contextlib.suppress(KeyboardInterrupt), _served(directory, host, port) as server:
+            _keep_in_step(mirror, server)
+
+
+@contextlib.contextmanager
+def _sigterm_exits() -> Iterator[None]:
+    """While inside, SIGTERM ends the command as an exception would: what it owns is let go of."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python's signals are not its
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        # A second one does not break off the letting go.
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """TensorBoard, which prints its own URL; it ends with the context."""
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory]
+    command += ["--host", host, "--port", str(port), "--reload_interval", str(int(_LOOK_SECONDS))]
+    server = subprocess.Popen(command)
+    try:
+        yield server
+    finally:
+        server.terminate()
+        try:
+            server.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
+    """Copies what has come, until TensorBoard ends."""
+    while True:
+        try:
+            # The lake announces no change.
+            code = server.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            try:
+                mirror.renew()
+            except StoreError as error:  # looked at again soon
+                click.echo(f"hopsgpu: {error}", err=True)
+        else:
+            raise HopsGpuError(f"TensorBoard has ended by itself, exit code {code}")

@@ -1,0 +1,44 @@
+"""How commands write times, durations and sizes."""
+
+from __future__ import annotations
+
+import time
+
+_UNITS = ("B", "KiB", "MiB", "GiB")
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as "7.5s", "12m03s", "5h20m" or "3d04h"; "-" for None."""
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    (days, hours), (minutes, rest) = divmod(whole // 3600, 24), divmod(whole % 3600, 60)
+    if days:
+        return f"{days}d{hours:02}h"
+    return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
+
+
+def moment(seconds: float | None) -> str:
+    """Local date and time of seconds since the epoch; "-" for None."""
+    if seconds is None:
+        return "-"
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):  # no time that a calendar has
+        return f"{seconds:g}"
+
+
+def count(number: int, what: str) -> str:
+    """A number of things, as "1 file" or "2 files"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def size(count: float) -> str:
+    """Bytes in the largest unit of which there is one."""
+    for unit in _UNITS:
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

@@ -1,0 +1,1 @@
+"""Parquet on the lake to the ranks: exact shards, and batches read ahead and kept locally."""

@@ -1,0 +1,109 @@
+"""Something read ahead in a thread, which ends with whoever reads it."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+# A read of the lake that is under way is not waited for longer; the thread ends after it.
+_LONGEST_SECONDS = 10.0
+
+
+class _Buffer(Generic[T]):
+    """What is between the thread and its reader."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._items: deque[T] = deque()
+        self._changed = threading.Condition()
+        self._ended = False
+        self._closed = False
+        self._error: BaseException | None = None
+
+    def put(self, item: T) -> bool:
+        """Waits for room; False where nobody reads any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or len(self._items) < self._room)
+            if self._closed:
+                return False
+            self._items.append(item)
+            self._changed.notify_all()
+        return True
+
+    def end(self, error: BaseException | None) -> None:
+        """No item comes any more."""
+        with self._changed:
+            self._ended, self._error = True, error
+            self._changed.notify_all()
+
+    def get(self) -> T:
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._ended or self._closed)
+            if self._items and not self._closed:
+                self._changed.notify_all()
+                return self._items.popleft()
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        raise StopIteration
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._items.clear()
+            self._changed.notify_all()
+
+
+class Ahead(Iterator[T]):
+    """An iterator whose items are made in a thread.
+
+    The thread ends when all are made, by `close()`, when the iterator is let go of, and when the
+    process exits. What making an item raises is raised in its place.
+
+    Args:
+        make: called in the thread, for the iterator that makes the items; it is closed there.
+        room: items that are made before they are asked for.
+    """
+
+    def __init__(self, make: Callable[[], Iterator[T]], room: int) -> None:
+        self._buffer: _Buffer[T] = _Buffer(room)
+        thread = threading.Thread(
+            target=_fill, args=(make, self._buffer), name="hopsgpu-data", daemon=True
+        )
+        self._end = weakref.finalize(self, _end, self._buffer, thread)
+        thread.start()
+
+    def __next__(self) -> T:
+        return self._buffer.get()
+
+    def close(self) -> None:
+        """Ends the thread; there are no more items."""
+        self._end()
+
+
+def _fill(make: Callable[[], Iterator[T]], buffer: _Buffer[T]) -> None:
+    problem: BaseException | None = None
+    try:
+        items = make()
+        try:
+            for item in items:
+                if not buffer.put(item):
+                    break
+                del item  # it is the reader's now, and may be large
+        finally:
+            if (close := getattr(items, "close", None)) is not None:
+                close()
+    except BaseException as error:  # noqa: BLE001  raised in the reader
+        problem = error
+    buffer.end(problem)
+
+
+def _end(buffer: _Buffer[T], thread: threading.Thread) -> None:
+    buffer.close()
+    if thread is not threading.current_thread():
+        thread.join(_LONGEST_SECONDS)

@@ -1,0 +1,255 @@
+"""Arrow's columns as NumPy arrays: each type is converted, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+class Kind(Enum):
+    """What a column is to a framework."""
+
+    NUMBER = "numbers"
+    TIME = "dates or times"
+    TEXT = "strings"
+    BYTES = "binary"
+    RAGGED = "lists of different lengths"
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a column comes to NumPy.
+
+    Attributes:
+        name: of the column.
+        kind: of its values.
+        dtype: of the array; of the lists' elements where the kind is RAGGED.
+        shape: of a row; () for a number.
+        convert: makes an Arrow array the NumPy array.
+    """
+
+    name: str
+    kind: Kind
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    convert: Callable[[Any], Array]
+
+
+def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]) -> list[Column]:
+    """The columns that a rank asks for.
+
+    Args:
+        schema: Arrow's.
+        columns: names, or None for all.
+        shapes: by column the shape of a row, for lists: (28, 28) for lists of 784 elements.
+
+    Raises:
+        ConfigError: no such column, a type that is not converted, or a shape that does not fit.
+    """
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r}: a list of names is wanted: [{columns!r}]")
+    names = list(schema.names if columns is None else columns)
+    absent = [name for name in (*names, *shapes) if schema.names.count(name) != 1]
+    if absent or not names or len(set(names)) < len(names):
+        raise ConfigError(
+            f"columns={columns!r}, shapes of {sorted(shapes)}: names of columns are wanted, each"
+            f" once, of {', '.join(schema.names)}"
+        )
+    return [column(schema.field(name), shapes.get(name)) for name in names]
+
+
+def column(field: Any, shape: Any = None) -> Column:
+    """How a column of this name and type is converted.
+
+    Args:
+        field: Arrow's.
+        shape: of a row, where it holds lists; None to take the type's.
+
+    Raises:
+        ConfigError: the type is not converted, or the shape does not fit it.
+    """
+    import pyarrow as pa
+
+    types, name, kind = pa.types, field.name, field.type
+    if shape is not None:
+        return _shaped(name, kind, _checked_shape(name, shape))
+    if types.is_list(kind) or types.is_large_list(kind):
+        inner = column(field.with_type(kind.value_type))
+        dtype = inner.dtype if inner.kind is not Kind.RAGGED else _object()
+        return Column(name, Kind.RAGGED, dtype, (), lambda array: _ragged(name, array, inner))
+    if types.is_fixed_size_list(kind):
+        return _fixed(name, kind, None)
+    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation is None:
+        return _fixed(name, kind.storage_type, tuple(kind.shape))
+    if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
+        return Column(name, Kind.TEXT, _object(), (), _objects)
+    if types.is_binary(kind) or types.is_large_binary(kind) or kind == pa.binary_view():
+        return Column(name, Kind.BYTES, _object(), (), _objects)
+    if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
+        return Column(name, Kind.BYTES, _object(), (), _objects)
+    return _single(name, kind)
+
+
+def _single(name: str, kind: Any) -> Column:
+    """A column of numbers, dates or times."""
+    import numpy as np
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_decimal(kind):
+        doubles = pa.float64()
+        return Column(
+            name, Kind.NUMBER, np.dtype("f8"), (), lambda array: _flat(name, array.cast(doubles))
+        )
+    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
+        dtype = np.dtype(kind.to_pandas_dtype())
+        return Column(name, Kind.NUMBER, dtype, (), lambda array: _flat(name, array))
+    if types.is_date(kind):
+        dtype = np.dtype("M8[D]" if types.is_date32(kind) else "M8[ms]")
+        return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array))
+    if types.is_timestamp(kind) or types.is_duration(kind):
+        dtype = np.dtype(f"{'M' if types.is_timestamp(kind) else 'm'}8[{kind.unit}]")
+        return Column(name, Kind.TIME, dtype, (), lambda array: _flat(name, array))
+    raise ConfigError(f"column {name!r} is {kind}, {_advice(kind)}")
+
+
+def _advice(kind: Any) -> str:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_struct(kind):
+        names = [field.name for field in kind]
+        if names == ["type", "size", "indices", "values"]:
+            return (
+                "a vector of Spark ML's: make it an array, by pyspark.ml.functions.vector_to_array"
+            )
+        return "which no rank is given: select its fields in Spark, or leave it out of columns="
+    if types.is_map(kind):
+        return "which no rank is given: select its values in Spark, or leave it out of columns="
+    if types.is_null(kind):
+        return "with nothing in it: leave it out of columns="
+    return "which no rank is given: cast it in Spark, or leave it out of columns="
+
+
+def _object() -> np.dtype[Any]:
+    import numpy as np
+
+    return np.dtype(object)
+
+
+def _objects(array: Any) -> Array:
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _flat(name: str, array: Any) -> Array:
+    import pyarrow as pa
+
+    if array.null_count and (pa.types.is_integer(array.type) or pa.types.is_boolean(array.type)):
+        raise ConfigError(
+            f"column {name!r} ({array.type}) holds nulls, for which NumPy has no {array.type}:"
+            " fill or drop them in Spark (fillna, dropna), or make it a double, where they are NaN"
+        )
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values
+
+
+def _ragged(name: str, array: Any, inner: Column) -> Array:
+    import numpy as np
+
+    values, offsets = _listed(name, array)
+    converted = inner.convert(values)
+    rows = np.empty(len(array), dtype=object)
+    for row in range(len(array)):
+        rows[row] = converted[offsets[row] : offsets[row + 1]]
+    return rows
+
+
+def _listed(name: str, array: Any) -> tuple[Any, Array]:
+    """The elements of variable lists, and where each list begins and ends in them."""
+    _refuse_null_lists(name, array)
+    offsets: Array = array.offsets.to_numpy()
+    first = int(offsets[0])
+    return array.values.slice(first, int(offsets[-1]) - first), offsets - first
+
+
+def _refuse_null_lists(name: str, array: Any) -> None:
+    if array.null_count:
+        raise ConfigError(
+            f"column {name!r} ({array.type}) holds nulls in place of lists: fill or drop them in"
+            " Spark (coalesce, dropna)"
+        )
+
+
+def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
+    """Lists whose length is in their type; the shape where it isn't the lists' own."""
+    import pyarrow as pa
+
+    inner = column(pa.field(name, kind.value_type))
+    if inner.kind not in (Kind.NUMBER, Kind.TIME):
+        raise ConfigError(
+            f"column {name!r} is {kind}: of lists of fixed length, those of numbers are converted;"
+            " leave it out of columns="
+        )
+    whole = shape if shape is not None else (kind.list_size, *inner.shape)
+
+    def convert(array: Any) -> Array:
+        storage = array.storage if isinstance(array, pa.ExtensionArray) else array
+        _refuse_null_lists(name, storage)
+        return inner.convert(storage.flatten()).reshape(len(array), *whole)
+
+    return Column(name, inner.kind, inner.dtype, whole, convert)
+
+
+def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
+    """Lists as arrays of a shape that the user knows."""
+    import pyarrow as pa
+
+    size = math.prod(shape)
+    if pa.types.is_fixed_size_list(kind) and kind.list_size == size:
+        return _fixed(name, kind, shape)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        raise ConfigError(
+            f"shapes: column {name!r} is {kind}, and lists of {size} elements are wanted for the"
+            f" shape {shape}"
+        )
+    inner = column(pa.field(name, kind.value_type))
+    if inner.kind not in (Kind.NUMBER, Kind.TIME) or inner.shape:
+        raise ConfigError(f"shapes: column {name!r} is {kind}; lists of numbers can have a shape")
+
+    def convert(array: Any) -> Array:
+        import numpy as np
+
+        values, offsets = _listed(name, array)
+        lengths = np.diff(offsets)
+        if (lengths != size).any():
+            other = int(lengths[lengths != size][0])
+            raise ConfigError(
+                f"shapes: column {name!r} holds a list of {other} elements, where the shape"
+                f" {shape} has {size}"
+            )
+        return inner.convert(values).reshape(len(array), *shape)
+
+    return Column(name, inner.kind, inner.dtype, shape, convert)
+
+
+def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    try:
+        checked = (shape,) if isinstance(shape, int) else tuple(shape)
+    except TypeError:
+        checked = ()
+    if not checked or not all(isinstance(n, int) and n > 0 for n in checked):
+        raise ConfigError(
+            f"shapes: {name!r} has {shape!r}; a tuple of sizes is wanted, as (28, 28)"
+        )
+    return checked

@@ -1,0 +1,82 @@
+"""A file of the lake as pyarrow reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from hopsgpu.stores.lake import Lake
+
+
+class LakeFile:
+    """Reads whole ranges, which file systems may answer in parts, and again where that can help.
+
+    It has what pyarrow asks of a Python file.
+
+    Args:
+        lake: the file.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._open = contextlib.ExitStack()
+        self._raw: io.RawIOBase | None = None
+        self._at = 0
+        self._patience = lake.patience()
+        self.closed = False
+        self.size = lake.stat().size
+
+    def read(self, size: int = -1) -> bytes:
+        """So many bytes, or what there is to the end."""
+        left = max(self.size - self._at, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        content: bytes = self._patience(
+            "read", self._lake.url, lambda _: self._range(self._at, wanted)
+        )
+        self._at += len(content)
+        return content
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self.closed = True
+        self._let_go()
+
+    def _range(self, at: int, wanted: int) -> bytes:
+        try:
+            if self._raw is None:
+                self._raw = self._open.enter_context(self._lake.files.read(self._lake.path))
+            self._raw.seek(at)
+            parts = []
+            while wanted:
+                part = self._raw.read(wanted)
+                if not part:
+                    raise OSError(f"it ends {wanted} bytes before it should")
+                parts.append(part)
+                wanted -= len(part)
+        except BaseException:
+            self._let_go()  # another attempt has another connection
+            raise
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _let_go(self) -> None:
+        self._raw = None
+        self._open.close()
+
+
+@contextlib.contextmanager
+def opened(lake: Lake) -> Iterator[tuple[Any, LakeFile]]:
+    """A file of the lake as a pyarrow.NativeFile, and the same as one of Python's."""
+    import pyarrow as pa
+
+    with contextlib.closing(LakeFile(lake)) as file:
+        yield pa.PythonFile(file, mode="r"), file

@@ -1,0 +1,61 @@
+"""The order in which a rank reads its shard: by pieces, and shuffled by seed and epoch."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from hopsgpu.data.shard import Slice
+from hopsgpu.units import MIB
+
+T = TypeVar("T")
+
+# Of slices that are kept in one file and read one after the other.
+_PIECE_BYTES = 32 * MIB
+
+
+def pieces_of(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...], ...]:
+    """Slices bundled in their order, so that small row groups are no file each."""
+    pieces, piece, size = [], [], 0
+    for part in slices:
+        piece.append(part)
+        size += part.rows * row_bytes
+        if size >= _PIECE_BYTES:
+            pieces.append(tuple(piece))
+            piece, size = [], 0
+    if piece:
+        pieces.append(tuple(piece))
+    return tuple(pieces)
+
+
+def shuffled(items: Sequence[T], seed: int, epoch: int) -> list[T]:
+    """The items in an order that seed and epoch decide."""
+    order = list(items)
+    random.Random(f"{seed} {epoch}").shuffle(order)
+    return order
+
+
+def interleaved(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iterator[T]:
+    """Items of streams in turn, of so many streams at a time.
+
+    A stream is begun one before its turn comes, so that it can fetch ahead; all are closed at the
+    end.
+    """
+    waiting = iter(streams)
+    begun: list[Iterator[T]] = []
+    try:
+        while True:
+            while len(begun) <= width and (begin := next(waiting, None)) is not None:
+                begun.append(begin())
+            if not begun:
+                return
+            stream = begun.pop(0)
+            for item in stream:
+                begun.insert(width - 1, stream)
+                yield item
+                break
+    finally:
+        for stream in begun:
+            if (close := getattr(stream, "close", None)) is not None:
+                close()

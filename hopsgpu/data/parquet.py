@@ -1,0 +1,124 @@
+"""Parquet files as hopsgpu reads them: the driver their footers, the ranks their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from hopsgpu.data.sizes import stored_columns
+from hopsgpu.errors import ConfigError
+from hopsgpu.stores.lake import Lake
+
+
+def read_footer(lake: Lake, handle: Any) -> Any:
+    """A Parquet file's footer.
+
+    Raises:
+        ConfigError: it is no Parquet file.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_metadata(handle)
+    except pa.ArrowInvalid as error:
+        raise ConfigError(f"{lake.url} is no Parquet file: {str(error).splitlines()[0]}") from error
+
+
+def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[str] = ()) -> Any:
+    """A pyarrow.parquet.ParquetFile.
+
+    Args:
+        handle: to read it by.
+        footer: of the file.
+        buffer: bytes of each column that are read at a time; 0 for all of a row group.
+        encoded: paths of columns that stay dictionary-encoded.
+    """
+    from pyarrow import parquet
+
+    return parquet.ParquetFile(
+        handle,
+        metadata=footer,
+        buffer_size=buffer,
+        # It would have whole row groups in memory.
+        pre_buffer=False,
+        read_dictionary=list(encoded),
+        # Spark's timestamps, of which nanoseconds have those from 1677 to 2262 alone.
+        coerce_int96_timestamp_unit="us",
+    )
+
+
+def schema_of(handle: Any, footer: Any) -> Any:
+    """The columns without metadata, all nullable and none dictionary-encoded."""
+    import pyarrow as pa
+
+    def values(kind: Any) -> Any:
+        return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+    schema = parquet_file(handle, footer).schema_arrow
+    return pa.schema([pa.field(field.name, values(field.type)) for field in schema])
+
+
+def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
+    """Of the columns that Parquet stores, those of strings or binary: whether they are of lists.
+
+    Args:
+        schema: of the file.
+        names: of the fields that are wanted.
+    """
+    return {
+        numbers[0]: not _is_text(field.type)
+        for field, numbers in stored_columns(schema)
+        if field.name in names and _is_text(_innermost(field.type))
+    }
+
+
+def repeating(
+    file: Callable[[Sequence[str]], Any], group: int, texts: Mapping[int, bool], longest: int
+) -> list[str]:
+    """Paths of columns that are to be decoded a few rows at a time, and not as they are read.
+
+    A value that is stored once takes memory as often as rows have it, which no footer tells. Where
+    all of a row group's are short it is decoded as it is read, which is quicker.
+
+    Args:
+        file: the ParquetFile in which columns of these paths stay dictionary-encoded.
+        group: number of the row group.
+        texts: as from `text_columns`.
+        longest: bytes of a value that is short.
+    """
+    import pyarrow.compute as pc
+
+    footer = file([]).metadata.row_group(group)
+    of_rows: list[str] = []
+    of_lists: list[str] = []
+    for number, is_of_lists in texts.items():
+        chunk = footer.column(number)
+        if chunk.has_dictionary_page:
+            (of_lists if is_of_lists else of_rows).append(chunk.path_in_schema)
+    if not of_rows:
+        return of_lists
+    # With a first row all values come that the row group has stored once.
+    first = next(file(of_rows).iter_batches(1, [group], of_rows))
+    lengths = (pc.max(pc.binary_length(first.column(n).dictionary)).as_py() for n in of_rows)
+    return of_lists + [
+        name
+        for name, length in zip(of_rows, lengths, strict=True)
+        if length is None or length > longest
+    ]
+
+
+def _innermost(kind: Any) -> Any:
+    """The type of the elements of lists, and of those of lists of lists."""
+    import pyarrow as pa
+
+    types = pa.types
+    while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    return kind
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return kind in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())

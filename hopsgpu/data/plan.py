@@ -1,0 +1,121 @@
+"""Who reads which rows: exact row ranges from the footers alone, without a shuffle."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+
+from hopsgpu.data.shard import Shard, ShardFile, Slice
+from hopsgpu.data.source import Source
+from hopsgpu.errors import ConfigError
+
+REMAINDERS = ("drop", "pad", "keep")
+
+
+def check_dealing(remainder: object, seed: object) -> None:
+    """Whether rows can be dealt so.
+
+    Raises:
+        ConfigError: another remainder, or a seed that is no whole number of at least 0.
+    """
+    if remainder not in REMAINDERS:
+        raise ConfigError(
+            f"remainder={remainder!r}: 'drop' (some rows are left out), 'pad' (some are repeated)"
+            " or 'keep' (some ranks have a row more) is wanted"
+        )
+    if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+        raise ConfigError(f"seed={seed!r}: a whole number of at least 0 is wanted")
+
+
+def plan_slices(
+    groups: Sequence[Sequence[int]], ranks: int, *, remainder: str = "drop", seed: int = 0
+) -> tuple[tuple[Slice, ...], ...]:
+    """The rows of each rank.
+
+    The row groups are put into an order that the seed decides, so that sorted data does not bias
+    a rank, and the rows in that order are cut into one range for each rank.
+
+    Args:
+        groups: for each file the rows of each of its row groups.
+        ranks: of the gang.
+        remainder: what becomes of the rows beyond a multiple of the ranks: "drop" leaves them out,
+            "pad" repeats others, so that with both all ranks have equally many; with "keep" every
+            row is read once, and some ranks have one row more than others.
+        seed: decides the order of the row groups.
+
+    Raises:
+        ConfigError: fewer rows than ranks, or another remainder.
+    """
+    check_dealing(remainder, seed)
+    total = sum(map(sum, groups))
+    if total < ranks:
+        raise ConfigError(
+            f"{total} rows for {ranks} ranks: each rank needs one at least; ask for fewer workers"
+        )
+    order = [Slice(f, g, 0, n) for f, rows in enumerate(groups) for g, n in enumerate(rows) if n]
+    random.Random(seed).shuffle(order)
+    least, over = divmod(total, ranks)
+    if remainder == "pad" and over:
+        order += _first_rows(order, ranks - over)
+        least, over = least + 1, 0
+    longer = over if remainder == "keep" else 0
+    ends = [rank * least + min(rank, longer) for rank in range(ranks + 1)]
+    return tuple(_ranges(order, ends))
+
+
+def _first_rows(order: Iterable[Slice], wanted: int) -> list[Slice]:
+    repeated = []
+    for part in order:
+        repeated.append(part._replace(rows=min(part.rows, wanted)))
+        wanted -= repeated[-1].rows
+        if not wanted:
+            break
+    return repeated
+
+
+def _ranges(order: Sequence[Slice], ends: Sequence[int]) -> Iterator[tuple[Slice, ...]]:
+    """The rows from each end to the next, rows being counted through all slices."""
+    begins = [0, *itertools.accumulate(part.rows for part in order)]
+    for begin, end in itertools.pairwise(ends):
+        first = bisect.bisect_right(begins, begin) - 1
+        last = bisect.bisect_left(begins, end)
+        share = list(order[first:last])
+        share[-1] = share[-1]._replace(rows=end - begins[last - 1])
+        skipped = begin - begins[first]
+        share[0] = share[0]._replace(first=skipped, rows=share[0].rows - skipped)
+        yield tuple(share)
+
+
+def plan_shards(
+    source: Source, ranks: int, *, remainder: str = "drop", seed: int = 0
+) -> tuple[Shard, ...]:
+    """The shard of each rank.
+
+    Args:
+        source: the data.
+        ranks: of the gang.
+        remainder: as for `plan_slices`.
+        seed: as for `plan_slices`.
+
+    Raises:
+        ConfigError: fewer rows than ranks, or another remainder.
+    """
+    shares = plan_slices(
+        [file.groups for file in source.files], ranks, remainder=remainder, seed=seed
+    )
+    return tuple(_shard(source, share) for share in shares)
+
+
+def _shard(source: Source, share: Sequence[Slice]) -> Shard:
+    # A rank is told of its own files only.
+    numbers = {number: place for place, number in enumerate(sorted({s.file for s in share}))}
+    files = (source.files[number] for number in numbers)
+    return Shard(
+        url=source.url,
+        files=tuple(ShardFile(file.name, file.size) for file in files),
+        slices=tuple(Slice(numbers[s.file], s.group, s.first, s.rows) for s in share),
+        row_bytes=source.row_bytes,
+        schema=source.schema,
+    )

@@ -1,0 +1,131 @@
+"""A shard's rows as they lie on the lake, in record batches of bounded size."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from hopsgpu.data.fetching import Fetched, Fetcher
+from hopsgpu.data.files import opened
+from hopsgpu.data.parquet import parquet_file, repeating, text_columns
+from hopsgpu.data.shard import Shard, Slice
+from hopsgpu.data.sizes import fixed_bytes, memory_of
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake, store_errors
+from hopsgpu.units import MIB
+
+# Of a record batch.
+_CHUNK_BYTES = 8 * MIB
+# Of what is decoded at a time, where strings that the file has once are in many rows.
+_STEP_BYTES = 32 * MIB
+# Of each column of a large row group.
+_BUFFER_BYTES = MIB
+_MOST_ROWS = 65_536
+# Lists and strings may be longer in some rows than the footer says they are in all.
+_MOST_ROWS_VARIABLE = 8_192
+
+
+def chunk_rows(schema: Any, row_bytes: int) -> int:
+    """Rows that are decoded at a time: a power of two, so that batches of such sizes fit in.
+
+    Args:
+        schema: of the columns that are read.
+        row_bytes: of a row with all columns, estimated.
+    """
+    widths = [fixed_bytes(field.type) for field in schema]
+    known = [width for width in widths if width is not None]
+    is_known = len(known) == len(widths)
+    row_bytes = max(1, sum(known)) if is_known else row_bytes
+    rows = max(1, min(_MOST_ROWS if is_known else _MOST_ROWS_VARIABLE, _CHUNK_BYTES // row_bytes))
+    return 1 << (rows.bit_length() - 1)
+
+
+class LakeReader:
+    """Reads slices of a shard; of use in the thread and the process that made it.
+
+    A context manager, at whose end its own thread ends, which fetches.
+
+    Args:
+        shard: whose slices they are.
+        schema: of the columns that are read.
+        most: bytes of a row group that is fetched as a whole; of larger ones a buffer of each
+            column is in memory.
+    """
+
+    def __init__(self, shard: Shard, schema: Any, most: int) -> None:
+        self._schema = schema
+        self._rows = chunk_rows(schema, shard.row_bytes)
+        self._texts = text_columns(shard.arrow_schema, schema.names)
+        self._longest = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
+        self._fetcher = Fetcher(shard, schema.names, most)
+        self._thread = ThreadPoolExecutor(1, "hopsgpu-data-fetch")
+
+    def __enter__(self) -> LakeReader:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def chunks(self, parts: Sequence[Slice]) -> Iterator[Any]:
+        """The record batches of slices, in order; the first slice is fetched at once.
+
+        Raises:
+            StoreError: from the iterator: the lake refused, or the file is no longer the one that
+                was planned with.
+        """
+        return self._chunks(parts, self._thread.submit(self._fetcher.fetch, parts[0]))
+
+    def _chunks(self, parts: Sequence[Slice], fetching: Future[Fetched]) -> Iterator[Any]:
+        for number, part in enumerate(parts):
+            fetched = fetching.result()
+            if number + 1 < len(parts):
+                fetching = self._thread.submit(self._fetcher.fetch, parts[number + 1])
+            yield from self._decoded(part, fetched)
+
+    def _decoded(self, part: Slice, fetched: Fetched) -> Iterator[Any]:
+        import pyarrow as pa
+
+        with contextlib.ExitStack() as stack:
+            if fetched.content is not None:
+                handle, buffer = pa.PythonFile(fetched.content, mode="r"), 0
+            else:
+                handle, buffer = stack.enter_context(opened(fetched.lake))[0], _BUFFER_BYTES
+            file = functools.partial(parquet_file, handle, fetched.footer, buffer)
+            with store_errors("read", fetched.lake.url):
+                encoded = repeating(file, part.group, self._texts, self._longest)
+                batches = file(encoded).iter_batches(self._rows, [part.group], self._schema.names)
+            for batch in _within(batches, part, fetched.lake):
+                yield from _bounded(batch, self._schema)
+
+
+def _within(batches: Iterator[Any], part: Slice, lake: Lake) -> Iterator[Any]:
+    """The rows of the slice, of a row group's record batches."""
+    at, end = 0, part.first + part.rows
+    while at < end:
+        with store_errors("read", lake.url):
+            batch = next(batches, None)
+        if batch is None:
+            raise StoreError(f"{lake.url}: row group {part.group} ends at row {at}, before {end}")
+        first = max(part.first - at, 0)
+        last = min(end - at, batch.num_rows)
+        at += batch.num_rows
+        if first < last:
+            yield batch.slice(first, last - first)
+
+
+def _bounded(batch: Any, schema: Any) -> Iterator[Any]:
+    """The rows as batches with the schema that are small in memory, in halves of halves."""
+    import pyarrow as pa
+
+    rows, columns = batch.num_rows, [batch.column(field.name) for field in schema]
+    if rows > 1 and sum(map(memory_of, columns)) > _CHUNK_BYTES:
+        half = 1 << ((rows - 1).bit_length() - 1)
+        yield from _bounded(batch.slice(0, half), schema)
+        yield from _bounded(batch.slice(half), schema)
+        return
+    wanted = zip(columns, schema.types, strict=True)
+    plain = [one if one.type == kind else one.cast(kind) for one, kind in wanted]
+    yield pa.record_batch(plain, schema=schema)

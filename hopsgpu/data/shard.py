@@ -1,0 +1,108 @@
+"""A rank's shard: which rows of which Parquet files are its own."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from hopsgpu.errors import StoreError
+
+_VERSION = 1
+
+
+class Slice(NamedTuple):
+    """Consecutive rows of one row group.
+
+    Attributes:
+        file: its number among the shard's files.
+        group: the row group's number in the file.
+        first: the first row within the group.
+        rows: how many.
+    """
+
+    file: int
+    group: int
+    first: int
+    rows: int
+
+
+class ShardFile(NamedTuple):
+    """A Parquet file of which a shard has rows.
+
+    Attributes:
+        name: below the source's URL; "" where the URL is the file's own.
+        size: bytes, by which a file that was replaced is found out.
+    """
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The rows of one rank, in the order in which they are read.
+
+    Attributes:
+        url: of the directory, or of the one file.
+        files: those with rows of the shard.
+        slices: its rows.
+        row_bytes: a row's size in memory, estimated as in `Source`.
+        schema: of the files, as Arrow serialises it.
+    """
+
+    url: str
+    files: tuple[ShardFile, ...]
+    slices: tuple[Slice, ...]
+    row_bytes: int
+    schema: bytes
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the shard."""
+        return sum(part.rows for part in self.slices)
+
+    @functools.cached_property
+    def arrow_schema(self) -> Any:
+        """The schema, as a pyarrow.Schema."""
+        import pyarrow as pa
+
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+    def dump(self) -> bytes:
+        """The shard as JSON."""
+        content = {
+            "version": _VERSION,
+            "url": self.url,
+            "files": self.files,
+            "slices": [list(column) for column in zip(*self.slices, strict=True)],
+            "row_bytes": self.row_bytes,
+            "schema": base64.b64encode(self.schema).decode(),
+        }
+        return json.dumps(content, separators=(",", ":")).encode()
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Shard:
+        """The shard that was dumped.
+
+        Raises:
+            StoreError: no shard, or one of another version of hopsgpu.
+        """
+        try:
+            content: dict[str, Any] = json.loads(dumped)
+            if content["version"] != _VERSION:
+                raise ValueError(f"version {content['version']}, not {_VERSION}")
+            return cls(
+                url=content["url"],
+                files=tuple(ShardFile(*file) for file in content["files"]),
+                slices=tuple(Slice(*part) for part in zip(*content["slices"], strict=True)),
+                row_bytes=content["row_bytes"],
+                schema=base64.b64decode(content["schema"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(
+                f"no shard of this version of hopsgpu ({error!r}): let the driver and the ranks"
+                " have the same hopsgpu"
+            ) from error

@@ -1,0 +1,104 @@
+"""What rows take in a rank's memory, whatever they take in a file.
+
+Parquet stores a value that repeats once, so the size of a file says little. All counts here depend
+on rows and types alone: the order of shuffled rows follows from them, and is to be the same
+wherever the rows come from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+# A string or bytes of Python, and its place in an array, beside the characters.
+_OBJECT_BYTES = 96
+# A NumPy array that is a row of another.
+_ARRAY_BYTES = 128
+
+
+def fixed_bytes(kind: Any) -> int | None:
+    """Bytes of each value of an Arrow type; None where values differ in size."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return fixed_bytes(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return fixed_bytes(kind.value_type)
+    if pa.types.is_fixed_size_list(kind):
+        each = fixed_bytes(kind.value_type)
+        return None if each is None else each * int(kind.list_size)
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        return _OBJECT_BYTES + int(kind.byte_width)
+    try:
+        return 0 if pa.types.is_null(kind) else max(1, int(kind.bit_width) // 8)
+    except ValueError:
+        return None
+
+
+def leaves(kind: Any) -> list[Any]:
+    """The types of the columns that Parquet stores for one of an Arrow type, in their order."""
+    import pyarrow as pa
+
+    if isinstance(kind, pa.BaseExtensionType):
+        return leaves(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return [kind.value_type]
+    below = [leaves(kind.field(number).type) for number in range(kind.num_fields)]
+    return list(itertools.chain(*below)) if below else [kind]
+
+
+def stored_columns(schema: Any) -> Iterator[tuple[Any, range]]:
+    """Each field, and the numbers of the columns that Parquet stores for it."""
+    end = 0
+    for field in schema:
+        begin, end = end, end + len(leaves(field.type))
+        yield field, range(begin, end)
+
+
+def footer_bytes(footer: Any, schema: Any) -> int:
+    """Bytes of all rows of a file, as its footer tells: exact where no values differ in size.
+
+    Strings and binary count as they are stored, so too little where they repeat.
+    """
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    size = 0
+    for field, numbers in stored_columns(schema):
+        width = fixed_bytes(field.type)
+        if width is None:
+            width = _ARRAY_BYTES if field.type.num_fields else 0
+            for number, kind in zip(numbers, leaves(field.type), strict=True):
+                size += sum(_stored(group.column(number), fixed_bytes(kind)) for group in groups)
+        size += width * int(footer.num_rows)
+    return size
+
+
+def _stored(chunk: Any, width: int | None) -> int:
+    if width is not None:
+        return int(chunk.num_values) * width
+    return int(chunk.num_values) * _OBJECT_BYTES + int(chunk.total_uncompressed_size)
+
+
+def memory_of(array: Any) -> int:
+    """Bytes of an Arrow array's rows as NumPy has them, strings as UTF-8.
+
+    Of a dictionary-encoded array it is what it takes when decoded.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    if (width := fixed_bytes(kind)) is not None:
+        return width * len(array)
+    if isinstance(kind, pa.BaseExtensionType):
+        return memory_of(array.storage)
+    if pa.types.is_dictionary(kind):
+        lengths = pc.binary_length(array.dictionary).take(array.indices)
+    elif pa.types.is_struct(kind) or pa.types.is_map(kind):
+        return int(array.nbytes)  # no rank has batches of these
+    elif kind.num_fields:
+        return _ARRAY_BYTES * len(array) + memory_of(array.flatten())
+    else:
+        is_view = kind in (pa.string_view(), pa.binary_view())
+        lengths = pc.binary_length(array.cast(pa.large_binary()) if is_view else array)
+    return _OBJECT_BYTES * len(array) + int(pc.sum(lengths).as_py() or 0)

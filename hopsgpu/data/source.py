@@ -1,0 +1,148 @@
+"""Parquet on the lake: which files there are, and what their footers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.data.files import opened
+from hopsgpu.data.parquet import read_footer, schema_of
+from hopsgpu.data.sizes import footer_bytes
+from hopsgpu.errors import ConfigError
+from hopsgpu.stores.lake import Lake
+
+_READERS = 16
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """A Parquet file.
+
+    Attributes:
+        name: below the source's URL; "" where the URL is the file's own.
+        size: bytes.
+        groups: rows of each of its row groups.
+    """
+
+    name: str
+    size: int
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Parquet files of one schema.
+
+    Attributes:
+        url: of the directory, or of the one file.
+        files: sorted by name.
+        row_bytes: a row's size in memory as the footers tell it: too little for strings that
+            repeat, and too much for a few columns of many.
+        schema: of all files, as Arrow serialises it.
+    """
+
+    url: str
+    files: tuple[SourceFile, ...]
+    row_bytes: int
+    schema: bytes
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all files."""
+        return sum(sum(file.groups) for file in self.files)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
+
+
+def _nobody(done: int, files: int) -> None:
+    return
+
+
+def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Source:
+    """Reads the footers of the Parquet files in a directory and below it, or of one file.
+
+    Names that begin with "_" or "." are skipped, as Spark does.
+
+    Args:
+        lake: the directory or the file.
+        told: told after each footer how many have been read, and of how many; what it raises ends
+            the reading.
+
+    Raises:
+        ConfigError: no row, a file that is not Parquet, files of different columns, or directories
+            of partitions (their columns are in no file).
+        StoreError: nothing is there, or the lake refused.
+    """
+    names = [""] if not lake.stat().is_directory else sorted(_files_below(lake, ""))
+    if not names:
+        raise ConfigError(f"{lake.url} holds no Parquet file")
+    lake.files  # noqa: B018  one client for all threads
+    footers = []
+    with ThreadPoolExecutor(min(_READERS, len(names))) as pool:
+        try:
+            for footer in pool.map(lambda name: _footer(lake, name), names):
+                footers.append(footer)
+                told(len(footers), len(names))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    schema = footers[0][1]
+    for file, other, _ in footers[1:]:
+        if not other.equals(schema):
+            raise ConfigError(
+                f"{lake.url}: {names[0]} and {file.name} have different columns"
+                f" ({_difference(schema, other)}); write them anew with one schema"
+            )
+    files = tuple(file for file, _, _ in footers)
+    rows = sum(sum(file.groups) for file in files)
+    if not rows:
+        raise ConfigError(f"{lake.url} holds Parquet files without a row")
+    return Source(
+        url=lake.url,
+        files=files,
+        row_bytes=max(1, sum(size for _, _, size in footers) // rows),
+        schema=schema.serialize().to_pybytes(),
+    )
+
+
+def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
+    directory = lake / prefix.rstrip("/") if prefix else lake
+    for entry in directory.entries():
+        if entry.name.startswith(("_", ".")):
+            continue
+        if not entry.is_directory:
+            yield prefix + entry.name
+        elif "=" in entry.name:
+            raise ConfigError(
+                f"{lake.url} is partitioned ({prefix}{entry.name}), and the columns of partitions"
+                " are in no file: read it with Spark and pass the DataFrame"
+            )
+        else:
+            yield from _files_below(lake, f"{prefix}{entry.name}/")
+
+
+def _footer(lake: Lake, name: str) -> tuple[SourceFile, Any, int]:
+    """The file, its schema, and what its rows take in memory."""
+    file = lake / name if name else lake
+    with opened(file) as (handle, opened_file):
+        footer = read_footer(file, handle)
+        schema = schema_of(handle, footer)
+    rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
+    return SourceFile(name, opened_file.size, rows), schema, footer_bytes(footer, schema)
+
+
+def columns_of(source: Source) -> dict[str, str]:
+    """The columns and what they are, in Arrow's words."""
+    import pyarrow as pa
+
+    return {f.name: str(f.type) for f in pa.ipc.read_schema(pa.py_buffer(source.schema))}
+
+
+def _difference(one: Any, other: Any) -> str:
+    mine, theirs = ({f"{f.name}: {f.type}" for f in schema} for schema in (one, other))
+    return ", ".join(sorted(mine ^ theirs)) or "in another order"

@@ -1,0 +1,91 @@
+"""A shard's rows as blocks of arrays: from the local disk, or from the lake and then kept."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hopsgpu.data.blocks import Block, converted, windows
+from hopsgpu.data.cache import Cache, Chunk, in_memory
+from hopsgpu.data.columns import Column
+from hopsgpu.data.order import interleaved, pieces_of, shuffled
+from hopsgpu.data.reading import LakeReader
+from hopsgpu.data.shard import Shard
+from hopsgpu.units import MIB
+
+# Rows that are shuffled together, and pieces of the shard that they come from in turn.
+_WINDOW_BYTES = 32 * MIB
+_MIXED = 4
+# Of a row group that is fetched as a whole; when shuffling, some are in memory at a time.
+_FETCHED_BYTES = 16 * MIB
+
+
+class Stream:
+    """Some columns of a shard; of use in the thread and the process that made it.
+
+    A context manager, at whose end what reads the lake ends.
+
+    Args:
+        shard: the rows.
+        cache: keeps them on the local disk.
+        columns: names.
+        schema: the shard's, of Arrow.
+    """
+
+    def __init__(self, shard: Shard, cache: Cache, columns: Sequence[str], schema: Any) -> None:
+        import pyarrow as pa
+
+        self._shard = shard
+        self._cache = cache
+        self._pieces = pieces_of(shard.slices, shard.row_bytes)
+        # In the order of the files, so that the same columns are kept once.
+        self._schema = pa.schema([field for field in schema if field.name in columns])
+        named = json.dumps(self._schema.names).encode()
+        self._key = hashlib.sha256(named).hexdigest()[:16]
+        self._open = contextlib.ExitStack()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self._open.close()
+
+    @functools.cached_property
+    def _lake(self) -> LakeReader:
+        # Where everything is on the local disk, none is needed.
+        reader = LakeReader(self._shard, self._schema, _FETCHED_BYTES)
+        return self._open.enter_context(reader)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All record batches, in the shard's order."""
+        return self._in_order(range(len(self._pieces)), 1)
+
+    def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
+        """All rows, in the shard's order."""
+        return (converted(chunk, columns) for chunk in self.chunks())
+
+    def shuffled(self, columns: Sequence[Column], seed: int, epoch: int) -> Iterator[Block]:
+        """All rows, in an order that seed and epoch decide."""
+        chunks = self._in_order(shuffled(range(len(self._pieces)), seed, epoch), _MIXED)
+        blocks = (converted(chunk, columns) for chunk in chunks)
+        return windows(blocks, _WINDOW_BYTES, (seed, epoch))
+
+    def _in_order(self, numbers: Sequence[int], mixed: int) -> Iterator[Chunk]:
+        return interleaved((functools.partial(self._piece, n) for n in numbers), mixed)
+
+    def _piece(self, number: int) -> Iterator[Chunk]:
+        key = f"{self._key}/{number}"
+        kept = self._cache.read(key)
+        if kept is not None:
+            return kept
+        return self._fetched(key, self._lake.chunks(self._pieces[number]))
+
+    def _fetched(self, key: str, batches: Iterator[Any]) -> Iterator[Chunk]:
+        with self._cache.keeping(key, self._schema) as keep:
+            for batch in batches:
+                keep(batch)
+                yield in_memory(batch)

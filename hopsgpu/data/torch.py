@@ -1,0 +1,95 @@
+"""Batches as torch's tensors."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.data.columns import Column, Kind
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+
+def dataset(
+    batches: Callable[[Sequence[int]], Iterator[Mapping[str, Array]]],
+    columns: Sequence[Column],
+    count: int,
+    epoch: int,
+    pin_memory: bool | None,
+) -> Any:
+    """A torch.utils.data.IterableDataset.
+
+    Args:
+        batches: of some epochs.
+        columns: of the batches.
+        count: of the batches.
+        epoch: the first.
+        pin_memory: None to go by whether there is a GPU.
+
+    Raises:
+        ConfigError: a column of dates or times.
+    """
+    for column in columns:
+        if column.kind is Kind.TIME:
+            raise ConfigError(
+                f"column {column.name!r} holds {column.dtype}, for which torch has no type: make it"
+                " a number in Spark (unix_timestamp, datediff), or leave it out of columns="
+            )
+    torch = importlib.import_module("torch")
+    pinned = bool(torch.cuda.is_available()) if pin_memory is None else pin_memory
+
+    class Batches(torch.utils.data.IterableDataset):  # type: ignore[name-defined,misc]
+        """A rank's batches; each iteration is the next epoch."""
+
+        def __init__(self) -> None:
+            self._epoch = epoch
+
+        def __len__(self) -> int:
+            return count
+
+        def set_epoch(self, epoch: int) -> None:
+            """The epoch of the next iteration."""
+            self._epoch = epoch
+
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            if torch.utils.data.get_worker_info() is not None:
+                raise ConfigError(
+                    "num_workers above 0: each worker would read the whole shard; leave it at 0,"
+                    " for the dataset reads ahead itself"
+                )
+            current, self._epoch = self._epoch, self._epoch + 1
+            return _tensors(torch, batches([current]), columns, pinned)
+
+    return Batches()
+
+
+def _tensors(
+    torch: Any, batches: Iterator[Mapping[str, Array]], columns: Sequence[Column], pinned: bool
+) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield {c.name: _values(torch, c.kind, batch[c.name], pinned) for c in columns}
+
+
+def _values(torch: Any, kind: Kind, array: Array, pinned: bool) -> Any:
+    if kind is Kind.NUMBER:
+        return _tensor(torch, array, pinned)
+    if kind is Kind.RAGGED and all(row.dtype != object for row in array):
+        return [_tensor(torch, row, pinned) for row in array]
+    return array.tolist()
+
+
+def _tensor(torch: Any, array: Array, pinned: bool) -> Any:
+    # A copy: a change in place is not to reach other epochs, nor pages that are mapped read-only.
+    if not pinned:
+        return torch.from_numpy(array.copy())
+    import numpy as np
+
+    kind = torch.from_numpy(np.empty(0, array.dtype)).dtype
+    tensor = torch.empty(array.shape, dtype=kind, pin_memory=True)
+    np.copyto(tensor.numpy(), array)
+    return tensor

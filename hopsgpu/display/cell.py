@@ -1,0 +1,137 @@
+"""A run in a notebook's cell: one output, which is updated in place."""
+
+from __future__ import annotations
+
+import contextvars
+import importlib
+import uuid
+from collections.abc import Iterable
+from typing import Any
+
+from hopsgpu import html
+from hopsgpu.display import words
+from hopsgpu.display.charts import SHARES, bars_image, lines_image
+from hopsgpu.display.picture import Log, Picture, Row
+from hopsgpu.html import Html
+
+_MARKS = {"released": "✔", "kept": "✔", "failed": "✘", "cancelled": "✘"}
+
+
+class Cell:
+    """Shows pictures in a cell, from any thread.
+
+    Args:
+        context: of the cell's own thread while it runs, by which the kernel knows the cell.
+    """
+
+    def __init__(self, context: contextvars.Context) -> None:
+        self._display: Any = importlib.import_module("IPython.display").display
+        self._context = context
+        self._id = uuid.uuid4().hex
+        self._is_there = False
+
+    def show(self, picture: Picture) -> None:
+        """Shows it in place of the last one."""
+        content = {"text/html": str(page(picture, self._id)), "text/plain": summary(picture)}
+        given: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
+        self._context.run(self._display, content, **given)
+        self._is_there = True
+
+    def end(self, picture: Picture) -> None:
+        """Shows the last one."""
+        self.show(picture)
+
+    def close(self) -> None:
+        """Nothing was taken."""
+
+
+def summary(picture: Picture) -> str:
+    """A picture in a line, where no HTML is shown."""
+    said = [words.phase(picture), words.gang(picture.status), picture.status.waiting_for]
+    said += [f"{plot.name} {words.measured(plot)}" for plot in picture.plots]
+    parts = "; ".join(part for part in said if part)
+    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {parts}"
+
+
+def page(picture: Picture, key: str) -> Html:
+    """A picture as HTML.
+
+    Args:
+        picture: of the run.
+        key: of the display, letters and digits; what a reader has unfolded stays so by it.
+    """
+    return html.box(
+        _head(picture),
+        _plots(picture),
+        _ranks(picture),
+        *_logs(picture, key),
+    )
+
+
+def _head(picture: Picture) -> Html:
+    mark = _MARKS.get(picture.status.state, "▶")
+    parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
+    about = " · ".join(part for part in parts if part)
+    lines = [html.title(f"{mark} {picture.status.run_id}", words.phase(picture), f"· {about}")]
+    if picture.status.waiting_for:
+        lines.append(html.element("div", picture.status.waiting_for))
+    return Html("".join(lines))
+
+
+def _plots(picture: Picture) -> Html:
+    if not picture.plots:
+        return Html("")
+    cells = []
+    for plot in picture.plots:
+        said = words.measured(plot)
+        image = html.image(lines_image(plot.traces, 180, 36), 180, 36, f"{plot.name} {said}")
+        name = html.element("div", plot.name, " ", html.bold(said))
+        style = "display:inline-block;margin:4px 20px 4px 0"
+        cells.append(html.element("div", name, image, style=style))
+    return html.element("div", *cells)
+
+
+def _ranks(picture: Picture) -> Html:
+    if not picture.rows:
+        return Html("")
+    has_gpus = any(row.gpu is not None for row in picture.rows)
+    headers = ["rank", "host", "step", *(["GPU", "memory", ""] if has_gpus else []), ""]
+    rows = [_rank(row, has_gpus) for row in picture.rows]
+    more = words.others(picture)
+    strip = Html("")
+    if more and picture.utilisations:
+        strip = html.image(bars_image(picture.utilisations, 400, 28), 400, 28, more)
+    return Html(html.table(headers, rows) + html.element("div", more) + strip)
+
+
+def _rank(row: Row, has_gpus: bool) -> list[object]:
+    busy, memory = words.use(row.gpu)
+    trace = Html("")
+    if row.trace:
+        trace = html.image(lines_image([row.trace], 90, 14, SHARES), 90, 14, f"GPU of {row.rank}")
+    step = "" if row.step is None else f"{row.step:g}"
+    return [row.rank, row.host, step, *([busy, memory, trace] if has_gpus else []), row.ended]
+
+
+def _logs(picture: Picture, key: str) -> Iterable[Html]:
+    if not picture.recent.total:
+        return
+    logs = picture.logs if picture.ranks <= len(picture.logs) else (picture.recent, *picture.logs)
+    for log in logs:
+        yield _log(log, f"{key}-{'all' if log.rank is None else log.rank}")
+    yield html.element("div", words.whole_log(picture), style="opacity:.7")
+
+
+def _log(log: Log, key: str) -> Html:
+    whose = "log of all ranks" if log.rank is None else f"log of rank {log.rank} on {log.host}"
+    left = log.total - len(log.lines)
+    last = f"; the last {len(log.lines)}" if left else ""
+    told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
+    # An update makes the element anew: whether it was open is kept in the page.
+    note = f"(window.hopsgpuOpen=window.hopsgpuOpen||{{}})['{key}']=this.open"
+    again = (
+        f"<script>if((window.hopsgpuOpen||{{}})['{key}'])"
+        f"document.getElementById('{key}').open=true</script>"
+    )
+    lines = html.preformatted("\n".join(log.lines))
+    return Html(html.folded(told, lines, id=key, ontoggle=note) + again)

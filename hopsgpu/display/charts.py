@@ -1,0 +1,105 @@
+"""Small plots: as characters for a terminal, as SVG for a notebook."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+from hopsgpu.display.picture import Point
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+ASCII = "_.-~=+*#"
+# Seen on light and on dark paper.
+_COLOUR = "#3b82f6"
+_FAINT = "#94a3b8"
+
+
+Bounds = tuple[float, float]
+# Of shares, whose height is to be compared.
+SHARES = (0.0, 1.0)
+
+
+def sparkline(
+    points: Sequence[Point], width: int, levels: str = BLOCKS, bounds: Bounds | None = None
+) -> str:
+    """Values over time in at most so many characters; "" without any.
+
+    Args:
+        points: the values.
+        width: the most characters.
+        levels: a character for each height.
+        bounds: the lowest and the highest value, by default those that are there.
+    """
+    if not points:
+        return ""
+    first, last = points[0][0], points[-1][0]
+    cells: dict[int, list[float]] = {}
+    for when, value in points:
+        at = int((when - first) / ((last - first) or 1.0) * width)
+        cells.setdefault(min(at, width - 1), []).append(value)
+    means = [sum(values) / len(values) for values in cells.values()]
+    least, most = bounds or (min(means), max(means))
+    top = len(levels) - 1
+    return "".join(levels[round((m - least) / ((most - least) or 1.0) * top)] for m in means)
+
+
+def lines_image(
+    traces: Sequence[Sequence[Point]], width: int, height: int, bounds: Bounds | None = None
+) -> str:
+    """Values over time, the first trace before the others, as the address of an image.
+
+    Args:
+        traces: the values of each.
+        width: pixels.
+        height: pixels.
+        bounds: the lowest and the highest value, by default those that are there.
+    """
+    drawn = [trace for trace in traces if trace]
+    if not drawn:
+        return _address("", width, height)
+    first, last = min(t[0][0] for t in drawn), max(t[-1][0] for t in drawn)
+    least, most = bounds or _range(drawn)
+    shapes = []
+    for number, trace in reversed(list(enumerate(drawn))):
+        at = [
+            (
+                2 + (when - first) / ((last - first) or 1.0) * (width - 4),
+                height - 2 - (value - least) / ((most - least) or 1.0) * (height - 4),
+            )
+            for when, value in trace
+        ]
+        colour, thick = (_FAINT, 1) if number else (_COLOUR, 1.6)
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
+        if len(at) == 1:
+            shapes.append(
+                f'<circle cx="{at[0][0]:.1f}" cy="{at[0][1]:.1f}" r="2" fill="{colour}"/>'
+            )
+        else:
+            shapes.append(
+                f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>'
+            )
+    return _address("".join(shapes), width, height)
+
+
+def bars_image(shares: Sequence[float], width: int, height: int) -> str:
+    """Shares in [0, 1] side by side, as the address of an image."""
+    step = width / max(len(shares), 1)
+    bars = []
+    for number, share in enumerate(shares):
+        tall = max(min(share, 1.0), 0.0) * (height - 1) + 1
+        place = f'x="{number * step:.1f}" y="{height - tall:.1f}"'
+        size = f'width="{max(step - (step > 3), 0.5):.1f}" height="{tall:.1f}"'
+        bars.append(f'<rect {place} {size} fill="{_COLOUR}"/>')
+    frame = f'<rect width="{width}" height="{height}" fill="{_FAINT}" fill-opacity="0.25"/>'
+    return _address(frame + "".join(bars), width, height)
+
+
+def _range(traces: Sequence[Sequence[Point]]) -> Bounds:
+    values = [value for trace in traces for _, value in trace]
+    return min(values), max(values)
+
+
+def _address(shapes: str, width: int, height: int) -> str:
+    view = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {view}>{shapes}</svg>'
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"

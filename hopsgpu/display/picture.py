@@ -1,0 +1,323 @@
+"""What a live display shows of a run, as values of bounded size; nothing here draws."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hopsgpu.gang import GangState
+from hopsgpu.results import RankReport, RunStatus
+
+# Of a large gang so many ranks have a row, plots and logs of their own.
+SHOWN_RANKS = 12
+_METRICS = 6
+_POINTS = 240
+_GAP_SECONDS = 0.1
+_LINES = 60
+_RANK_LINES = 30
+_LONGEST_LINE = 1200
+_BARS = 200
+_OF_GPUS = "gpu."
+_STEP = "step"
+
+RETURNED = "returned"
+
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A rank's GPUs, as last sampled; None for what was not told.
+
+    Attributes:
+        utilisation: mean share in [0, 1].
+        memory_used: bytes, of all of them.
+        memory_total: bytes, of all of them.
+    """
+
+    utilisation: float | None
+    memory_used: float | None
+    memory_total: float | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A rank.
+
+    Attributes:
+        rank: of the gang.
+        host: "" where it is not known yet.
+        step: of its last report, or None.
+        gpu: its GPUs, or None.
+        trace: their utilisation, by seconds since the start.
+        ended: how it ended, in words, or "".
+    """
+
+    rank: int
+    host: str
+    step: float | None
+    gpu: Gpu | None
+    trace: tuple[Point, ...]
+    ended: str
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A metric.
+
+    Attributes:
+        name: as reported.
+        value: the first rank's that has it.
+        least: over all ranks.
+        most: over all ranks.
+        traces: its values by seconds since the start, of the first ranks.
+    """
+
+    name: str
+    value: float
+    least: float
+    most: float
+    traces: tuple[tuple[Point, ...], ...]
+
+
+@dataclass(frozen=True)
+class Log:
+    """The last lines of a rank, or of all of them.
+
+    Attributes:
+        rank: None for all.
+        host: of the rank.
+        lines: the last ones.
+        total: how many there were.
+    """
+
+    rank: int | None
+    host: str
+    lines: tuple[str, ...]
+    total: int
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A run at a moment.
+
+    Attributes:
+        status: of the run.
+        elapsed: seconds since it was submitted.
+        ranks: how many report.
+        rows: of the first ranks.
+        plots: of the first metrics.
+        utilisations: of the GPUs of all ranks in order, in groups where they are many.
+        recent: the last lines of all ranks.
+        logs: of each of the first ranks.
+    """
+
+    status: RunStatus
+    elapsed: float
+    ranks: int
+    rows: tuple[Row, ...]
+    plots: tuple[Plot, ...]
+    utilisations: tuple[float, ...]
+    recent: Log
+    logs: tuple[Log, ...]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return GangState(self.status.state).is_terminal
+
+
+class Trace:
+    """Values over time, thinned out evenly where they become many."""
+
+    def __init__(self) -> None:
+        self.points: list[Point] = []
+        self._gap = _GAP_SECONDS
+
+    def add(self, when: float, value: float) -> None:
+        """Takes a value in, unless the last one is too near."""
+        if not math.isfinite(value) or (self.points and when - self.points[-1][0] < self._gap):
+            return
+        self.points.append((when, value))
+        if len(self.points) >= _POINTS:
+            del self.points[1::2]
+            # A little less than the points have now, for clocks are not even.
+            self._gap = 0.99 * (when - self.points[0][0]) / len(self.points)
+
+
+@dataclass
+class _Tail:
+    lines: deque[tuple[int, str]]
+    host: str = ""
+    total: int = 0
+
+    def take(self, rank: int, host: str, texts: Sequence[str]) -> None:
+        last = texts[-(self.lines.maxlen or 1) :]
+        self.lines.extend((rank, text[:_LONGEST_LINE]) for text in last)
+        self.host, self.total = host, self.total + len(texts)
+
+
+@dataclass
+class _Attempt:
+    """What was reported in one attempt; the next one's plots begin anew."""
+
+    number: int = 0
+    metrics: list[str] = field(default_factory=list)
+    traces: dict[tuple[str, int], Trace] = field(default_factory=dict)
+
+
+class Scene:
+    """What has been told of a run, in bounded memory; told by its thread, pictured by another.
+
+    Args:
+        status: the first one.
+        now: seconds, by whatever clock.
+    """
+
+    def __init__(self, status: RunStatus, now: float) -> None:
+        self._lock = threading.Lock()
+        self._status = status
+        self._told = now
+        self._sampled = float("-inf")
+        self._attempt = _Attempt(status.attempt)
+        self._recent = _Tail(deque(maxlen=_LINES))
+        self._tails: dict[int, _Tail] = {}
+        self._news = 0
+
+    @property
+    def news(self) -> int:
+        """Grows with whatever is told."""
+        return self._news
+
+    def status(self, status: RunStatus, now: float) -> None:
+        """Notes how the run stands; of metrics some times a second."""
+        with self._lock:
+            self._status, self._told = status, now
+            self._news += 1
+            if status.attempt != self._attempt.number:
+                self._attempt = _Attempt(status.attempt)
+            if status.metrics and now - self._sampled >= _GAP_SECONDS / 2:
+                self._sampled = now
+                self._sample(status)
+
+    def line(self, rank: int, host: str, texts: Sequence[str]) -> None:
+        """Notes the last lines of a rank."""
+        with self._lock:
+            self._news += len(texts)
+            self._recent.take(rank, host, texts)
+            if rank < SHOWN_RANKS:
+                if rank not in self._tails:
+                    self._tails[rank] = _Tail(deque(maxlen=_RANK_LINES))
+                self._tails[rank].take(rank, host, texts)
+
+    def picture(self, now: float) -> Picture:
+        """What there is to be seen."""
+        with self._lock:
+            status = self._status
+            over = 0.0 if GangState(status.state).is_terminal else max(now - self._told, 0.0)
+            if status.metrics:
+                self._sample(status)
+            return Picture(
+                status=status,
+                elapsed=status.elapsed + over,
+                ranks=max(len(status.metrics), len(status.ranks)),
+                rows=tuple(self._rows()),
+                plots=tuple(self._plots()),
+                utilisations=_binned(_utilisations(status.metrics)),
+                recent=_log(self._recent, None),
+                logs=tuple(_log(tail, rank) for rank, tail in sorted(self._tails.items())),
+            )
+
+    def _sample(self, status: RunStatus) -> None:
+        attempt = self._attempt
+        for rank, reported in enumerate(status.metrics[:SHOWN_RANKS]):
+            for name in reported:
+                if len(attempt.metrics) >= _METRICS:
+                    break
+                if name not in attempt.metrics and not _is_ours(name):
+                    attempt.metrics.append(name)
+            for name in attempt.metrics:
+                if name in reported:
+                    self._trace(name, rank).add(status.elapsed, reported[name])
+            gpu = gpu_of(reported)
+            if gpu is not None and gpu.utilisation is not None:
+                self._trace(_OF_GPUS, rank).add(status.elapsed, gpu.utilisation)
+
+    def _trace(self, name: str, rank: int) -> Trace:
+        return self._attempt.traces.setdefault((name, rank), Trace())
+
+    def _points(self, name: str, rank: int) -> tuple[Point, ...]:
+        trace = self._attempt.traces.get((name, rank))
+        return tuple(trace.points) if trace is not None else ()
+
+    def _rows(self) -> Iterable[Row]:
+        status = self._status
+        reports = {report.rank: report for report in status.ranks if report.rank < SHOWN_RANKS}
+        for rank in range(min(max(len(status.metrics), *reports, 0), SHOWN_RANKS)):
+            reported = status.metrics[rank] if rank < len(status.metrics) else {}
+            report, tail = reports.get(rank), self._tails.get(rank)
+            yield Row(
+                rank=rank,
+                host=report.host if report is not None else tail.host if tail is not None else "",
+                step=reported.get(_STEP),
+                gpu=gpu_of(reported),
+                trace=self._points(_OF_GPUS, rank),
+                ended="" if report is None else how_ended(report),
+            )
+
+    def _plots(self) -> Iterable[Plot]:
+        shown = range(min(len(self._status.metrics), SHOWN_RANKS))
+        for name in self._attempt.metrics:
+            values = [reported[name] for reported in self._status.metrics if name in reported]
+            if values:
+                finite = [value for value in values if math.isfinite(value)] or values[:1]
+                traces = tuple(self._points(name, rank) for rank in shown)
+                yield Plot(name, values[0], min(finite), max(finite), traces)
+
+
+def how_ended(report: RankReport) -> str:
+    """A rank's end in words."""
+    if report.stopped:
+        return "stopped"
+    if report.exit_code == 0:
+        return RETURNED
+    return report.signal or f"exit code {report.exit_code}"
+
+
+def _is_ours(name: str) -> bool:
+    return name == _STEP or name.startswith(_OF_GPUS)
+
+
+def gpu_of(reported: Mapping[str, float]) -> Gpu | None:
+    """A rank's GPUs among its metrics; None where none was sampled."""
+    found: dict[str, list[float]] = {}
+    for name, value in reported.items():
+        if name.startswith(_OF_GPUS):
+            found.setdefault(name.rpartition(".")[2], []).append(value)
+    if not found:
+        return None
+    busy = found.get("utilisation")
+    used, total = (
+        sum(found[name]) if name in found else None for name in ("memory_used", "memory_total")
+    )
+    return Gpu(sum(busy) / len(busy) if busy else None, used, total)
+
+
+def _utilisations(metrics: Sequence[Mapping[str, float]]) -> list[float]:
+    gpus = (gpu_of(reported) for reported in metrics)
+    return [gpu.utilisation for gpu in gpus if gpu is not None and gpu.utilisation is not None]
+
+
+def _binned(values: Sequence[float]) -> tuple[float, ...]:
+    """As they are, or the means of as many neighbours as it takes."""
+    size = -(-len(values) // _BARS) or 1
+    parts = (values[start : start + size] for start in range(0, len(values), size))
+    return tuple(sum(part) / len(part) for part in parts)
+
+
+def _log(tail: _Tail, rank: int | None) -> Log:
+    lines = (text if rank is not None else f"[rank {of}] {text}" for of, text in tail.lines)
+    return Log(rank, tail.host, tuple(lines), tail.total)

@@ -1,0 +1,94 @@
+"""HTML for notebooks: what is put into it is escaped and bounded here."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+_LONGEST = 300
+_LONGEST_TEXT = 10_000
+_ROWS = 64
+# Colours and cursor movements that programs write for terminals.
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
+_CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
+_TABLE = "border-collapse:collapse;font-size:inherit;color:inherit"
+_BOX = "font-size:13px;line-height:1.45"
+_MONO = "margin:2px 0;white-space:pre-wrap;font-family:monospace;font-size:12px"
+
+
+class Html(str):
+    """What is HTML already; any other text is escaped where it is put in."""
+
+
+def plain(text: str, longest: int = _LONGEST) -> str:
+    """A line without what steers terminals, and no longer than so many characters."""
+    # Cut twice: an endless line is not searched whole.
+    kept = text[: 4 * longest]
+    if not kept.isprintable():
+        kept = _ESCAPES.sub("", kept).expandtabs(4)
+        kept = "".join(char if char.isprintable() else "?" for char in kept)
+    return kept if len(kept) <= longest else f"{kept[: longest - 1]}…"
+
+
+def escaped(value: object) -> Html:
+    """A value as HTML; texts of several lines keep them."""
+    if isinstance(value, Html):
+        return value
+    lines = str(value)[:_LONGEST_TEXT].split("\n")
+    return Html("<br>".join(html.escape(plain(line)) for line in lines))
+
+
+def element(tag: str, *children: object, **attributes: str) -> Html:
+    """An element; a trailing underscore of an attribute's name is left out."""
+    given = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
+    return Html(f"<{tag}{given}>{''.join(escaped(child) for child in children)}</{tag}>")
+
+
+def box(*children: object) -> Html:
+    """What a value or a display is in."""
+    return element("div", *children, style=_BOX)
+
+
+def title(kind: str, name: object, more: object = "") -> Html:
+    """A first line."""
+    faint = element("span", more, style="opacity:.7")
+    return element("div", element("span", kind, " ", style="opacity:.7"), bold(name), " ", faint)
+
+
+def bold(value: object) -> Html:
+    """A value that is looked for first."""
+    return element("b", value)
+
+
+def table(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
+    """A table; of many rows the first."""
+    rows = list(rows)
+    first = element("tr", *(element("th", h, style=f"{_CELL};opacity:.7") for h in headers))
+    body = (element("tr", *(element("td", v, style=_CELL) for v in row)) for row in rows[:_ROWS])
+    shown = element("table", first if headers else "", *body, style=_TABLE)
+    left = len(rows) - _ROWS
+    return shown if left <= 0 else Html(shown + element("div", f"and {left:,} more"))
+
+
+def facts(pairs: Mapping[str, object]) -> Html:
+    """Names with their values, a row each."""
+    rows = ((element("span", name, style="opacity:.7"), value) for name, value in pairs.items())
+    return table((), rows)
+
+
+def folded(summary: object, *children: object, **attributes: str) -> Html:
+    """What is seen when the summary is clicked on."""
+    return element("details", element("summary", summary), *children, **attributes)
+
+
+def preformatted(text: str) -> Html:
+    """Lines in a font of one width."""
+    return element("pre", Html("\n".join(escaped(line) for line in text.split("\n"))), style=_MONO)
+
+
+def image(source: str, width: int, height: int, words: str) -> Html:
+    """A picture that is part of the page."""
+    given = f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
+    style = f"display:inline;width:{width}px;height:{height}px;vertical-align:middle;margin:0"
+    return Html(f'<img {given} width="{width}" height="{height}" style="{style}">')

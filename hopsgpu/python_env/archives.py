@@ -1,0 +1,197 @@
+"""Packed archives, tar and zip: what is in one, and its files on a disk; nothing outside it."""
+
+from __future__ import annotations
+
+import contextlib
+import lzma
+import posixpath
+import shutil
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hopsgpu.errors import ConfigError
+
+SUFFIXES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
+# Of an ELF header, with the machine in it.
+HEAD_BYTES = 20
+_LINK = 0o12
+_ENCRYPTED = 0x1
+_ADVICE = "pack it again without that"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What an archive has under a name.
+
+    Attributes:
+        name: with `/` between its parts and none at the end.
+        is_file: whether it is a regular file.
+        head: its first bytes, where they were asked for.
+        link: where it leads, as the archive would have that name; "" of what is no link.
+    """
+
+    name: str
+    is_file: bool
+    head: bytes = b""
+    link: str = ""
+
+
+def entries(archive: Path, peek: Callable[[str], bool]) -> Iterator[Entry]:
+    """All that is in an archive.
+
+    Args:
+        archive: a file whose name ends with one of `SUFFIXES`.
+        peek: whether the first bytes of a file of this name are wanted.
+
+    Raises:
+        ConfigError: it is no archive, or damaged, or has names that lead out of it.
+    """
+    with _errors_of(archive):
+        yield from (_zipped if archive.suffix == ".zip" else _tarred)(archive, peek)
+
+
+def unpack(archive: Path, below: str, target: Path, leave_out: tuple[str, ...]) -> None:
+    """Writes what is below a directory of an archive into a new one.
+
+    Owners and special mode bits are not kept.
+
+    Args:
+        archive: as in `entries`.
+        below: the directory in it, "" for all.
+        target: made.
+        leave_out: names right below it that are left out.
+
+    Raises:
+        ConfigError: it is no archive, or damaged, or has names or links that lead out of it.
+        OSError: it cannot be written.
+    """
+    target.mkdir(parents=True)
+    with _errors_of(archive):
+        (_unzip if archive.suffix == ".zip" else _untar)(archive, below, target, leave_out)
+
+
+@contextlib.contextmanager
+def _errors_of(archive: Path) -> Iterator[None]:
+    """What the readers of archives raise becomes a ConfigError that names the archive."""
+    try:
+        yield
+    except (tarfile.FilterError, _Unsafe) as error:
+        raise ConfigError(f"{archive.name}: {error}; {_ADVICE}") from error
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise _no_archive(archive, error) from error
+    except OSError as error:
+        # gzip's and bz2's own have no number; those of the disk have.
+        if error.errno is not None:
+            raise
+        raise _no_archive(archive, error) from error
+
+
+def _no_archive(archive: Path, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{archive.name} is no whole archive of its kind ({error or type(error).__name__}): of"
+        f" {', '.join(SUFFIXES)} one is wanted, as its name says"
+    )
+
+
+class _Unsafe(Exception):
+    """A name that leads out of the archive, or what only a person could resolve."""
+
+
+def _checked(name: str) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\\" in name:
+        raise _Unsafe(f"{name!r} leads out of it")
+    return path.as_posix()
+
+
+def _relative(name: str, below: str) -> str | None:
+    """A name's part below a directory; None for what lies elsewhere, and for itself."""
+    if not below:
+        return name if name != "." else None
+    return name.removeprefix(f"{below}/") if name.startswith(f"{below}/") else None
+
+
+def _wanted(name: str, below: str, leave_out: tuple[str, ...]) -> str | None:
+    relative = _relative(_checked(name), below)
+    if relative is None or relative.partition("/")[0] in leave_out:
+        return None
+    return relative
+
+
+def _tarred(archive: Path, peek: Callable[[str], bool]) -> Iterator[Entry]:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            name = _checked(member.name)
+            if name == ".":
+                continue
+            if member.isdev():
+                raise _Unsafe(f"{name!r} is a device")
+            head = b""
+            if member.isreg() and peek(name) and (file := tar.extractfile(member)) is not None:
+                head = file.read(HEAD_BYTES)
+            yield Entry(name, member.isreg(), head, _link(member))
+
+
+def _link(member: tarfile.TarInfo) -> str:
+    if member.issym():
+        above = posixpath.dirname(member.name)
+        return posixpath.normpath(posixpath.join(above, member.linkname))
+    return member.linkname if member.islnk() else ""
+
+
+def _zipped(archive: Path, peek: Callable[[str], bool]) -> Iterator[Entry]:
+    with zipfile.ZipFile(archive) as zipped:
+        for info in zipped.infolist():
+            name = _zip_name(info)
+            head = b""
+            if not info.is_dir() and peek(name):
+                with zipped.open(info) as file:
+                    head = file.read(HEAD_BYTES)
+            yield Entry(name, not info.is_dir(), head)
+
+
+def _zip_name(info: zipfile.ZipInfo) -> str:
+    name = _checked(info.filename)
+    if info.external_attr >> 28 == _LINK:
+        raise _Unsafe(f"{name!r} is a link, which zip knows by convention only; a tar.gz has links")
+    if info.flag_bits & _ENCRYPTED:
+        raise _Unsafe(f"{name!r} is encrypted")
+    return name
+
+
+def _untar(archive: Path, below: str, target: Path, leave_out: tuple[str, ...]) -> None:
+    with tarfile.open(archive) as tar:
+
+        def wanted() -> Iterator[tarfile.TarInfo]:
+            for member in tar:
+                name = _wanted(member.name, below, leave_out)
+                if name is None:
+                    continue
+                linkname = member.linkname
+                if member.islnk():
+                    linkname = _wanted(linkname, below, ()) or linkname
+                yield member.replace(name=name, linkname=linkname, deep=False)
+
+        # "data" refuses what leads out of the directory, also by way of links.
+        tar.extractall(target, members=wanted(), filter="data")
+
+
+def _unzip(archive: Path, below: str, target: Path, leave_out: tuple[str, ...]) -> None:
+    with zipfile.ZipFile(archive) as zipped:
+        for info in zipped.infolist():
+            name = _wanted(_zip_name(info), below, leave_out)
+            if name is None:
+                continue
+            file = target / name
+            if info.is_dir():
+                file.mkdir(parents=True, exist_ok=True)
+                continue
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with zipped.open(info) as source, file.open("wb") as written:
+                shutil.copyfileobj(source, written)
+            if mode := info.external_attr >> 16 & 0o777:
+                file.chmod(mode & 0o755 | 0o600)

@@ -1,0 +1,78 @@
+"""Other programs that make an environment: pip, conda; they end with the run that wants them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+
+from hopsgpu.errors import Cancelled, ConfigError
+
+_LOOK_SECONDS = 0.2
+_MOST_LINES = 12
+_MOST_SHOWN = 3000
+
+
+def run(
+    command: Sequence[str],
+    what: str,
+    stop: threading.Event,
+    environment: Mapping[str, str] | None = None,
+) -> str:
+    """Runs a program to its end; what it has written.
+
+    Args:
+        command: and its arguments.
+        what: it does, for errors.
+        stop: set when it is no longer wanted; it is ended, with all that it has started.
+        environment: its variables, this process's by default.
+
+    Raises:
+        ConfigError: it cannot be started, or failed; with the last lines that it wrote.
+        Cancelled: `stop` was set.
+    """
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"{what} failed: {command[0]} cannot be started: {error.strerror}"
+            ) from error
+        try:
+            code = _wait(process, stop)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        said = output.read().decode(errors="backslashreplace")
+    if code is None:
+        raise Cancelled(f"the run was cancelled during this: {what}")
+    if code != 0:
+        raise ConfigError(f"{what} failed (exit code {code}):\n{_last_lines(said)}")
+    return said
+
+
+def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None:
+    """The exit code, or None where it is not wanted any more."""
+    while not stop.is_set():
+        try:
+            return process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            continue
+    return None
+
+
+def _last_lines(said: str) -> str:
+    lines = [line for line in said.splitlines() if line.strip()]
+    return "\n".join(lines[-_MOST_LINES:])[-_MOST_SHOWN:] or "(it wrote nothing)"

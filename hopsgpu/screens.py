@@ -1,0 +1,43 @@
+"""Which display fits, by what this process is; nothing is imported for it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_DUMB = ("dumb", "unknown", "")
+# What rich has stdout replaced by while it draws.
+_PROXIED = "rich_proxied_file"
+
+
+def in_kernel() -> bool:
+    """Whether this process is a notebook's kernel."""
+    return getattr(_shell(), "kernel", None) is not None
+
+
+def in_terminal() -> bool:
+    """Whether a live display is in place: a script's, for at a prompt a person types."""
+    streams = (sys.stdout, sys.stderr)
+    if any(stream is None or not stream.isatty() for stream in streams):
+        return False
+    at_prompt = hasattr(sys, "ps1") or sys.flags.interactive or _shell() is not None
+    return not at_prompt and os.environ.get("TERM", "") not in _DUMB
+
+
+def is_taken() -> bool:
+    """Whether another live display has the terminal, of which there can be one."""
+    return is_proxy(sys.stdout)
+
+
+def is_proxy(stream: object) -> bool:
+    """Whether what is written to a stream is shown above a live display."""
+    return hasattr(stream, _PROXIED)
+
+
+def _shell() -> Any:
+    """IPython's, or None."""
+    ipython = sys.modules.get("IPython")
+    # Half imported, by another thread, it lacks the name.
+    current = getattr(ipython, "get_ipython", None)
+    return None if current is None else current()

@@ -1,0 +1,57 @@
+"""Gangs of a Spark application on YARN."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager
+
+from pyspark import SparkContext
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.gang import Avoid
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.checks import check_python, check_session
+from hopsgpu.spark.fitting import check_again, fit_on_yarn
+from hopsgpu.spark.granted import Owner
+from hopsgpu.spark.inside import act_for_submitter
+from hopsgpu.spark.jvm import Jvm
+from hopsgpu.spark.lease import lease_gpus
+from hopsgpu.spark.request import Request
+from hopsgpu.spark.shipping import ship_package
+from hopsgpu.spark.site import Fit
+from hopsgpu.spec import GangSpec, LaunchPlan
+from hopsgpu.yarn.amounts import GPU
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+
+
+class OnYarn(Application):
+    """A `Site`: containers of YARN, by executors of this application."""
+
+    def fit(self, spec: GangSpec) -> Fit:
+        return fit_on_yarn(spec, self)
+
+    def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
+        check_again(plan, self, avoid)
+
+    def lease(self, request: Request) -> AbstractContextManager[Owner]:
+        return lease_gpus(self, request)
+
+
+def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
+    """What gangs of an application on YARN share.
+
+    Raises:
+        ConfigError: its settings are in the way of gangs, or Hadoop's here do not know of GPUs.
+    """
+    check_session(jvm.setting)
+    check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")
+    if not jvm.knows_resource(GPU):
+        raise ConfigError(
+            f"{GPU} is unknown here: resource-types.xml in HADOOP_CONF_DIR must name it in"
+            " yarn.resource-types, as on the ResourceManager"
+        )
+    manager = ResourceManager(web_addresses(jvm.hadoop))
+    act_for_submitter(context)
+    application = OnYarn(context, jvm, manager, ship_package(context))
+    application.check_options()
+    return application

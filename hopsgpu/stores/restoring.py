@@ -1,0 +1,208 @@
+"""Checkpoints brought back from the lake: which one, and its files, whole and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores.checkpoints import Checkpoints, Part, complete, score
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.retention import newest_direction
+from hopsgpu.stores.transfer import DIGEST, Facts, download_files
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A checkpoint that is there: a step's parts, one of each rank that saves."""
+
+    checkpoints: Checkpoints
+    step: int
+    parts: frozenset[Part]
+
+    @property
+    def home(self) -> Lake:
+        return self.checkpoints.root / str(self.step)
+
+
+def latest(
+    places: Sequence[Checkpoints],
+    into: Path,
+    *,
+    all_ranks: bool = False,
+    world_size: int | None = None,
+    begun: bool = True,
+) -> Path | None:
+    """Downloads the latest checkpoint of the first place that has one; None where none has.
+
+    That is the latest step that has the parts of all ranks that ever saved one, and of a step that
+    was saved again what all of them saved last: what an attempt that failed while some of them
+    saved has left does not count, and all ranks see the same. What this attempt itself has saved
+    counts once all ranks that saved in the run that it goes on from have saved too: some may have
+    saved before others have asked, and begun. For the same reason nothing of it counts for a rank
+    that has not saved in it itself.
+
+    Args:
+        places: the run's own first.
+        into: a local directory, which keeps what was downloaded.
+        all_ranks: as `best`.
+        world_size: of the attempt; None where all ranks of the earlier run are still there.
+        begun: whether this rank has saved in this attempt.
+
+    Returns:
+        As `best`.
+
+    Raises:
+        ConfigError, StoreError: as `best`.
+    """
+
+    def choose() -> _Found | None:
+        for place, *before in (places[number:] for number in range(len(places))):
+            earlier = {rank for other in before for rank in other.ranks()}
+            here = {rank for rank in earlier if world_size is None or rank < world_size}
+            parts = without_torn(place.parts(), place.attempt, here)
+            if place is places[0] and not begun:
+                parts = before_attempt(parts, place.attempt)
+            if steps := complete(parts, place.ranks()):
+                return _Found(place, max(steps), steps[max(steps)])
+        return None
+
+    return _brought(choose, into, all_ranks)
+
+
+def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) -> Path | None:
+    """Downloads the checkpoint with the best metric of all places; None where none has a metric.
+
+    Args:
+        places: the run's own first.
+        into: a local directory, which keeps what was downloaded.
+        all_ranks: whether to have what all ranks saved, in one directory.
+
+    Returns:
+        The file or directory, as it was saved by this rank, or by the lowest where this one has
+        saved none. With `all_ranks` a directory with the files that the ranks saved, and with
+        what was in the directories that they saved.
+
+    Raises:
+        ConfigError: with `all_ranks`, two ranks saved different files of the same name.
+        StoreError: the lake refused, or a file is damaged.
+    """
+
+    def choose() -> _Found | None:
+        found = [
+            (score(parts), _Found(place, step, parts))
+            for place in reversed(places)
+            for step, parts in sorted(complete(place.parts(), place.ranks()).items())
+        ]
+        scored = [(score.metric, one) for score, one in found if score.metric is not None]
+        if not scored:
+            return None
+        sign = newest_direction([(score.metric, score.best) for score, _ in found])
+        # Of equals the newest.
+        return max(enumerate(scored), key=lambda each: (sign * each[1][0], each[0]))[1][1]
+
+    return _brought(choose, into, all_ranks)
+
+
+def without_torn(
+    parts: Mapping[int, Collection[Part]], attempt: int, ranks: Collection[int]
+) -> Mapping[int, frozenset[Part]]:
+    """Parts by step; of those saved in an attempt only what all of some ranks saved together."""
+
+    def together(part: Part, there: Collection[Part]) -> bool:
+        if part.attempt != attempt:
+            return True
+        like = (attempt, part.number)
+        its = {other.rank for other in there if (other.attempt, other.number) == like}
+        return its.issuperset(ranks)
+
+    return {
+        step: frozenset(part for part in there if together(part, there))
+        for step, there in parts.items()
+    }
+
+
+def before_attempt(
+    parts: Mapping[int, Collection[Part]], attempt: int
+) -> Mapping[int, frozenset[Part]]:
+    """Parts by step, but those saved in an attempt."""
+    return {
+        step: frozenset(part for part in there if part.attempt != attempt)
+        for step, there in parts.items()
+    }
+
+
+def _brought(choose: Callable[[], _Found | None], into: Path, all_ranks: bool) -> Path | None:
+    while (found := choose()) is not None:
+        rank = found.checkpoints.rank
+        own = next((part for part in found.parts if part.rank == rank), min(found.parts))
+        parts = sorted(found.parts) if all_ranks else [own]
+        # Those of the run that this one goes on from are downloaded into the same directory.
+        urls = "\n".join([str(all_ranks), *((found.home / part.name).url for part in parts)])
+        local = into / f"{found.step}-{hashlib.sha256(urls.encode()).hexdigest()[:16]}"
+        # What was replaced meanwhile is not there any more, but what replaced it is.
+        if local.is_dir() or _fetched(found.home, parts, local, all_ranks):
+            if all_ranks:
+                return local
+            (saved,) = local.iterdir()
+            return saved
+    return None
+
+
+def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) -> bool:
+    """Downloads parts; False, and nothing is there, where one was removed meanwhile."""
+    local.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=local.parent))
+    problem: StoreError | None = None
+    try:
+        try:
+            _download(home, parts, draft, all_ranks)
+        except StoreError as error:
+            problem = error
+        if not {part.record for part in parts} <= set(home.names()):
+            return False
+        if problem is not None:
+            raise problem
+        try:
+            draft.rename(local)
+        except OSError:
+            # Another process of this machine was quicker.
+            if not local.is_dir():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return True
+
+
+def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) -> None:
+    had: dict[str, tuple[int, Facts]] = {}
+    for part in parts:
+        facts, source = _facts(home / part.record), home / part.name
+        if all_ranks:
+            top, _, below = min(facts).partition("/")
+            if below:
+                source /= top
+                facts = {name.partition("/")[2]: fact for name, fact in facts.items()}
+            for name, fact in facts.items():
+                rank, other = had.setdefault(name, (part.rank, fact))
+                if other != fact:
+                    raise ConfigError(
+                        f"ranks {rank} and {part.rank} saved different files named {name!r}, which"
+                        " cannot lie in one directory: name them by rank, or leave all_ranks out"
+                    )
+            facts = {name: fact for name, fact in facts.items() if had[name][0] == part.rank}
+        download_files(facts, source, target)
+
+
+def _facts(record: Lake) -> dict[str, Facts]:
+    content = record.read()
+    try:
+        files = json.loads(content)["files"]
+        return {name: Facts(each["bytes"], each[DIGEST]) for name, each in files.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{record.url} is damaged: {error!r}", "damaged") from error

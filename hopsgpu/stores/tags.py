@@ -1,0 +1,68 @@
+"""A model's tags: `<root>/<name>/_tags/<tag>`, a small file that says which version is meant."""
+
+from __future__ import annotations
+
+import json
+
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.versions import TAGS
+
+
+def put_tag(home: Lake, tag: str, version: int) -> None:
+    """Has a tag lead to a version; whoever reads it finds the old or the new one.
+
+    Args:
+        home: of the model.
+        tag: as `manifest.tag_name` gives it.
+        version: a number.
+
+    Raises:
+        StoreError: the lake refused.
+    """
+    (home / TAGS).make()
+    (home / TAGS / tag).replace(json.dumps({"version": version}).encode())
+
+
+def drop_tag(home: Lake, tag: str) -> bool:
+    """Removes a tag, also a damaged one; False where there is none.
+
+    Raises:
+        StoreError: the lake refused.
+    """
+    file = home / TAGS / tag
+    if not file.exists():
+        return False
+    file.remove()
+    return True
+
+
+def read_tag(home: Lake, tag: str) -> int | None:
+    """The version that a tag leads to; None where there is no such tag.
+
+    Raises:
+        StoreError: the lake refused, or the tag is damaged.
+    """
+    file = home / TAGS / tag
+    try:
+        written = file.read()
+    except StoreError as error:
+        if error.kind == "absent":
+            return None
+        raise
+    try:
+        return int(json.loads(written)["version"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise StoreError(f"{file.url} is damaged: no tag; set it again", kind="damaged") from error
+
+
+def read_tags(home: Lake) -> dict[str, int]:
+    """All tags of a model, with the versions that they lead to.
+
+    Raises:
+        StoreError: the lake refused, or a tag is damaged.
+    """
+    # What is being replaced has a file of another name beside it for a moment.
+    names = [name for name in (home / TAGS).names() if name[0] not in "._"]
+    found = {tag: read_tag(home, tag) for tag in names}
+    return {tag: version for tag, version in found.items() if version is not None}

@@ -1,0 +1,323 @@
+"""Many files to the lake and back: in parallel, streamed, and checked by their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores.filesystem import BLOCK
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.names import path_below
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, explain
+
+# Of 128 bits, no shield against forgers: what is damaged is found, at 10 GB/s and more a core.
+DIGEST = "xxh3_128"
+# How many files at once, by their least size. A large one is as fast as its DataNode; a small one's
+# time is the half second that closing waits for the DataNode's report to the name node. Each holds
+# up to 15 MB of what is on its way.
+_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4), (0, 64))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a file is recognised by.
+
+    Attributes:
+        bytes: its size.
+        digest: of its content, by the algorithm `DIGEST`, in hexadecimal.
+    """
+
+    bytes: int
+    digest: str
+
+
+def files_below(directory: Path) -> dict[str, Path]:
+    """Regular files below a directory, by their names relative to it, sorted.
+
+    Links to files count as files; links to directories are not followed, so that none is met
+    twice or for ever.
+
+    Raises:
+        ConfigError: a name that does not survive every client of the lake, or a directory below
+            that cannot be read.
+    """
+    found = {}
+    for above, _, names in os.walk(directory, onerror=unreadable):
+        for name in names:
+            file = Path(above, name)
+            if file.is_file():
+                relative = file.relative_to(directory).as_posix()
+                fit = path_below(relative, "file")
+                if fit in found:
+                    raise ConfigError(f"two files are named {fit!r}, once Unicode is normalised")
+                found[fit] = file
+    return dict(sorted(found.items()))
+
+
+def unreadable(error: OSError) -> None:
+    """For `os.walk`, which passes over what it cannot read: a part would be taken for all."""
+    raise ConfigError(f"{error.filename} cannot be read, so not all of it is known: {error}")
+
+
+def upload_files(
+    files: Mapping[str, Path],
+    root: Lake,
+    *,
+    stop: threading.Event | None = None,
+    known: Callable[[str, Facts], None] | None = None,
+) -> dict[str, Facts]:
+    """Streams local files to a directory, which is made with those below it.
+
+    Args:
+        files: by their paths below the directory.
+        root: the directory.
+        stop: set from elsewhere, it ends the upload.
+        known: told, in some thread, of each file when all of it was read and is being closed; of
+            one that is tried again, again.
+
+    Returns:
+        Sizes and digests of what was read and written, in the order of `files`.
+
+    Raises:
+        ConfigError: a path that is not inside, or a file that cannot be read.
+        StoreError: the first problem; the others are stopped, and what was uploaded lies there.
+        Cancelled: `stop` was set.
+    """
+    paths = {path_below(name): source for name, source in files.items()}
+    _make_directories(paths, root)
+    found: dict[str, Facts] = {}
+
+    def upload(name: str, stopped: threading.Event) -> None:
+        tell = None if known is None else functools.partial(known, name)
+        found[name] = _upload(paths[name], root / name, stopped, tell)
+
+    sizes = {name: _size(source) for name, source in paths.items()}
+    _each(sizes, upload, stop)
+    return {name: found[name] for name in paths}
+
+
+def download_files(
+    facts: Mapping[str, Facts],
+    root: Lake,
+    target: Path,
+    *,
+    stop: threading.Event | None = None,
+) -> None:
+    """Streams files of a directory to a local one, which is made, and checks them.
+
+    Args:
+        facts: what the files have to be, by their paths below the directory.
+        root: the directory.
+        target: the local one; files that are there already are replaced.
+        stop: set from elsewhere, it ends the download.
+
+    Raises:
+        ConfigError: a path that is not inside.
+        StoreError: the first problem; of kind "damaged" where a file is missing, or another than
+            it has to be.
+        Cancelled: `stop` was set.
+    """
+    locals_ = {path_below(name): target / name for name in facts}
+    for directory in {file.parent for file in locals_.values()} | {target}:
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def download(name: str, stopped: threading.Event) -> None:
+        with locals_[name].open("wb") as file:
+
+            def keep() -> Callable[[bytes], object]:
+                file.seek(0)
+                file.truncate()
+                return functools.partial(_keep, file, locals_[name])
+
+            _check(facts[name], root / name, stopped, keep)
+
+    _each({name: fact.bytes for name, fact in facts.items()}, download, stop)
+
+
+def check_files(
+    facts: Mapping[str, Facts], root: Lake, *, stop: threading.Event | None = None
+) -> None:
+    """Reads files of a directory, and keeps nothing.
+
+    Raises:
+        As `download_files`.
+    """
+
+    def check(name: str, stopped: threading.Event) -> None:
+        _check(facts[name], root / path_below(name), stopped, lambda: len)
+
+    _each({name: fact.bytes for name, fact in facts.items()}, check, stop)
+
+
+def _make_directories(names: Mapping[str, object], root: Lake) -> None:
+    above = {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}
+    needless = {outer for inner in above for outer in inner.parents}
+    root.make()
+    for directory in sorted(above - needless):
+        (root / directory.as_posix()).make()
+
+
+def _size(source: Path) -> int:
+    try:
+        return source.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _upload(
+    source: Path, target: Lake, stop: threading.Event, known: Callable[[Facts], None] | None
+) -> Facts:
+    digest, size = _digest(), 0
+
+    def blocks() -> Iterator[bytes]:
+        nonlocal digest, size
+        digest, size = _digest(), 0
+        with contextlib.ExitStack() as stack:
+            try:
+                file = stack.enter_context(source.open("rb", buffering=0))
+            except OSError as error:
+                raise ConfigError(f"{source} cannot be read: {error.strerror}") from error
+            while block := file.read(BLOCK):
+                _check_stop(stop, target)
+                digest.update(block)
+                size += len(block)
+                yield block
+        if known is not None:
+            known(Facts(size, digest.hexdigest()))
+
+    def attempt(number: int) -> None:
+        target.files.write(target.path, blocks(), replace=True)
+
+    target.patience(stop)("write", target.url, attempt)
+    return Facts(size, digest.hexdigest())
+
+
+def _check(
+    facts: Facts,
+    source: Lake,
+    stop: threading.Event,
+    keep: Callable[[], Callable[[bytes], object]],
+) -> None:
+    """Reads a file from its beginning to its end, and checks it.
+
+    Args:
+        keep: begins to keep what is read, at each attempt; returns what takes a block.
+    """
+
+    def attempt(number: int) -> Facts:
+        take, digest, size = keep(), _digest(), 0
+        for block in source.files.blocks(source.path):
+            _check_stop(stop, source)
+            digest.update(block)
+            size += len(block)
+            take(block)
+        return Facts(size, digest.hexdigest())
+
+    try:
+        found = source.patience(stop)("read", source.url, attempt)
+    except StoreError as error:
+        if error.kind == ABSENT:
+            raise StoreError(f"{source.url} is missing", DAMAGED) from error
+        raise
+    if found.bytes != facts.bytes:
+        raise StoreError(
+            f"{source.url} is damaged: it has {found.bytes} bytes, and {facts.bytes} were written",
+            DAMAGED,
+        )
+    if found != facts:
+        raise StoreError(f"{source.url} is damaged: its {DIGEST} is another", DAMAGED)
+
+
+def _keep(file: BinaryIO, path: Path, block: bytes) -> None:
+    try:
+        file.write(block)
+    except OSError as error:
+        trouble = explain(error)
+        raise StoreError(f"cannot write {path}: {trouble}", trouble.kind) from error
+
+
+def _digest() -> Any:
+    import xxhash
+
+    return xxhash.xxh3_128()
+
+
+def _check_stop(stop: threading.Event, place: Lake) -> None:
+    if stop.is_set():
+        raise Cancelled(f"stopped at {place.url}")
+
+
+def _each(
+    sizes: Mapping[str, int],
+    work: Callable[[str, threading.Event], None],
+    stop: threading.Event | None,
+) -> None:
+    """Works on all, small ones many at once and large ones few; raises the first problem."""
+    stopped = threading.Event()
+    problems: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    threads = []
+    for names, most in _by_size(sizes):
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in names:
+            waiting.put(name)
+        work_off = functools.partial(_work_off, waiting, work, stopped, problems)
+        threads += [threading.Thread(target=work_off) for _ in range(min(most, len(names)))]
+    _run(threads, stopped, stop)
+    if not problems.empty():
+        raise problems.get()
+    if stop is not None and stop.is_set():
+        raise Cancelled("the transfer was stopped")
+
+
+def _run(
+    threads: Sequence[threading.Thread], stopped: threading.Event, stop: threading.Event | None
+) -> None:
+    """Runs threads to their end, on every path: nothing is written after this returns."""
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                if stop is not None and stop.is_set():
+                    stopped.set()
+    finally:
+        stopped.set()  # what is under way ends at its next block
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _by_size(sizes: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+    """Files of about the same size, and how many of them at once."""
+    above: float = math.inf
+    for least, most in _AT_ONCE:
+        yield [name for name, size in sizes.items() if least <= size < above], most
+        above = least
+
+
+def _work_off(
+    waiting: queue.SimpleQueue[str],
+    work: Callable[[str, threading.Event], None],
+    stopped: threading.Event,
+    problems: queue.SimpleQueue[BaseException],
+) -> None:
+    while not stopped.is_set():
+        try:
+            name = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            work(name, stopped)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            problems.put(error)
+            stopped.set()

@@ -1,0 +1,189 @@
+"""What the file systems' errors mean, and what to do about each. Pure."""
+
+from __future__ import annotations
+
+import errno
+import re
+from dataclasses import dataclass
+
+ABSENT = "absent"
+DAMAGED = "damaged"
+EXISTS = "exists"
+PERMISSION = "permission"
+QUOTA = "quota"
+SAFE_MODE = "safe mode"
+UNREACHABLE = "unreachable"
+UNSUPPORTED = "unsupported"
+
+
+class Refused(Exception):
+    """A name node's or DataNode's refusal, as a client passed it on.
+
+    Attributes:
+        java: the Java exception's class, without its package; or the client's own word for it.
+        reason: the first line of what it said.
+    """
+
+    def __init__(self, java: str, reason: str) -> None:
+        super().__init__(reason)
+        self.java = java
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What an error means.
+
+    Attributes:
+        kind: as `StoreError.kind`.
+        reason: what the file system said.
+        advice: what to do, or "".
+        retryable: whether the same call may work in some seconds.
+    """
+
+    kind: str
+    reason: str
+    advice: str = ""
+    retryable: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.reason}; {self.advice}" if self.advice else self.reason
+
+
+_ADVICE = {
+    PERMISSION: "ask its owner for access, or have HOPSGPU_ROOT (spark.hopsgpu.root) name a"
+    " directory that is yours",
+    QUOTA: "the quota is used up: remove what is not needed, or ask the administrator for more"
+    " (hdfs dfsadmin -setQuota, -setSpaceQuota)",
+    SAFE_MODE: "HDFS is in safe mode: try again when enough of its DataNodes are up, or ask the"
+    " administrator (hdfs dfsadmin -safemode get)",
+    UNREACHABLE: "is HDFS running, and is this its address? (HADOOP_CONF_DIR)",
+    DAMAGED: "no replica of it is whole: restore the file (hdfs fsck names what else is damaged)",
+}
+_NO_DEFAULT = "No fs.defaultFS setting found"
+_NAME_NODE = (
+    "the URL names no NameNode and no fs.defaultFS is known; set HADOOP_CONF_DIR, or write"
+    " hdfs://host:port/…"
+)
+_RETRYABLE = frozenset({SAFE_MODE, UNREACHABLE})
+_LOCAL_SPACE = "the disk, or your share of it, is full"
+
+# By the last part of the Java class's name.
+_CLASSES = {
+    "AccessControlException": PERMISSION,
+    "AuthorizationException": PERMISSION,
+    "InvalidToken": PERMISSION,
+    "SecurityException": PERMISSION,
+    "SaslException": PERMISSION,
+    "SASLError": PERMISSION,
+    "GSSAPIError": PERMISSION,
+    "NoSASLMechanism": PERMISSION,
+    "NSQuotaExceededException": QUOTA,
+    "DSQuotaExceededException": QUOTA,
+    "QuotaByStorageTypeExceededException": QUOTA,
+    "QuotaExceededException": QUOTA,
+    "SafeModeException": SAFE_MODE,
+    "FileNotFoundException": ABSENT,
+    "FileAlreadyExistsException": EXISTS,
+    "ParentNotDirectoryException": EXISTS,
+    "PathIsNotDirectoryException": EXISTS,
+    "StandbyException": UNREACHABLE,
+    "ObserverRetryOnActiveException": UNREACHABLE,
+    "RetriableException": UNREACHABLE,
+    "ConnectException": UNREACHABLE,
+    "NoRouteToHostException": UNREACHABLE,
+    "SocketTimeoutException": UNREACHABLE,
+    "EOFException": UNREACHABLE,
+    "DataTransferError": UNREACHABLE,
+    "BlocksNotFound": UNREACHABLE,
+    "BlockMissingException": UNREACHABLE,
+    "AlreadyBeingCreatedException": UNREACHABLE,
+    "RecoveryInProgressException": UNREACHABLE,
+    "UnsupportedOperationException": UNSUPPORTED,
+    "UnsupportedFeature": UNSUPPORTED,
+    "ChecksumError": DAMAGED,
+    "ChecksumException": DAMAGED,
+}
+# In what was said, where the class says nothing: an IOException, an answer in HTML.
+_SAID = (
+    (re.compile(r"safe ?mode is on|is in safe mode", re.IGNORECASE), SAFE_MODE),
+    (re.compile(r"quota of .* is exceeded", re.IGNORECASE), QUOTA),
+    (re.compile(r"permission denied", re.IGNORECASE), PERMISSION),
+    (re.compile(r"could only be (written|replicated) to \d+"), UNREACHABLE),
+    (
+        re.compile(r"failed to find datanode|could not find any datanodes", re.IGNORECASE),
+        UNREACHABLE,
+    ),
+    (re.compile(r"failed to complete file in time", re.IGNORECASE), UNREACHABLE),
+    (re.compile(r"authentication (failure|required)", re.IGNORECASE), PERMISSION),
+)
+# HDFS says of a directory that is to be read that no file was found.
+_A_DIRECTORY = re.compile(r"^Path is not a file")
+# A strict rename of a file to where a directory is, or the other way round.
+_OTHER_SORT = re.compile(r"Source .* and destination .* must both be directories")
+_NUMBERS = {
+    errno.EACCES: PERMISSION,
+    errno.EPERM: PERMISSION,
+    errno.EROFS: PERMISSION,
+    errno.ENOSPC: QUOTA,
+    errno.EDQUOT: QUOTA,
+    errno.ENOENT: ABSENT,
+    errno.EEXIST: EXISTS,
+    errno.ENOTDIR: EXISTS,
+    errno.EISDIR: EXISTS,
+    errno.ENOTEMPTY: EXISTS,
+    errno.EIO: DAMAGED,
+}
+
+
+def refusal(java: str, text: str) -> Exception:
+    """What a client raises for a Java exception.
+
+    Args:
+        java: its class, with or without its package.
+        text: what it said, of any number of lines.
+    """
+    name = re.split(r"[.$]", java)[-1]
+    reason = (text.strip().splitlines() or [name])[0]
+    if name == "FileNotFoundException":
+        return FileNotFoundError(reason)
+    if name == "FileAlreadyExistsException" or _OTHER_SORT.search(reason):
+        return FileExistsError(reason)
+    return Refused(name, reason)
+
+
+def explain(error: BaseException) -> Trouble:
+    """What an error that a file system raised means."""
+    reason = _first_line(error)
+    if _NO_DEFAULT in reason:
+        return Trouble("", _NO_DEFAULT, _NAME_NODE)
+    kind = _kind(error, reason)
+    advice = _ADVICE.get(kind, "")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = _LOCAL_SPACE
+    if isinstance(error, OSError) and error.errno == errno.EIO:
+        advice = "the disk cannot be read or written"
+    return Trouble(kind, reason, advice, kind in _RETRYABLE)
+
+
+def _kind(error: BaseException, reason: str) -> str:
+    if isinstance(error, Refused):
+        said = next((kind for pattern, kind in _SAID if pattern.search(reason)), "")
+        return said if said == SAFE_MODE else _CLASSES.get(error.java, said)
+    if isinstance(error, FileNotFoundError):
+        return EXISTS if _A_DIRECTORY.search(reason) else ABSENT
+    if isinstance(error, (FileExistsError, IsADirectoryError, NotADirectoryError)):
+        return EXISTS
+    if isinstance(error, NotImplementedError):
+        return UNSUPPORTED
+    if isinstance(error, OSError) and error.errno is not None:
+        return _NUMBERS.get(error.errno, "")
+    # The clients' own, without a number: what their connections broke on.
+    return UNREACHABLE if isinstance(error, OSError) else ""
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        return error.strerror
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

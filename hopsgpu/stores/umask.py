@@ -1,0 +1,77 @@
+"""Which permissions a client of HDFS gives what it makes: the name node leaves that to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+_SETTING = "fs.permissions.umask-mode"
+_FILES = ("core-site.xml", "hdfs-site.xml")
+_DEFAULT = 0o022
+_SYMBOLIC = re.compile(r"([ugoa]*)([=+-])([rwx]*)")
+_SHIFTS = {"u": 6, "g": 3, "o": 0}
+_BITS = {"r": 4, "w": 2, "x": 1}
+
+
+def creation_mask(environment: Mapping[str, str]) -> int:
+    """The permission bits that new files and directories do not get.
+
+    That is the Hadoop configuration's `fs.permissions.umask-mode`, and this process's umask where
+    that is not set.
+
+    Args:
+        environment: which names the Hadoop configuration's directory.
+    """
+    setting = _setting(environment)
+    mask = None if setting is None else parse_mask(setting)
+    return _process_mask() if mask is None else mask
+
+
+def parse_mask(setting: str) -> int | None:
+    """The bits of a setting, octal ("027") or symbolic ("u=rwx,g=rx,o="); None for neither."""
+    text = setting.strip()
+    if re.fullmatch(r"[0-7]{1,4}", text):
+        return int(text, 8) & 0o777
+    mask = _DEFAULT
+    for clause in text.split(","):
+        found = _SYMBOLIC.fullmatch(clause.strip())
+        if found is None:
+            return None
+        who, sign, what = found.groups()
+        bits = sum(_BITS[letter] for letter in set(what))
+        for letter in "ugo" if not who or "a" in who else who:
+            shift = _SHIFTS[letter]
+            allowed = {
+                "=": bits,
+                "+": ~mask >> shift & 7 | bits,
+                "-": ~mask >> shift & 7 & ~bits,
+            }[sign]
+            mask = mask & ~(7 << shift) | (7 & ~allowed) << shift
+    return mask
+
+
+def _setting(environment: Mapping[str, str]) -> str | None:
+    directory = environment.get("HADOOP_CONF_DIR")
+    if directory is None and "HADOOP_HOME" in environment:
+        directory = f"{environment['HADOOP_HOME']}/etc/hadoop"
+    found = None
+    for name in _FILES if directory else ():
+        file = Path(directory or "") / name
+        try:
+            tree = ElementTree.parse(file)
+        except (OSError, ElementTree.ParseError):  # the client itself says what is wrong with it
+            continue
+        for entry in tree.iter("property"):
+            if entry.findtext("name", "").strip() == _SETTING:
+                found = entry.findtext("value")
+    return found
+
+
+def _process_mask() -> int:
+    """This process's umask, which only Linux tells without setting it for all threads."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("Umask:"):
+            return int(line.split()[1], 8)
+    return _DEFAULT

@@ -1,0 +1,208 @@
+"""What is searched: parameters of a trial from Optuna's distributions, or from a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    import optuna
+
+    Space = (
+        Mapping[str, optuna.distributions.BaseDistribution]
+        | Callable[[optuna.Trial], Mapping[str, Any] | None]
+    )
+
+INSTALL = "pip install 'hopsgpu[search]'"
+
+
+def check_space(space: object) -> None:
+    """Whether something is a space.
+
+    Raises:
+        ConfigError: it is neither distributions by name nor a function.
+    """
+    import optuna
+
+    if callable(space):
+        return
+    if not isinstance(space, Mapping) or not space:
+        raise ConfigError(
+            f"space={space!r:.200}: Optuna distributions by parameter name are wanted, or a"
+            " function of an Optuna trial that gives the parameters"
+        )
+    for name, distribution in space.items():
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(
+                f"space: {name!r} is no name of a parameter: trials get them as keyword arguments"
+            )
+        known = optuna.distributions
+        kinds = known.FloatDistribution, known.IntDistribution, known.CategoricalDistribution
+        if not isinstance(distribution, kinds):
+            raise ConfigError(
+                f"space[{name!r}]={distribution!r:.200}: a Float-, Int- or CategoricalDistribution"
+                " is wanted, as"
+                " optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True)"
+            )
+
+
+def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
+    """The keyword arguments of a trial; what it has been given before stays as it was.
+
+    Args:
+        space: of the search.
+        trial: as Optuna has it.
+
+    Raises:
+        ConfigError: the function gives something else than keyword arguments.
+        optuna.TrialPruned: the function does not want these.
+    """
+    if isinstance(space, Mapping):
+        return {name: _suggested(trial, name, given) for name, given in space.items()}
+    given = space(trial)
+    if given is None:
+        return dict(trial.params)
+    if not isinstance(given, Mapping) or not all(
+        isinstance(name, str) and name.isidentifier() for name in given
+    ):
+        raise ConfigError(
+            f"space(trial) gave {given!r:.200}: keyword arguments by name are wanted, or None for"
+            " what was suggested"
+        )
+    return dict(given)
+
+
+def _suggested(trial: optuna.Trial, name: str, given: optuna.distributions.BaseDistribution) -> Any:
+    """A parameter of a trial; the same again, where it has it."""
+    from optuna import distributions as known
+
+    if isinstance(given, known.CategoricalDistribution):
+        return trial.suggest_categorical(name, given.choices)
+    if isinstance(given, known.IntDistribution):
+        return trial.suggest_int(name, given.low, given.high, step=given.step, log=given.log)
+    assert isinstance(given, known.FloatDistribution), "check_space takes no other"
+    return trial.suggest_float(name, given.low, given.high, step=given.step, log=given.log)
+
+
+def grid_of(space: Space) -> dict[str, Sequence[Any]]:
+    """All values of each parameter.
+
+    Raises:
+        ConfigError: a parameter has no end of them, or the space is a function.
+    """
+    from optuna import distributions as known
+
+    if not isinstance(space, Mapping):
+        raise ConfigError(
+            "sampler='grid' with a function for space: distributions by name are wanted, whose"
+            " values can be listed"
+        )
+    grid: dict[str, Sequence[Any]] = {}
+    for name, distribution in space.items():
+        if isinstance(distribution, known.CategoricalDistribution):
+            grid[name] = distribution.choices
+        elif isinstance(distribution, known.IntDistribution) and not distribution.log:
+            grid[name] = range(distribution.low, distribution.high + 1, distribution.step)
+        elif isinstance(distribution, known.FloatDistribution) and distribution.step is not None:
+            steps = round((distribution.high - distribution.low) / distribution.step)
+            values = (distribution.low + i * distribution.step for i in range(steps + 1))
+            # Three times 0.1 is more than 0.3, and Optuna takes no more than that.
+            grid[name] = [min(value, distribution.high) for value in values]
+        else:
+            raise ConfigError(
+                f"sampler='grid': {name!r} ({distribution}) has no list of values: give it a step,"
+                " or a CategoricalDistribution"
+            )
+    return grid
+
+
+def _samplers() -> dict[str, Callable[[Space, int | None], optuna.samplers.BaseSampler]]:
+    from optuna import samplers as known
+
+    return {
+        "tpe": lambda space, seed: known.TPESampler(seed=seed, constant_liar=True),
+        "random": lambda space, seed: known.RandomSampler(seed=seed),
+        "grid": lambda space, seed: known.GridSampler(grid_of(space), seed=seed),
+        "cmaes": lambda space, seed: known.CmaEsSampler(seed=seed),
+        "genetic": lambda space, seed: known.NSGAIISampler(seed=seed),
+    }
+
+
+def _pruners() -> dict[str, Callable[[], optuna.pruners.BasePruner]]:
+    from optuna import pruners as known
+
+    return {
+        "none": known.NopPruner,
+        "median": known.MedianPruner,
+        "asha": known.SuccessiveHalvingPruner,
+        "hyperband": known.HyperbandPruner,
+    }
+
+
+def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers.BaseSampler:
+    """The sampler that `sampler=` names, or is.
+
+    Args:
+        given: None for "tpe"; a name; or a sampler of Optuna's.
+        space: of the search.
+        seed: of a sampler that is named.
+
+    Raises:
+        ConfigError: anything else; a seed beside a sampler that has its own; or a package that
+            the sampler needs is not there.
+    """
+    import optuna
+
+    if isinstance(given, optuna.samplers.BaseSampler):
+        if seed is not None:
+            raise ConfigError(
+                f"seed={seed!r} with sampler={given!r:.100}: give the seed to the sampler itself"
+            )
+        return given
+    named = _samplers()
+    name = "tpe" if given is None else given
+    if not isinstance(name, str) or name not in named:
+        raise ConfigError(
+            f"sampler={given!r:.200}: {', '.join(map(repr, named))} or a sampler of"
+            " optuna.samplers is wanted"
+        )
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ConfigError(f"seed={seed!r}: a whole number or None is wanted")
+    try:
+        return named[name](space, seed)
+    except ImportError as error:
+        raise ConfigError(f"sampler={name!r} needs a package: {error}; {INSTALL}") from error
+
+
+def pruner_of(given: object) -> optuna.pruners.BasePruner:
+    """The pruner that `pruner=` names, or is; None ends no trial.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    import optuna
+
+    if isinstance(given, optuna.pruners.BasePruner):
+        return given
+    named = _pruners()
+    name = "none" if given is None else given
+    if not isinstance(name, str) or name not in named:
+        raise ConfigError(
+            f"pruner={given!r:.200}: {', '.join(map(repr, named))} or a pruner of optuna.pruners"
+            " is wanted"
+        )
+    return named[name]()
+
+
+def check_optuna() -> None:
+    """Whether Optuna is installed at the driver.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    try:
+        import optuna  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"a search needs Optuna at the driver: {INSTALL} ({error})") from error

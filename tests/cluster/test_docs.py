@@ -1,0 +1,138 @@
+"""Blocks of Python in README.md and docs/, run as they stand, page by page, on the real cluster.
+
+Excerpts of examples are not run here: the examples are. What a page takes as given is given below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hdfs_native.fsspec import HdfsFileSystem
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
+
+# Pages of which no block is run, and why.
+NOT_RUN = {
+    "docs/data.md": "the tests of hopsgpu.data run what it shows",
+    "docs/laptop.md": "tests/contract/test_local.py runs its like where no cluster is",
+    "docs/python-environments.md": "tests/cluster/test_python_env.py runs its like",
+}
+RUN = {"README.md", "docs/pytorch.md", "docs/pipeline.md", "docs/models.md"}
+
+# What a gang was asked for with, and is not told by each launch on it.
+OF_GANGS = inspect.signature(hopsgpu.hold).parameters.keys() - {"name", "progress"}
+
+
+def _blocks(page: Path) -> list[Block]:
+    return [
+        block
+        for block in blocks(page)
+        if block.language == "python" and not block.source and not block.not_run
+    ]
+
+
+def _run(page: str, **given: object) -> dict[str, Any]:
+    """Runs a page's blocks one after the other, as a script would; what they leave."""
+    names: dict[str, Any] = {"__name__": "__main__", **given}
+    for block in _blocks(ROOT / page):
+        # At its line, so that a traceback names the page.
+        code = "\n" * (block.line - 1) + block.code
+        exec(compile(code, page, "exec"), names)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with the files that pages name; the environment is put back."""
+    before = dict(os.environ)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "local" / "dir").mkdir(parents=True)
+    (tmp_path / "local" / "dir" / "model.pt").write_bytes(b"weights")
+    (tmp_path / "state.pt").write_bytes(b"state")
+    try:
+        yield tmp_path
+    finally:
+        # context() outside a gang makes a world of one there.
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+
+
+@pytest.fixture
+def lake(spark: SparkSession) -> HdfsFileSystem:
+    """HDFS, without what an earlier run of these tests has left."""
+    files = HdfsFileSystem(skip_instance_cache=True)
+    for path in ("/raw", "/lake", "/user/me/hopsgpu", "/user/ann/hopsgpu"):
+        if files.exists(path):
+            files.rm(path, recursive=True)
+    return files
+
+
+def test_each_page_is_run_or_says_why_not() -> None:
+    there = {name_of(page) for page in PAGES if _blocks(page)}
+    assert there == RUN | NOT_RUN.keys()
+
+
+def _as_on(gang: hopsgpu.Gang) -> Callable[..., hopsgpu.GangResult]:
+    """A `launch` for pages that need no gang of their own, each of which would be waited for."""
+    plan = hopsgpu.plan
+
+    def launch(train_fn: Callable[..., Any], **given: Any) -> hopsgpu.GangResult:
+        plan(train_fn, **given)  # what it asks for is looked at, and not asked for
+        return gang.launch(train_fn, **{n: v for n, v in given.items() if n not in OF_GANGS})
+
+    return launch
+
+
+def _leaves_a_model() -> None:
+    (hopsgpu.context().model_dir / f"part-{hopsgpu.context().rank}").write_text("weights")
+
+
+def test_pages(
+    spark: SparkSession,
+    lake: HdfsFileSystem,
+    gpus_back: Callable[[], int],
+    directory: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hold, gangs = hopsgpu.hold, []
+    with contextlib.ExitStack() as until_the_end:
+
+        def kept(**given: Any) -> contextlib.AbstractContextManager[hopsgpu.Gang]:
+            """The first gang that is asked for, with two ranks; all later ones are the same."""
+            if not gangs:
+                gangs.append(until_the_end.enter_context(hold(**{**given, "workers": 2})))
+            return contextlib.nullcontext(gangs[0])
+
+        monkeypatch.setattr(hopsgpu, "hold", kept)
+        rows = [(float(n), n % 10) for n in range(40)]
+        spark.createDataFrame(rows, "pixel double, label int").write.json("hdfs:///raw")
+        left = _run("README.md", step=1, loss=0.5)
+        assert [value["accuracy"] for value in left["result"].values] == [0.97] * 4
+        assert (directory / "some" / "directory" / "model.pt").read_bytes() == b"weights"
+
+        monkeypatch.setattr(hopsgpu, "launch", _as_on(gangs[0]))
+        left = _run("docs/pytorch.md")
+        assert len(left["result"].values) == len(left["losses"]) == 2
+        assert (left["first"].value, left["later"].value) == (1.5, 2.5)
+
+        rows = [(n, n / 10, n / 5 + 1) for n in range(21)]
+        readings = spark.createDataFrame(rows, "id int, x double, y double")
+        readings.write.json("hdfs:///raw/readings")
+        left = _run("docs/pipeline.md")
+        assert left["weights"] == pytest.approx({"slope": 2, "bias": 1}, abs=0.3)
+        assert spark.read.parquet("hdfs:///lake/readings-scored").count() == 21
+        assert left["code"] == 0
+
+        store = hopsgpu.ModelStore("hdfs:///user/ann/hopsgpu/models")
+        store.publish("local/dir", "digits")  # an older one, which the page deletes
+        left = _run("docs/models.md", hopsgpu=hopsgpu, train=_leaves_a_model)
+        assert set(left["result"].model.manifest["files"]) == {"part-0", "part-1"}
+        assert [version.version for version in store.versions("digits")] == [2]

@@ -1,0 +1,304 @@
+"""What a launch leaves: models of all ranks, and who holds GPUs while they are uploaded."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.run import Run
+from hopsgpu.stores import publication, sweeping
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.models import ModelStore, ModelVersion
+from hopsgpu.worker.kernel import comm
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import until
+
+quiet = functools.partial(hopsgpu.launch, progress="off")
+MIB = 2**20
+DAY = 24 * 3600 * 1000
+
+
+@pytest.fixture(autouse=True)
+def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
+    """A root of each test's own on the lake."""
+    lake = Lake(f"{hdfs_url}/tmp/publishing-{uuid.uuid4().hex}")
+    monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
+    yield lake
+    lake.remove()
+
+
+def leave(*contents: tuple[str, bytes, int], fail: bool = False) -> int:
+    """What a rank leaves: of rank r the r-th name, with a content so many times."""
+    context = hopsgpu.context()
+    context.report(7, loss=0.5)
+    if context.rank < len(contents):
+        name, content, times = contents[context.rank]
+        file = context.model_dir / name
+        file.parent.mkdir(exist_ok=True)
+        with file.open("wb") as written:
+            for _ in range(times):
+                written.write(content)
+    if fail and context.rank == 1:
+        raise ValueError("it did not converge")
+    return context.rank
+
+
+def go_on(step: int) -> int:
+    """Saves a checkpoint at a step; gives the step that it goes on from, 0 for none."""
+    context = hopsgpu.context()
+    found = context.latest_checkpoint()
+    file = Path("state")
+    file.write_text(str(step))
+    context.save_checkpoint(file, step)
+    return 0 if found is None else int(found.read_text())
+
+
+def containers_of_gangs(manager: ResourceManager, application: str) -> set[str]:
+    """An application's containers but those under the default profile, the master's and ETL's."""
+    attempts = manager.ask(f"/ws/v1/cluster/apps/{application}/appattempts")
+    attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
+    listed = manager.ask(f"/ws/v1/cluster/apps/{application}/appattempts/{attempt}/containers")
+    return {c["containerId"] for c in listed["container"] if int(c["priority"]) > 0}
+
+
+class Watch(threading.Thread):
+    """Looks again and again how many containers and GPUs a gang has once its upload has begun."""
+
+    def __init__(self, run: Run, staging: Lake, manager: ResourceManager, application: str) -> None:
+        super().__init__(daemon=True)
+        self._run = run
+        self._staging = staging
+        self._manager = manager
+        self._application = application
+        self.containers: list[int] = []
+        self.gpus: list[int] = []
+        self.granted: set[int] = set()
+        self.start()
+
+    def run(self) -> None:
+        while not self._run.wait(0.02):
+            status = self._run.status()
+            # In this order: what is seen to upload has begun before the others are counted.
+            if status.state == "publishing" and self._staging.names():
+                there = containers_of_gangs(self._manager, self._application)
+                gpus = self._manager.gpus()[0]
+                # Only then none of them was let go meanwhile.
+                if self._run.status().state == "publishing":
+                    self.containers.append(len(there))
+                    self.gpus.append(gpus)
+                    self.granted.add(status.granted)
+
+
+def test_a_sharded_model_is_one_version_and_who_left_nothing_goes_before_the_upload(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    root: Lake,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commit = publication.commit
+
+    def commit_once_seen(*given: Any) -> ModelVersion:
+        # The node tells a heartbeat later that it is rid of the third.
+        until(lambda: watch.gpus[-1:] == [2], 60)
+        return commit(*given)
+
+    monkeypatch.setattr(publication, "commit", commit_once_seen)
+    application = spark.sparkContext.applicationId
+    shards = [(f"shards/{n}.bin", bytes([n]) * MIB, 150) for n in range(2)]
+    run = hopsgpu.submit(leave, args=shards, workers=3, model="net", name="big", progress="off")
+    watch = Watch(run, root / "models" / "net" / "_staging", manager, application)
+    result = run.result()
+    watch.join()
+    assert result.values == (0, 1, 2)
+    assert watch.containers and set(watch.containers) == {2}
+    assert watch.granted == {2}
+    assert watch.gpus[-1] == 2
+    version = result.model
+    assert version is not None and version.version == 1
+    manifest = version.manifest
+    assert {name: facts["bytes"] for name, facts in manifest["files"].items()} == {
+        "shards/0.bin": 150 * MIB,
+        "shards/1.bin": 150 * MIB,
+    }
+    with version.open("shards/1.bin") as file:
+        assert file.read(3) == b"\1\1\1"
+    assert manifest["run_id"] == result.run_id
+    assert manifest["application"] == application
+    assert manifest["user"] == root.stat().owner
+    assert manifest["metrics"]["loss"] == 0.5
+    assert not [name for name in manifest["metrics"] if name.startswith("gpu.")]
+    assert manifest["code_digest"].startswith("sha256:")
+    assert manifest["parameters"]["fail"] is False
+    assert (root / "models" / "net").names().count("1") == 1
+    times, held = result.timeline, result.gpu_seconds
+    assert times.started < times.returned < times.published < times.released
+    assert held.publishing == pytest.approx(2 * (times.published - times.returned))
+    # The third executor was seen gone before the model was there, and counts until then.
+    board = run._board
+    (gone,) = board._departures
+    assert times.returned < gone < times.published
+    stayed = sum(times.released - came for came in board._arrivals)
+    assert held.held == pytest.approx(stayed - (times.released - gone))
+    assert held.idle == pytest.approx(held.held - held.training - held.publishing)
+
+
+def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
+) -> None:
+    models = root / "models"
+    with hopsgpu.hold(workers=2, progress="off") as gang:
+        there = containers_of_gangs(manager, spark.sparkContext.applicationId)
+        first = gang.launch(leave, [("w", b"one", 1)], model="net", progress="off")
+        assert gpus_back() == 2
+        assert first.model is not None and list(first.model.manifest["files"]) == ["w"]
+        nothing = gang.launch(os.getpid, model="empty", progress="off")
+        assert nothing.model is None
+        assert "no version of 'empty' was published" in nothing.warnings[0]
+        assert nothing.timeline.published is None
+        assert not models.names().count("empty")
+        with pytest.raises(
+            hopsgpu.StoreError, match="ranks 0 and 1 left different content"
+        ) as told:
+            gang.launch(leave, [("w", b"a", 1), ("w", b"b", 1)], model="net", progress="off")
+        assert told.value.result.values == (0, 1)
+        assert told.value.result.model is None
+        same = gang.launch(leave, [("w", b"a", 1), ("w", b"a", 1)], model="net", progress="off")
+        assert same.model is not None and list(same.model.manifest["files"]) == ["w"]
+        with pytest.raises(hopsgpu.RankFailed, match="did not converge"):
+            gang.launch(leave, [("w", b"c", 1)], {"fail": True}, model="net", progress="off")
+        versions = [name for name in (models / "net").names() if name.isdigit()]
+        assert versions == [str(first.model.version), str(same.model.version)]
+        with pytest.raises(hopsgpu.ConfigError, match=r"resume='of-old'.*latest there: leave-"):
+            gang.launch(leave, resume="of-old", progress="off")
+        with pytest.raises(hopsgpu.ConfigError, match="model='a/b'"):
+            gang.launch(leave, model="a/b", progress="off")
+        saved = gang.launch(go_on, (1,), name="first", progress="off")
+        gone_on = gang.launch(go_on, (2,), resume=saved.run_id, progress="off")
+        assert (saved.values, gone_on.values) == ((0, 0), (1, 1))
+        assert containers_of_gangs(manager, spark.sparkContext.applicationId) == there
+        assert len(there) == 2
+
+
+def test_what_cannot_be_published_fails_before_any_gpu_is_asked_for(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], root: Lake
+) -> None:
+    root.make()
+    (root / "models").write(b"in the way")
+    with pytest.raises(hopsgpu.StoreError, match="model='net' could not be published") as told:
+        quiet(os.getpid, model="net")
+    times = told.value.result.timeline
+    assert (times.granted, times.started) == (None, None)
+    assert gpus_back() == 0
+    with pytest.raises(hopsgpu.ConfigError, match="resume='gone': there is no such run in"):
+        quiet(os.getpid, resume="gone")
+    with pytest.raises(hopsgpu.ConfigError, match=r"model='_x'"):
+        quiet(os.getpid, model="_x")
+
+
+def executors_of(application: str) -> list[int]:
+    """Pids of an application's executors on this machine."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if {b"--executor-id", application.encode()} <= {*command} and comm(
+            int(process.name)
+        ) == "java":
+            found.append(int(process.name))
+    return found
+
+
+@pytest.mark.parametrize("way", ["lost", "cancelled"])
+def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
+    way: str, spark: SparkSession, gpus_back: Callable[[], int], root: Lake
+) -> None:
+    shards = [(f"{n}.bin", bytes([n]) * MIB, 250) for n in range(2)]
+    run = hopsgpu.submit(leave, args=shards, workers=2, model="net", progress="off")
+    staging = root / "models" / "net" / "_staging"
+    assert until(lambda: bool(run.status().state == "publishing" and staging.names()), 90, 0.05)
+    if way == "lost":
+        os.kill(executors_of(spark.sparkContext.applicationId)[0], signal.SIGKILL)
+        wanted, words = (
+            hopsgpu.StoreError,
+            "is not published: rank [01]'s executor was lost|executors of ranks",
+        )
+    else:
+        run.cancel()
+        wanted, words = hopsgpu.Cancelled, "cancelled while it published 'net'"
+    with pytest.raises(wanted, match=words) as told:
+        run.result()
+    left = told.value.result
+    assert left.values == ((0, 1) if way == "lost" else ())
+    assert left.model is None and left.timeline.published is None
+    assert left.timeline.released is not None
+    assert not [name for name in (root / "models" / "net").names() if name.isdigit()]
+    assert not staging.names()
+
+
+# Everything is uploaded and claimed, the manifest is written, and the version is not there yet.
+DRIVER = """
+import os, signal
+import hopsgpu
+from hopsgpu.stores.lake import Lake
+from tests.cluster.test_publishing import SMALL, leave
+
+rename = Lake.rename
+
+def killed(source, target):
+    if target.url.endswith("/models/net/1"):
+        os.killpg(0, signal.SIGKILL)  # its JVM as well: nothing is tidied up
+    return rename(source, target)
+
+Lake.rename = killed
+hopsgpu.session("killed")
+hopsgpu.launch(leave, args=SMALL, workers=2, model="net", progress="off")
+"""
+SMALL = [("zero", b"0", 3), ("one", b"1", 3)]
+
+
+def test_a_driver_killed_in_mid_publish_leaves_no_version_and_the_next_launch_publishes(
+    spark: SparkSession, gpus_back: Callable[[], int], root: Lake, tmp_path: Path
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    driver = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        assert driver.wait(120) == -signal.SIGKILL
+    finally:
+        if driver.poll() is None:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+    store, home = ModelStore(f"{root.url}/models"), root / "models" / "net"
+    assert store.versions("net") == () and store.list() == ()
+    assert home.names() == ("_claims", "_staging")
+    (dead,) = (home / "_staging").names()
+    assert (home / "_claims").names() == ("1",)
+    version = quiet(leave, args=SMALL, workers=2, model="net").model
+    assert version is not None and version.version == 2
+    version.verify()
+    assert sorted(version.files) == ["one", "zero"]
+    assert store.versions("net") == (version,) and store.get("net") == version
+    now = home.stat().modified
+    assert sweeping.sweep(home, now) == []
+    assert sweeping.sweep(home, now + 2 * DAY) == [dead]

@@ -1,0 +1,158 @@
+"""Run records and logs on the lake while a run goes on, and after its driver was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.cli.main import main
+from hopsgpu.stores.runlogs import Log, log_sizes
+from hopsgpu.stores.runs import RunStore
+from tests.conftest import until
+
+LOG_SECONDS = 40.0
+
+
+def counts(seconds: float) -> int:
+    """Reports and prints, ten times a second."""
+    context = hopsgpu.context()
+    for step in range(int(seconds * 10)):
+        print("line", step, flush=True)
+        context.report(step, loss=1 / (step + 1))
+        time.sleep(0.1)
+    return os.getpid()
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def shown(run_id: str) -> dict[str, Any]:
+    return dict(json.loads(call("runs", "show", run_id, "--json").output))
+
+
+def steps_of(run_id: str) -> int:
+    """How many ranks have reported a step, by the record."""
+    return sum(1 for metrics in shown(run_id)["metrics"] if metrics.get("step", 0) > 0)
+
+
+@pytest.fixture
+def store(spark: SparkSession) -> RunStore:
+    # As `hopsgpu runs` finds it, without Spark.
+    assert call("runs", "--limit", "1").exit_code == 0
+    return RunStore(hopsgpu.plan(os.getpid).paths["root"])
+
+
+def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
+    store: RunStore, gpus_back: Callable[[], int]
+) -> None:
+    run = hopsgpu.submit(counts, args=(300,), workers=2, progress="off")
+    try:
+        directory = store.directory(run.run_id)
+        assert until(lambda: run.status().state == "training", 120)
+        command = [
+            sys.executable,
+            "-m",
+            "hopsgpu.cli.main",
+            "logs",
+            run.run_id,
+            "--follow",
+            "--json",
+        ]
+        follower = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert until(lambda: set(log_sizes(directory)) == {Log(0, 0), Log(0, 1)}, LOG_SECONDS)
+        before = log_sizes(directory)
+        assert until(
+            lambda: all(log_sizes(directory)[log] > n for log, n in before.items()), LOG_SECONDS
+        )
+        assert until(lambda: steps_of(run.run_id) >= 2, LOG_SECONDS)
+        found = shown(run.run_id)
+        assert (found["state"], found["error"]) == ("training", None)
+        assert {rank["host"] for rank in found["ranks"]} <= {"node1", "node2"}
+        assert [(rank["rank"], rank["ended"]) for rank in found["ranks"]] == [
+            (0, False),
+            (1, False),
+        ]
+        environment = found["environment"]
+        assert environment["packages"]["pyspark"] == environment["spark"]
+        assert environment["hadoop"] and environment["driver"]["host"]
+        (listed,) = (
+            r for r in json.loads(call("runs", "--json").output) if r["run_id"] == run.run_id
+        )
+        assert (listed["state"], listed["workers"], listed["gpus"]) == ("training", 2, 2)
+        result = call("runs", "cancel", run.run_id)
+        assert result.output == f"{run.run_id} is cancelled\n"
+        with pytest.raises(hopsgpu.Cancelled):
+            run.result()
+        out, err = follower.communicate(timeout=LOG_SECONDS)
+        lines = [json.loads(line) for line in out.splitlines()]
+        for rank in (0, 1):
+            texts = [line["line"] for line in lines if line["rank"] == rank]
+            assert texts == [f"line {step}" for step in range(len(texts))] and len(texts) > 20
+        assert err == f"hopsgpu: {run.run_id}: cancelled\n"
+        ended = shown(run.run_id)
+        assert ended["state"] == "cancelled" and "was cancelled" in ended["error"]
+        assert log_sizes(directory)[Log(0, 0)] == ended["logs"]["logs/rank-0.log"]
+        assert "has ended already: cancelled" in call("runs", "cancel", run.run_id).stderr
+    finally:
+        run.cancel()
+        run.wait(60)
+
+
+DRIVER = """
+import sys
+import hopsgpu
+from tests.cluster.test_records import counts
+spark = hopsgpu.session("killed")
+hopsgpu.launch(counts, args=(300,), name=sys.argv[1], progress="off")
+"""
+
+
+def test_a_driver_that_is_killed_leaves_a_record_and_logs(
+    store: RunStore, gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(textwrap.dedent(DRIVER))
+    name = f"killed-{secrets.token_hex(3)}"
+    path = os.pathsep.join(filter(None, (str(Path.cwd()), os.environ.get("PYTHONPATH"))))
+    driver = subprocess.Popen(
+        [sys.executable, str(script), name],
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    try:
+        found: list[str] = []
+
+        def has_logs() -> bool:
+            found[:] = [run_id for run_id in store.ids() if run_id.startswith(name)]
+            sizes = log_sizes(store.directory(found[0])) if found else {}
+            return driver.poll() is not None or sizes.get(Log(0, 0), 0) > 0
+
+        assert until(has_logs, 120) and driver.poll() is None
+        assert until(lambda: steps_of(found[0]) == 1, LOG_SECONDS)
+    finally:
+        # Its JVM as well: nothing is tidied up.
+        os.killpg(driver.pid, signal.SIGKILL)
+        driver.wait()
+    record = store.record(found[0])
+    assert record.state == "training" and record.ranks[0]["pid"] > 0
+    assert record.state_at(record.updated + 61) == "lost"
+    output = call("logs", found[0], "--rank", "0").output
+    lines = output.splitlines()
+    assert lines[:3] == ["line 0", "line 1", "line 2"]

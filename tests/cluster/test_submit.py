@@ -1,0 +1,252 @@
+"""spark-submit and `hopsgpu submit` in both deploy modes, as a person runs them, on a real cluster.
+
+Where several are started at once, that is to share what starting them takes.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hopsgpu import ModelStore
+from hopsgpu.cli.root import default_root
+from hopsgpu.spark.command import find_spark_submit
+from hopsgpu.spark.submission import pack
+from hopsgpu.stores.lake import Lake
+from hopsgpu.yarn.hadoop_conf import HadoopConf
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from tests.conftest import as_in_a_terminal, gpus_become, until
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240
+JOB = """
+    import os, sys, time
+    import helper
+    import hopsgpu
+
+    def train(seconds):
+        import helper
+        time.sleep(seconds)
+        return hopsgpu.__file__, helper.words()
+
+    if __name__ == "__main__":
+        code, seconds, workers = map(int, sys.argv[1:])
+        spark = hopsgpu.session("job")
+        result = hopsgpu.launch(
+            train, args=(seconds,), workers=workers, memory_per_worker="512m", progress="off",
+            placement="pack", acquire_timeout=None,
+        )
+        print("driver", hopsgpu.__file__, helper.words())
+        print("rank", *result.value)
+        sys.exit(code)
+"""
+Env = dict[str, str]
+
+
+TRAVELLED_JOB = """
+    import sys
+    import hopsgpu
+
+    def train():
+        import travelled
+        return travelled.VALUE
+
+    if __name__ == "__main__":
+        spark = hopsgpu.session("travelled")
+        result = hopsgpu.launch(
+            train, workers=2, memory_per_worker="512m", progress="off", acquire_timeout=None
+        )
+        sys.exit(0 if list(result.values) == ["from the directory"] * 2 else 1)
+"""
+
+
+@pytest.fixture(scope="module")
+def manager(cluster_env: Env) -> ResourceManager:
+    """Without a session of the tests' own."""
+    return ResourceManager(web_addresses(HadoopConf.load(cluster_env).get))
+
+
+@pytest.fixture(scope="module")
+def env(cluster_env: Env, tmp_path_factory: pytest.TempPathFactory) -> Env:
+    """Without PYTHONPATH, which Spark would hand on to the nodes."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+    return {k: v for k, v in cluster_env.items() if k != "PYTHONPATH"} | {"XDG_CACHE_HOME": cache}
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A script with a module beside it, which reads a file beside that."""
+    project = tmp_path_factory.mktemp("project")
+    (project / "job.py").write_text(textwrap.dedent(JOB))
+    (project / "helper.py").write_text("import package\nwords = package.words\n")
+    (project / "package").mkdir()
+    (project / "package" / "words.txt").write_text("packed")
+    (project / "package" / "__init__.py").write_text(
+        "from pathlib import Path\n"
+        "def words():\n    return (Path(__file__).parent / 'words.txt').read_text()\n"
+    )
+    return str(project / "job.py")
+
+
+@pytest.fixture(scope="module")
+def site(env: Env, hdfs_url: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An administrator's spark-conf/, with the lines that ship hopsgpu from HDFS."""
+    directory = tmp_path_factory.mktemp("site")
+    shipped, apps = pack(directory / "apps"), Lake(f"{hdfs_url}/apps/hopsgpu")
+    apps.make()
+    for file in (shipped.scripts, shipped.package):
+        (apps / file.name).replace(file.read_bytes())
+    text = (ROOT / "spark-conf" / "spark-defaults.conf").read_text()
+    own = Path(env["SPARK_CONF_DIR"], "spark-defaults.conf").read_text()
+    whole = re.sub(r"^#(?=spark\.)", "", text, flags=re.MULTILINE).replace(
+        "hdfs:///", f"{hdfs_url}/"
+    )
+    (directory / "site.conf").write_text(f"{own}\n{whole}")
+    return str(directory / "site.conf")
+
+
+@dataclass
+class Started:
+    """A process whose output is in files: nobody reads it meanwhile."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    err: Path
+
+
+def started(command: list[str], env: Mapping[str, str]) -> Started:
+    directory = Path(tempfile.mkdtemp(prefix="submitted-"))
+    out, err = directory / "out", directory / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            env=env,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            preexec_fn=as_in_a_terminal,
+        )
+    return Started(process, out, err)
+
+
+def client_env(env: Env) -> Env:
+    """In client mode the driver's hopsgpu is this machine's."""
+    return {**env, "PYTHONPATH": str(ROOT)}
+
+
+def submitting(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "hopsgpu.cli.main", "submit", *arguments]
+
+
+def ends(*many: Started) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each; none is left behind."""
+    try:
+        codes = [one.process.wait(SECONDS) for one in many]
+    finally:
+        for one in many:
+            one.process.kill()
+    return [
+        (code, o.out.read_text(), o.err.read_text()) for code, o in zip(codes, many, strict=True)
+    ]
+
+
+def application_in(text: str) -> str:
+    found = re.search(r"application_\d+_\d+", text)
+    assert found, text[-4000:]
+    return found[0]
+
+
+def test_exit_codes_are_those_of_the_training(
+    env: Env,
+    site: str,
+    job: str,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+) -> None:
+    plain = [str(find_spark_submit(env)), "--properties-file", site]
+    example = [str(ROOT / "examples" / "train_job.py"), "--workers", "1", "--epochs", "4"]
+    good, bad, client = ends(
+        started([*plain, "--deploy-mode", "cluster", *example, "--model", "submitted"], env),
+        started(submitting("--deploy-mode", "cluster", "--name", "bad", job, "3", "0", "1"), env),
+        started([*plain, job, "5", "0", "1"], client_env(env)),
+    )
+    assert good[0] == 0, good[2][-4000:]
+    assert manager.standing(application_in(good[2])).has_succeeded
+    assert ModelStore(f"{default_root(env)}/models").get("submitted").version >= 1
+    assert bad[0] == 1, bad[2][-4000:]
+    standing = manager.standing(application_in(bad[2]))
+    assert (standing.state, standing.final, standing.name) == ("FINISHED", "FAILED", "bad")
+    assert f"{standing.id} has ended: FAILED: User application exited with status 3" in bad[2]
+    assert "log of the driver: http://127.0.0.1" in bad[2]
+    # Nothing of ours is on the nodes: driver and rank have it from what was shipped.
+    driver, rank = (re.search(rf"  {who} (\S+) (\w+)", bad[2]) for who in ("driver", "rank"))
+    assert driver and rank
+    assert "hopsgpu-shipped.zip/" in driver[1] and "hopsgpu-shipped.zip/" in rank[1]
+    assert driver[2] == rank[2] == "packed"
+    assert client[0] == 5, client[2][-4000:]
+    assert "rank " in client[1]
+
+
+def test_ranks_have_the_python_environment_of_the_command(
+    env: Env, tmp_path: Path, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    modules, script = tmp_path / "modules", tmp_path / "project" / "job.py"
+    modules.mkdir()
+    script.parent.mkdir()
+    (modules / "travelled.py").write_text("VALUE = 'from the directory'\n")
+    script.write_text(textwrap.dedent(TRAVELLED_JOB))
+    given = ("--python-env", str(modules), str(script))
+    client, cluster, without = ends(
+        started(submitting("--deploy-mode", "client", *given), client_env(env)),
+        started(submitting("--deploy-mode", "cluster", *given), env),
+        started(submitting("--deploy-mode", "cluster", str(script)), env),
+    )
+    assert client[0] == 0, client[2][-4000:]
+    assert cluster[0] == 0, cluster[2][-4000:]
+    assert manager.standing(application_in(cluster[2])).has_succeeded
+    assert without[0] == 1 and "No module named 'travelled'" in without[2], without[2][-4000:]
+
+
+def test_sigterm_gives_the_gpus_back(
+    env: Env, job: str, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    given = (job, "0", "600", "2")
+    both = [
+        started(submitting("--deploy-mode", "client", *given), client_env(env)),
+        started(submitting("--deploy-mode", "cluster", *given), env),
+    ]
+    try:
+        assert gpus_become(manager, 4, seconds=SECONDS)
+    finally:
+        for one in both:
+            one.process.send_signal(signal.SIGTERM)
+    client, cluster = ends(*both)
+    assert gpus_become(manager, 0)
+    assert client[0] != 0
+    assert cluster[0] == 128 + signal.SIGTERM
+    killed = application_in(cluster[2])
+    assert until(lambda: manager.standing(killed).state == "KILLED", 30)
+
+
+def test_many_wait_for_their_turn(
+    env: Env, job: str, manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    """Three at once that want all GPUs of the cluster."""
+    few = ("--conf", "spark.driver.memory=512m")
+    command = submitting("--detach", *few, job, "0", "1", "4")
+    accepted = ends(*(started(command, env) for _ in range(3)))
+    assert [code for code, _, _ in accepted] == [0, 0, 0], [end[2][-2000:] for end in accepted]
+    ids = [out.strip() for _, out, _ in accepted]
+    assert len({application_in(one) for one in ids}) == 3
+    assert until(lambda: all(manager.standing(one).has_ended for one in ids), SECONDS, step=1)
+    assert all(manager.standing(one).has_succeeded for one in ids)

@@ -1,0 +1,107 @@
+"""A rank's data on every lake: a local directory, and the real HDFS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hopsgpu.data.fetching import Fetcher
+from hopsgpu.data.plan import plan_shards
+from hopsgpu.data.rank import RankData
+from hopsgpu.data.shard import Shard
+from hopsgpu.data.source import read_source
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores.lake import Lake
+
+ROWS = 30_000
+
+
+@pytest.fixture
+def written(lake: Lake) -> Lake:
+    """Three files, one of them empty and one below a directory, beside files of Spark's."""
+    lake.make()
+    (lake / "below").make()
+    values = np.arange(ROWS * 16, dtype="f4").reshape(ROWS, 16)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 16)
+    words = [f"row {n}" for n in range(ROWS)]
+    whole = pa.table({"id": np.arange(ROWS), "x": lists, "word": words})
+    for name, part in (
+        ("part-0", whole[: ROWS // 3]),
+        ("below/part-1", whole[ROWS // 3 :]),
+        ("part-2", whole[:0]),
+    ):
+        sink = pa.BufferOutputStream()
+        parquet.write_table(part, sink, row_group_size=2_000)
+        (lake / f"{name}.parquet").write(sink.getvalue().to_pybytes())
+    (lake / "_SUCCESS").write(b"")
+    return lake
+
+
+def ids(batches: Any) -> list[int]:
+    return [int(n) for batch in batches for n in batch["id"]]
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_all_rows_come_to_the_ranks(
+    written: Lake, tmp_path: Path, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:  # row groups are not fetched as a whole
+        monkeypatch.setattr("hopsgpu.data.stream._FETCHED_BYTES", 0)
+    source = read_source(written)
+    assert source.num_rows == ROWS
+    found: list[int] = []
+    for number, shard in enumerate(plan_shards(source, 7, remainder="keep", seed=5)):
+        with RankData(Shard.load(shard.dump()), tmp_path / str(number)) as rank:
+            batches = list(rank.batches(256))
+            for batch in batches:
+                assert (batch["x"][:, 3] == batch["id"].astype("f4") * 16 + 3).all()
+                assert batch["word"].tolist() == [f"row {n}" for n in batch["id"]]
+            again = ids(rank.batches(256, shuffle=True))
+            assert sorted(again) == sorted(ids(batches))
+            assert again != ids(batches)
+            found += again
+    assert sorted(found) == list(range(ROWS))
+
+
+def test_a_later_epoch_touches_no_lake(
+    written: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = plan_shards(read_source(written), 2)[1]
+    with RankData(shard, tmp_path) as rank:
+        first = ids(rank.batches(100, shuffle=True))
+        written.remove()
+        assert ids(rank.batches(100, shuffle=True)) == first
+    with RankData(shard, tmp_path) as rank, pytest.raises(StoreError, match="part-"):
+        ids(rank.batches(100))
+
+
+def test_a_lake_that_fails_meanwhile_is_named(
+    written: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = plan_shards(read_source(written), 1)[0]
+    fetch, fetched = Fetcher.fetch, iter([True, True, False])
+
+    def failing(self: Fetcher, part: Any) -> Any:
+        if not next(fetched):
+            written.remove()
+        return fetch(self, part)
+
+    monkeypatch.setattr(Fetcher, "fetch", failing)
+    with RankData(shard, tmp_path) as rank, pytest.raises(StoreError, match="part-") as raised:
+        ids(rank.batches(100))
+    assert raised.value.kind == "absent"
+
+
+def test_one_file_is_a_source(written: Lake, tmp_path: Path) -> None:
+    source = read_source(written / "part-0.parquet")
+    with RankData(plan_shards(source, 1)[0], tmp_path) as rank:
+        assert sorted(ids(rank.batches(999))) == list(range(ROWS // 3))
+    with pytest.raises(ConfigError, match="without a row"):
+        read_source(written / "part-2.parquet")
+    with pytest.raises(ConfigError, match="is no Parquet file"):
+        read_source(written / "_SUCCESS")

@@ -1,0 +1,165 @@
+"""One script on a local master, as on a laptop: what it does on a cluster, and nothing is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.cluster.gpus import Gpu
+from hopsgpu.cluster.standin import standin_script
+from tests.conftest import gone, until
+from tests.travelling import PYTHON
+
+DRIVER = Path(__file__).with_name("local_driver.py")
+UUIDS = [f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-1111-2222-3333-444444444444" for n in (1, 2)]
+OTHERS = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "HOPSGPU_ROOT", "SPARK_HOME", "SPARK_CONF_DIR")
+
+
+class Told:
+    """What the script has told so far."""
+
+    def __init__(self, process: subprocess.Popen[str], errors: Path) -> None:
+        self.process = process
+        self.errors = errors
+        self._steps: list[dict[str, Any]] = []
+
+    def __call__(self, step: str) -> list[dict[str, Any]]:
+        """All that it told of a step; reads on until there is something."""
+        assert self.process.stdout is not None
+        while step not in [told["step"] for told in self._steps]:
+            line = self.process.stdout.readline()
+            assert line, f"the script ended before {step!r}: {self.errors.read_text()[-3000:]}"
+            if line.startswith("TOLD "):
+                self._steps.append(json.loads(line.removeprefix("TOLD ")))
+        return [told for told in self._steps if told["step"] == step]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def told(home: Path) -> Iterator[Told]:
+    smi, none = home / "nvidia-smi", home / "no-gpus"
+    none.write_text(standin_script(()))
+    none.chmod(0o755)
+    smi.write_text(
+        standin_script(
+            tuple(Gpu(n, n, uuid, "Simulated A100", 40960) for n, uuid in enumerate(UUIDS))
+        )
+    )
+    smi.chmod(0o755)
+    environ = {name: value for name, value in os.environ.items() if name not in OTHERS}
+    environ |= {
+        "HOME": str(home),
+        "TMPDIR": str(home / "tmp"),
+        "HOPSGPU_LEASE_DIR": str(home / "leases"),
+        # Whatever GPUs this machine has count for nothing here.
+        "HOPSGPU_NVIDIA_SMI": str(none),
+        "PYTHONPATH": str(DRIVER.parents[2]),
+    }
+    (home / "tmp").mkdir()
+    with (home / "errors").open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(DRIVER), str(home), str(smi)],
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+    try:
+        yield Told(process, home / "errors")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_same_launch_trains_and_publishes_without_a_cluster(told: Told, home: Path) -> None:
+    launch = told("launch")[0]
+    assert launch["values"] == [[3.0, []], [3.0, []]]
+    assert launch["url"] == f"file://{home}/hopsgpu/models/sum/1"
+    assert launch["files"] == ["part-0", "part-1"]
+    assert launch["warnings"] == ["this machine has no GPU, so the ranks run on its CPUs"]
+    assert launch["released"] and launch["metrics"] == [{"loss": 0.5, "step": 1}] * 2
+
+
+def test_what_differs_is_said_in_one_line(told: Told, home: Path) -> None:
+    told("launch")
+    said = [line for line in told.errors.read_text().splitlines() if "spark.master is" in line]
+    assert len(said) == 1 and said[0].startswith("hopsgpu: spark.master is local[*], so gangs run")
+    assert "no GPU; ranks run on its CPUs): no YARN" in said[0]
+    assert f"file://{home}/hopsgpu" in said[0]
+
+
+def test_a_dataframe_is_written_read_by_the_ranks_and_removed(told: Told, home: Path) -> None:
+    data = told("data")[0]
+    first, second = data["values"]
+    assert len(first) == len(second) == 50 and sorted(first + second) == list(range(100))
+    run = home / "hopsgpu" / "runs" / data["run"]
+    reference = json.loads((run / "run.json").read_text())["data"]["data"]
+    assert (reference["url"], reference["rows"]) == (f"file://{run}/data/data", 100)
+    assert not (run / "data").exists()
+
+
+def test_python_environments_travel_to_ranks_of_this_machine(told: Told, home: Path) -> None:
+    told("failure")  # all before it
+    modules, whole = told("environment")
+    assert modules["values"] == [["modules", sys.executable]] * 2
+    for value, executable in whole["values"]:
+        assert value == "whole" and Path(executable).is_relative_to(home / "tmp")
+    record = json.loads((home / "hopsgpu" / "runs" / whole["run"] / "run.json").read_text())
+    assert record["python_env"]["interpreter"] == f"bin/{PYTHON}"
+
+
+def test_the_first_failure_has_its_words(told: Told) -> None:
+    failure = told("failure")[0]
+    assert failure["rank"] == 1 and "ValueError: no such batch" in failure["said"]
+    assert any("attempt 0 failed" in text for text in failure["warnings"])
+
+
+def test_a_held_gang_is_launched_on_at_once(told: Told) -> None:
+    seconds = told("held")[0]["seconds"]
+    print("held launches", seconds)
+    assert min(seconds[1:]) < 5
+
+
+def test_a_cancelled_run_leaves_no_rank(told: Told) -> None:
+    cancelled = told("cancelled")[0]
+    assert "was cancelled" in cancelled["said"] and not cancelled["alive"]
+
+
+def test_gpus_are_leased_to_one_gang_at_a_time(told: Told) -> None:
+    assert "wants 3 GPUs, and this machine has 2" in told("too many")[0]["said"]
+    waited = told("waited")[0]["waited"]
+    assert any("leased to another gang" in text for text in waited)
+    runs = sorted(told("gpus"), key=lambda run: run["times"])
+    assert runs[0]["times"][1] <= runs[1]["times"][0]
+    for run in runs:
+        assert run["values"] == [[[uuid], ",".join(UUIDS)] for uuid in UUIDS]
+
+
+def test_a_killed_driver_leaves_no_process_and_no_directory(told: Told, home: Path) -> None:
+    pids = told("hanging")[0]["pids"]
+    numbers = [int(one.name) for one in Path("/proc").glob("[0-9]*")]
+    left = [pid for pid in numbers if of(pid, home)]
+    assert set(pids) < set(left)
+    told.process.kill()
+    told.process.wait()
+    assert until(lambda: all(map(gone, left)), 60), [pid for pid in left if not gone(pid)]
+    assert until(lambda: not list((home / "tmp").glob("hopsgpu-*")), 60)
+
+
+def of(pid: int, home: Path) -> bool:
+    """Whether a process is of the script's gangs."""
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink().is_relative_to(home / "tmp")
+    except OSError:
+        return False

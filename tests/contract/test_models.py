@@ -1,0 +1,543 @@
+"""The model store, on every lake."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import errno
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pytest
+
+import hopsgpu
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.publishing import check_writable
+from hopsgpu.stores import publication, sweeping
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.manifest import About
+from hopsgpu.stores.models import ModelStore, ModelVersion
+from hopsgpu.stores.transfer import DIGEST, Facts
+
+DAY = 24 * 3600 * 1000
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    source = tmp_path / "model"
+    (source / "layers").mkdir(parents=True)
+    (source / "weights.pt").write_bytes(bytes(range(256)) * 40_000)
+    (source / "layers" / "0.txt").write_text("ein Wort mit Umlaut: ü")
+    (source / "empty").write_bytes(b"")
+    return source
+
+
+@pytest.fixture
+def store(lake: Lake) -> ModelStore:
+    return ModelStore(lake.url)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+
+
+def left(lake: Lake, name: str = "net") -> tuple[str, ...]:
+    return (lake / name / "_staging").names()
+
+
+def test_a_published_version_comes_back(
+    lake: Lake, store: ModelStore, model: Path, tmp_path: Path
+) -> None:
+    assert store.versions("net") == ()
+    assert store.list() == ()
+    signature = {"inputs": {"image": [None, 28, 28]}, "outputs": ("digit",)}
+    metrics = {"accuracy": 0.97, "loss": math.nan, "epochs": 3}
+    first = store.publish(model, "net", run_id="run-1", metrics=metrics, signature=signature)
+    second = store.publish(model, "net")
+    assert first == ModelVersion("net", 1, f"{lake.url}/net/1")
+    assert store.versions("net") == (first, second)
+    assert store.get("net") == second
+    assert store.get("net", 1) == store.get("net", "1") == first
+    assert store.list() == ("net",)
+    assert left(lake) == ()
+    copy = first.download(tmp_path / "new" / "copy")
+    assert contents(copy) == contents(model)
+    first.verify()
+    with pytest.raises(ZeroDivisionError), second.open("layers/0.txt"):
+        raise ZeroDivisionError("the reader's own")
+    with second.open("layers/0.txt") as opened:
+        assert opened.read().decode() == "ein Wort mit Umlaut: ü"
+
+
+def test_a_manifest_says_what_a_version_is(lake: Lake, store: ModelStore, model: Path) -> None:
+    import xxhash
+
+    signature = {"inputs": {"image": [None, 28, 28]}, "outputs": ("digit",)}
+    version = store.publish(
+        model,
+        "net",
+        run_id="run-1",
+        metrics={"accuracy": 0.97, "loss": math.inf, "epochs": 3},
+        signature=signature,
+        tags=["new"],
+    )
+    manifest = version.manifest
+    assert manifest == json.loads((Lake(version.url) / "manifest.json").read())
+    weights = (model / "weights.pt").read_bytes()
+    digest = xxhash.xxh3_128(weights).hexdigest()
+    assert manifest["files"]["weights.pt"] == {"bytes": len(weights), "digest": digest}
+    assert sorted(manifest["files"]) == ["empty", "layers/0.txt", "weights.pt"]
+    assert manifest["digest"] == DIGEST == "xxh3_128"
+    said = {name: manifest[name] for name in ("schema", "name", "version", "framework", "run_id")}
+    assert said == {
+        "schema": 1,
+        "name": "net",
+        "version": 1,
+        "framework": "torch",
+        "run_id": "run-1",
+    }
+    assert manifest["metrics"] == {"accuracy": 0.97, "loss": "Infinity", "epochs": 3}
+    assert manifest["signature"] == {"inputs": {"image": [None, 28, 28]}, "outputs": ["digit"]}
+    assert manifest["tags"] == ["new"]
+    assert manifest["user"] == lake.stat().owner
+    assert manifest["hopsgpu"] == hopsgpu.__version__
+    assert manifest["time"].endswith("Z")
+
+
+def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) -> None:
+    with pytest.raises(StoreError, match="there is no model 'net' in .*; there is none") as none:
+        store.get("net")
+    assert none.value.kind == "absent"
+    store.publish(model, "net", tags="good")
+    store.publish(model, "net")
+    for version in (7, "7", "best"):
+        with pytest.raises(StoreError, match="no version '?(7|best)'? of 'net'.* 1, 2; tags: good"):
+            store.get("net", version)
+    store.publish(model, "c-net")
+    with pytest.raises(StoreError, match="no model 'other' in .*; there are c-net, net$"):
+        store.get("other")
+    with store.get("net").open(PurePosixPath("layers/0.txt")) as file:
+        assert file.read() == (model / "layers" / "0.txt").read_bytes()
+    with pytest.raises(StoreError, match=r"has no file 'layers': empty, layers/0\.txt, weights"):
+        store.get("net").open("layers").__enter__()
+    for path in ("../2/weights.pt", "/etc/passwd", "manifest.json"):
+        with pytest.raises(StoreError, match="has no file"):
+            store.get("net").open(path).__enter__()
+    for version in (True, 1.0, None):
+        with pytest.raises(ConfigError, match=r"version=.*: a number, a tag or 'latest'"):
+            store.get("net", version)  # type: ignore[arg-type]
+
+
+def test_directories_that_are_no_versions_are_passed_over(
+    lake: Lake, store: ModelStore, model: Path
+) -> None:
+    store.publish(model, "net")
+    for name in ("3", "04", "export"):
+        (lake / "net" / name).make()
+    assert [version.version for version in store.versions("net")] == [1]
+    assert store.get("net").version == 1
+    assert store.publish(model, "net").version == 4
+
+
+def test_what_others_left_among_the_models_is_passed_over(
+    lake: Lake, store: ModelStore, model: Path
+) -> None:
+    store.publish(model, "net")
+    for name in (".trash", "_other", "notes"):
+        (lake / name).make()
+    (lake / "README").write(b"not a model")
+    if lake.url.startswith("file://"):  # what no URL of ours can name
+        for name in ("a#b", "c?d", "e;f"):
+            (Path(lake.path) / name).mkdir()
+    assert store.list() == ("net",)
+    with pytest.raises(StoreError, match="'other'.* net$"):
+        store.get("other")
+
+
+@pytest.mark.parametrize("damage", ["other", "shorter", "longer", "missing"])
+def test_damage_is_named_and_nothing_is_downloaded(
+    store: ModelStore, model: Path, tmp_path: Path, damage: str
+) -> None:
+    version = store.publish(model, "net")
+    file = Lake(version.url) / "layers" / "0.txt"
+    content = file.read()
+    if damage == "missing":
+        file.remove()
+    else:
+        file.write({"other": b"E" + content[1:], "shorter": b"", "longer": content + b"x"}[damage])
+    target = tmp_path / "copy"
+    target.mkdir()
+    (target / "own").write_text("stays")
+    for read in (lambda: version.download(target), version.verify):
+        with pytest.raises(StoreError, match=r"net/1/layers/0\.txt is (damaged|missing)") as told:
+            read()
+        assert told.value.kind == "damaged"
+    assert contents(target) == {"own": b"stays"}
+    assert [path.name for path in target.iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda text: text[:-30], "manifest.json is damaged"),
+        (lambda text: text.replace('"files"', '"fyles"'), "manifest.json is damaged"),
+        (lambda text: text.replace("layers/0.txt", "../../0.txt"), "manifest.json is damaged"),
+        (lambda text: text.replace("layers/0.txt", "/tmp/0.txt"), "manifest.json is damaged"),
+        (lambda text: text.replace('"schema": 1', '"schema": 2'), "has schema 2"),
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_named(
+    store: ModelStore, model: Path, tmp_path: Path, change: Callable[[str], str], said: str
+) -> None:
+    version = store.publish(model, "net")
+    file = Lake(version.url) / "manifest.json"
+    file.write(change(file.read().decode()).encode())
+    with pytest.raises(StoreError, match=said):
+        version.download(tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_a_download_replaces_files_and_follows_no_way_out(
+    store: ModelStore, model: Path, tmp_path: Path
+) -> None:
+    version = store.publish(model, "net")
+    target = tmp_path / "copy"
+    version.download(target)
+    (target / "weights.pt").write_bytes(b"old")
+    version.download(str(target))
+    assert contents(target) == contents(model)
+    (target / "layers" / "0.txt").unlink()
+    (target / "layers").rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    (target / "layers").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError, match="layers leads out of"):
+        version.download(target)
+    assert contents(tmp_path / "elsewhere") == {}
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="cannot download into .*file: it is a file"):
+        version.download(tmp_path / "file")
+    with pytest.raises(StoreError, match="cannot download into .*file/below: "):
+        version.download(tmp_path / "file" / "below")
+    for odd in (None, 3, ""):
+        with pytest.raises(ConfigError, match=f"dst={odd!r}: the path of a local directory"):
+            version.download(odd)  # type: ignore[arg-type]
+
+
+def test_publishers_at_once_get_a_version_each(lake: Lake, store: ModelStore, model: Path) -> None:
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        stores = [ModelStore(lake.url) for _ in range(8)]
+        published = list(pool.map(lambda own: own.publish(model, "net").version, stores))
+    assert sorted(published) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [version.version for version in store.versions("net")] == sorted(published)
+    for version in store.versions("net"):
+        version.verify()
+        assert version.manifest["version"] == version.version
+    assert left(lake) == ()
+
+
+def test_tags_move_and_lead_to_versions(lake: Lake, store: ModelStore, model: Path) -> None:
+    store.publish(model, "net", tags=("production", "production"))
+    store.publish(model, "net")
+    assert store.get("net", "production").version == 1
+    store.tag("net", 2, "production")
+    store.tag("net", "latest", "newest")
+    assert store.get("net", "production").version == 2
+    store.tag("net", "production", "stable-1.0")
+    assert store.tags("net") == {"newest": 2, "production": 2, "stable-1.0": 2}
+    store.untag("net", "newest")
+    with pytest.raises(StoreError, match="no version 'newest' of 'net'") as untagged:
+        store.untag("net", "newest")
+    assert untagged.value.kind == "absent"
+    (lake / "net" / "_tags" / "odd").write(b"no tag")
+    store.untag("net", "odd")
+    assert sorted(store.tags("net")) == ["production", "stable-1.0"]
+    with pytest.raises(StoreError, match="no version 3 of 'net'"):
+        store.tag("net", 3, "production")
+    for tag in ("7", "latest", "a/b", "", "_own", ".."):
+        with pytest.raises(ConfigError, match="tag="):
+            store.tag("net", 1, tag)
+    assert store.get("net", "production").version == 2
+    # Whoever serves models reads numbers, and nothing else is in their way.
+    names = set((lake / "net").names())
+    assert {name for name in names if not name.isdigit()} == {"_claims", "_staging", "_tags"}
+
+
+def test_a_deleted_version_is_gone_and_its_number_too(
+    lake: Lake, store: ModelStore, model: Path
+) -> None:
+    for _ in range(3):
+        store.publish(model, "net")
+    store.tag("net", 3, "production")
+    with pytest.raises(StoreError, match=r"version 3 of .* is tagged 'production'"):
+        store.delete("net", "production")
+    store.tag("net", 1, "production")
+    store.delete("net", 3)
+    assert [version.version for version in store.versions("net")] == [1, 2]
+    assert store.get("net").version == 2
+    assert left(lake) == ()
+    with pytest.raises(StoreError, match="no version 3"):
+        store.delete("net", 3)
+    assert store.publish(model, "net").version == 4
+    for version in (4, 2):
+        store.delete("net", version)
+    store.untag("net", "production")
+    store.delete("net", 1)
+    assert store.list() == ()
+    assert store.publish(model, "net").version == 5
+
+
+def test_a_version_that_another_program_made_keeps_its_number(
+    lake: Lake, store: ModelStore, model: Path
+) -> None:
+    store.publish(model, "net")
+    (lake / "net" / "1").rename(lake / "net" / "41")
+    assert store.get("net").version == 41
+    store.delete("net", 41)
+    assert store.publish(model, "net").version == 42
+
+
+def test_what_is_refused_leaves_nothing(
+    lake: Lake, store: ModelStore, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(StoreError, match="holds no file to publish as 'net'"):
+        store.publish(tmp_path / "nothing", "net")
+    with pytest.raises(ConfigError, match="/absent does not exist"):
+        store.publish(tmp_path / "absent", "net")
+    with pytest.raises(ConfigError, match="weights.pt is a file: give the directory that it is in"):
+        store.publish(model / "weights.pt", "net")
+    for odd in (None, 3, ""):
+        with pytest.raises(ConfigError, match=f"local_dir={odd!r}: the path of a local directory"):
+            store.publish(odd, "net")  # type: ignore[arg-type]
+    for odd in (None, 3):
+        with pytest.raises(ConfigError, match=f"ModelStore.{odd}.: a URL is wanted"):
+            ModelStore(odd)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; a number"):
+        store.publish(model, "net", metrics={"accuracy": "high"})
+    with pytest.raises(ConfigError, match=r"signature\.inputs=<object"):
+        store.publish(model, "net", signature={"inputs": object()})
+    with pytest.raises(ConfigError, match="tag='latest'"):
+        store.publish(model, "net", tags=["latest"])
+    (model / "manifest.json").write_text("{}")
+    with pytest.raises(StoreError, match="hopsgpu's own name"):
+        store.publish(model, "net")
+    (model / "manifest.json").rename(model / "w#1.bin")
+    with pytest.raises(ConfigError, match=r"w#1\.bin"):
+        store.publish(model, "net")
+    (model / "w#1.bin").unlink()
+    for odd, to in (("link", "nowhere"), ("round", tmp_path / "model" / "layers" / "..")):
+        (model / odd).symlink_to(to)
+        with pytest.raises(ConfigError, match=f"/{odd} cannot be published"):
+            store.publish(model, "net")
+        (model / odd).unlink()
+    os.mkfifo(model / "pipe")
+    with pytest.raises(ConfigError, match="/pipe cannot be published"):
+        store.publish(model, "net")
+    (model / "pipe").unlink()
+    for name in ("../net", "a/b", "", "..", "_net", ".net", "a\nb", "n" * 300):
+        with pytest.raises(ConfigError, match="model="):
+            store.publish(model, name)
+    assert not lake.exists()
+
+
+def test_links_and_names_of_all_kinds_are_published(
+    store: ModelStore, model: Path, tmp_path: Path
+) -> None:
+    (model / "links").mkdir()
+    (model / "links" / "to file").symlink_to(model / "layers" / "0.txt")
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep" / "file").write_text("elsewhere")
+    (model / "links" / "to a directory").symlink_to(tmp_path / "elsewhere")
+    (model / "links" / "within").symlink_to(model / "layers")
+    (model / "layers" / "manifest.json").write_text("the user's own")
+    (model / "ü %41+&=日本").write_text("a name")
+    version = store.publish(model, "modèle e\u0301 1")
+    assert version.name == "modèle é 1"
+    assert store.get("modèle é 1") == version
+    followed = {
+        "links/to a directory/deep/file": b"elsewhere",
+        "links/within/0.txt": contents(model)["layers/0.txt"],
+        "links/within/manifest.json": b"the user's own",
+    }
+    assert contents(version.download(tmp_path / "copy")) == contents(model) | followed
+
+
+def test_a_publish_that_fails_leaves_nothing(
+    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net")
+    problem = StoreError("the quota is full", "quota")
+
+    def refuse(*arguments: object, **options: object) -> None:
+        raise problem
+
+    monkeypatch.setattr(publication, "upload_files", refuse)
+    with pytest.raises(StoreError) as told:
+        store.publish(model, "net")
+    assert told.value is problem
+    assert left(lake) == ()
+    assert [version.version for version in store.versions("net")] == [1]
+
+
+def test_files_that_change_while_they_are_uploaded_are_no_version(
+    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upload_files = publication.upload_files
+
+    def changed(files: dict[str, Path], *arguments: Any, **options: Any) -> dict[str, Facts]:
+        upload_files(files, *arguments, **options)
+        (model / "weights.pt").write_bytes(b"trained on")
+        return upload_files(files, *arguments)
+
+    monkeypatch.setattr(publication, "upload_files", changed)
+    with pytest.raises(StoreError, match="were changed while they were uploaded"):
+        store.publish(model, "net")
+    assert store.versions("net") == () and left(lake) == ()
+
+
+def test_a_lost_answer_to_the_rename_is_no_second_version(
+    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Lake.rename
+    for answer in (False, StoreError("no answer", "unreachable")):
+
+        def lose(self: Lake, target: Lake, answer: object = answer) -> bool:
+            done = rename(self, target)
+            if not target.url.rpartition("/")[2].isdigit():
+                return done
+            if isinstance(answer, StoreError):
+                raise answer
+            return False
+
+        monkeypatch.setattr(Lake, "rename", lose)
+        version = store.publish(model, "net")
+        monkeypatch.undo()
+        assert store.get("net") == version
+        assert left(lake) == ()
+    assert [version.version for version in store.versions("net")] == [1, 2]
+
+
+def test_leftovers_are_swept_by_the_age_of_their_newest_file(
+    lake: Lake, store: ModelStore, model: Path
+) -> None:
+    store.publish(model, "net")
+    home = lake / "net"
+    dead = Lake(publication.begin(lake.url, "net"))
+    publication.upload(dead.url, model, 0)
+    (home / "3").make()
+    (home / "4").make()
+    (home / "4" / "somebody's").write(b"x")
+    newest = max(entry.modified for entry in (dead / "0" / "layers").entries())
+    assert sweeping.sweep(home, newest + DAY) == []
+    store.publish(model, "net")
+    assert (dead / "0").exists()
+    removed = sweeping.sweep(home, newest + 2 * DAY)
+    empty = {"3"} if lake.url.startswith("file:") else set()
+    assert set(removed) == {dead.url.rpartition("/")[2]} | empty
+    assert left(lake) == ()
+    assert (home / "4" / "somebody's").exists()
+    with pytest.raises(StoreError):
+        publication.commit(dead.url, {0: {"empty": Facts(0, "")}}, About())
+    assert [version.version for version in store.versions("net")] == [1, 5]
+
+
+def test_drafts_of_tags_and_probes_are_swept_by_their_age(
+    lake: Lake, store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object, **options: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    home = lake / "net"
+    # Of those who are killed before they remove, or rename, what they have written.
+    with monkeypatch.context() as dying:
+        dying.setattr(Lake, "remove", lambda self: None)
+        check_writable(lake.url, "net", "run-0", blocks=True)
+        store.publish(model, "net", tags=["production"])
+        check_writable(lake.url, "net", "run-1", blocks=False)
+        dying.setattr(type(home.files), "rename", refuse)
+        with pytest.raises(StoreError, match="cannot replace"):
+            store.tag("net", 1, "staging")
+    places = {home, home / "_staging", home / "_claims"}
+    assert lake.names() == ("_probe-run-0", "net")
+    assert all("_probe-run-1" in place.names() for place in places)
+    (draft,) = set((home / "_tags").names()) - {"production"}
+    staged = set((home / "_staging").names()) - {"_probe-run-1"}
+    # What is not hopsgpu's stays, however old it is.
+    (home / "_tags" / ".hidden").write(b"")
+    (home / "_probe").write(b"")
+    now = (home / "_probe").stat().modified
+    assert sweeping.sweep(home, now) == []
+    removed = sweeping.sweep(home, now + 2 * DAY)
+    assert sorted(removed) == sorted([draft, *staged, "_probe-run-0", *["_probe-run-1"] * 3])
+    assert lake.names() == ("net",)
+    assert home.names() == ("1", "_claims", "_probe", "_staging", "_tags")
+    assert (home / "_claims").names() == ("1",) and left(lake) == ()
+    assert (home / "_tags").names() == (".hidden", "production")
+    assert store.get("net", "production").version == 1
+
+
+def shards(tmp_path: Path, files: dict[int, dict[str, str]]) -> dict[int, Path]:
+    directories = {}
+    for rank, own in files.items():
+        directories[rank] = tmp_path / f"rank-{rank}"
+        directories[rank].mkdir()
+        for path, content in own.items():
+            file = directories[rank] / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(content)
+    return directories
+
+
+def test_the_parts_of_several_ranks_are_one_version(
+    lake: Lake, store: ModelStore, tmp_path: Path
+) -> None:
+    files = {
+        0: {"config.json": "{}", "s/__0_0.distcp": "zero", ".metadata": "m"},
+        1: {"config.json": "{}", "s/__1_0.distcp": "one", "deep/er/x": "x"},
+        2: {},
+        3: {"config.json": "{}", "s/__3_0.distcp": "three", "s/__3_1.distcp": "3", "s/more": ""},
+    }
+    staging = publication.begin(lake.url, "net")
+    parts = {}
+    for rank, directory in shards(tmp_path, files).items():
+        parts[rank] = publication.upload(staging, directory, rank)
+    assert parts[2] == {}
+    about = About(run_id="run-1", application="application_1_1", user="ann", code_digest="c0de")
+    version = publication.commit(staging, parts, about)
+    assert version == store.get("net")
+    merged = {path: content.encode() for own in files.values() for path, content in own.items()}
+    assert contents(version.download(tmp_path / "copy")) == merged
+    assert sorted(version.manifest["files"]) == sorted(merged)
+    assert version.manifest["framework"] == "torch"
+    assert version.manifest["user"] == "ann"
+    assert version.manifest["application"] == "application_1_1"
+    assert left(lake) == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"a/w": "other"}, "ranks 0 and 4 left different content in 'a/w'"),
+        ({"a": "a file"}, "rank 4 left a file 'a', and rank 0 a directory of that name"),
+        ({"a/w/deep": ""}, "rank 0 left a file 'a/w', and rank 4 a directory of that name"),
+    ],
+)
+def test_parts_that_contradict_each_other_are_refused(
+    lake: Lake, store: ModelStore, tmp_path: Path, other: dict[str, str], said: str
+) -> None:
+    staging = publication.begin(lake.url, "net")
+    directories = shards(tmp_path, {0: {"a/w": "one"}, 4: other})
+    parts = {rank: publication.upload(staging, own, rank) for rank, own in directories.items()}
+    with pytest.raises(StoreError, match=said):
+        publication.commit(staging, parts, About())
+    publication.abandon(staging)
+    publication.abandon(staging)
+    assert left(lake) == ()
+    assert store.list() == ()

@@ -1,0 +1,123 @@
+"""Files to every lake and back."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.transfer import (
+    Facts,
+    check_files,
+    download_files,
+    files_below,
+    upload_files,
+)
+
+SIZES = {"empty": 0, "small": 1000, "below/deep/odd": 3 * 2**20 + 1, "large.bin": 17 * 2**20}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name, size in SIZES.items():
+        file = tmp_path / "source" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(os.urandom(size))
+    return tmp_path / "source"
+
+
+def test_files_come_back_as_they_were(lake: Lake, source: Path, tmp_path: Path) -> None:
+    facts = upload_files(files_below(source), lake)
+    assert facts == {
+        name: Facts(size, xxhash.xxh3_128_hexdigest((source / name).read_bytes()))
+        for name, size in SIZES.items()
+    }
+    check_files(facts, lake)
+    target = tmp_path / "not" / "there"
+    download_files(facts, lake, target)
+    assert {name: file.read_bytes() for name, file in files_below(target).items()} == {
+        name: (source / name).read_bytes() for name in SIZES
+    }
+
+
+def test_many_files(lake: Lake, tmp_path: Path) -> None:
+    files = {}
+    for number in range(150):
+        file = tmp_path / f"{number}"
+        file.write_bytes(b"%d" % number)
+        files[f"d{number % 3}/{number}"] = file
+    facts = upload_files(files, lake)
+    assert list(facts) == list(files)
+    assert [len((lake / f"d{d}").names()) for d in range(3)] == [50, 50, 50]
+    check_files(facts, lake)
+
+
+@pytest.mark.parametrize("damage", ["other", "shorter", "longer", "missing"])
+def test_what_is_damaged_is_named(lake: Lake, source: Path, tmp_path: Path, damage: str) -> None:
+    facts = upload_files(files_below(source), lake)
+    damaged = lake / "below/deep/odd"
+    content = (source / "below/deep/odd").read_bytes()
+    if damage == "missing":
+        damaged.remove()
+    else:
+        contents = {
+            "other": b"\x00" + content[:-1],
+            "shorter": content[:-1],
+            "longer": content + b"x",
+        }
+        damaged.write(contents[damage])
+    for read in (check_files, lambda f, r: download_files(f, r, tmp_path / "copy")):
+        with pytest.raises(StoreError, match=f"{damaged.url} is (damaged|missing)") as told:
+            read(facts, lake)
+        assert told.value.kind == "damaged"
+
+
+def test_the_first_problem_ends_the_others(lake: Lake, source: Path, tmp_path: Path) -> None:
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="gone cannot be read"):
+        upload_files({**files_below(source), "gone": tmp_path / "gone"}, lake)
+    (lake / "small").make()
+    with pytest.raises(StoreError, match=f"cannot write {lake.url}/small: ") as told:
+        upload_files(files_below(source), lake)
+    assert told.value.kind == "exists"
+
+
+def test_it_can_be_stopped(lake: Lake, source: Path, tmp_path: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Cancelled):
+        upload_files(files_below(source), lake, stop=stop)
+    facts = upload_files(files_below(source), lake)
+    with pytest.raises(Cancelled):
+        download_files(facts, lake, tmp_path / "copy", stop=stop)
+
+
+def test_paths_outside_are_refused(lake: Lake, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        upload_files({"../x": source / "small"}, lake)
+    with pytest.raises(ConfigError):
+        download_files({"../x": Facts(0, "")}, lake, tmp_path / "copy")
+    with pytest.raises(ConfigError):
+        check_files({"/x": Facts(0, "")}, lake)
+
+
+def test_what_lies_below_a_directory(tmp_path: Path) -> None:
+    (tmp_path / "b" / "empty").mkdir(parents=True)
+    (tmp_path / "b" / "u\u0308").write_bytes(b"1")
+    (tmp_path / "a").symlink_to(tmp_path / "b" / "u\u0308")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
+    os.mkfifo(tmp_path / "pipe")
+    assert list(files_below(tmp_path)) == ["a", "b/ü"]
+    (tmp_path / "b" / "what?").touch()
+    with pytest.raises(ConfigError, match=r"what\?"):
+        files_below(tmp_path)
+    (tmp_path / "b" / "what?").unlink()
+    (tmp_path / "b" / "ü").touch()
+    with pytest.raises(ConfigError, match="two files are named 'b/ü'"):
+        files_below(tmp_path)

@@ -1,0 +1,231 @@
+"""Logs for TensorBoard on their way to the lake."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import hopsgpu
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.worker import carrying as worker_carrying
+from hopsgpu.worker.carrying import LogCarrier
+from hopsgpu.worker.context import VARIABLE, Context
+
+EVENTS = "events.out.tfevents.1700000000.node1.7.0"
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    directory = tmp_path / "rank-0" / "logs"
+    directory.mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(f"file://{tmp_path}/lake/rank-0")
+
+
+def carrier(logs: Path, lake: Lake, clock: Clock | None = None) -> LogCarrier:
+    return LogCarrier(logs, lake, threading.Event(), clock or Clock())
+
+
+def there(lake: Lake) -> dict[str, bytes]:
+    root = Path(lake.path)
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
+
+
+def test_events_grow_on_the_lake_as_they_do_here(
+    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    appended: list[tuple[bytes, int]] = []
+    append = Lake.append
+
+    def noted(target: Lake, content: bytes, at: int) -> int:
+        appended.append((content, at))
+        return append(target, content, at)
+
+    monkeypatch.setattr(Lake, "append", noted)
+    carrying = carrier(logs, lake)
+    assert carrying.round() == [] and there(lake) == {}
+    (logs / "train").mkdir()
+    for name in (EVENTS, f"train/{EVENTS}"):
+        (logs / name).write_bytes(b"one")
+    assert carrying.round() == []
+    assert there(lake) == {EVENTS: b"one", f"train/{EVENTS}": b"one"}
+    with (logs / EVENTS).open("ab") as file:
+        file.write(b" two")
+    for _ in range(2):
+        assert carrying.round() == []
+    assert there(lake) == {EVENTS: b"one two", f"train/{EVENTS}": b"one"}
+    assert appended == [(b"one", 0), (b"one", 0), (b" two", 3)]
+
+
+def test_a_file_that_an_earlier_attempt_left_or_that_begins_anew_is_replaced(
+    logs: Path, lake: Lake
+) -> None:
+    lake.make()
+    (lake / EVENTS).write(b"of an earlier attempt")
+    (logs / EVENTS).write_bytes(b"new")
+    carrying = carrier(logs, lake)
+    carrying.round()
+    assert there(lake) == {EVENTS: b"new"}
+    (logs / EVENTS).write_bytes(b"x")
+    carrying.round()
+    assert there(lake) == {EVENTS: b"x"}
+
+
+def test_other_files_are_carried_anew_but_not_all_the_time(
+    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    replace = Lake.replace
+
+    def takes_a_second(target: Lake, content: bytes) -> None:
+        clock.now += 1.0
+        replace(target, content)
+
+    monkeypatch.setattr(Lake, "replace", takes_a_second)
+    carrying = carrier(logs, lake, clock)
+
+    def look(content: bytes, *, last: bool = False) -> bytes:
+        (logs / "losses.csv").write_bytes(content)
+        assert carrying.round(last=last) == []
+        return there(lake)["losses.csv"]
+
+    assert look(b"1") == b"1"
+    assert look(b"22") == b"1"
+    clock.now = 9.9
+    assert look(b"333") == b"1"
+    clock.now = 10.0
+    assert look(b"333") == b"333"
+    assert look(b"4444", last=True) == b"4444"
+
+
+def test_names_that_do_not_survive_are_warned_of_once(logs: Path, lake: Lake) -> None:
+    for name in ("odd?", "odder#", "fine"):
+        (logs / name).write_text(name)
+    (logs / "link").symlink_to(logs / "fine")
+    os.mkfifo(logs / "pipe")
+    carrying = carrier(logs, lake)
+    (warning,) = carrying.round()
+    assert warning.startswith("'odd") and "stays on its node" in warning
+    assert carrying.round(last=True) == []
+    assert there(lake) == {"fine": b"fine"}
+
+
+def test_a_lake_that_is_out_of_reach_is_tried_again(
+    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def refuse(target: Lake, content: bytes, at: int) -> int:
+        tried.append(target.url)
+        raise StoreError("nobody answers", "unreachable")
+
+    carrying = carrier(logs, lake)
+    for number in range(2):
+        (logs / f"{number}.{EVENTS}").write_bytes(b"one")
+    monkeypatch.setattr(worker_carrying, "_FILES_AT_ONCE", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "append", refuse)
+        assert carrying.round() == [
+            f"'0.{EVENTS}' in log_dir is not on the lake yet: nobody answers"
+        ]
+        assert carrying.round() == []
+        assert carrying.round(last=True) == [
+            f"'0.{EVENTS}' in log_dir is not on the lake: nobody answers"
+        ]
+    # The second file would not have come through either.
+    assert tried == [(lake / f"0.{EVENTS}").url] * 3
+    assert carrying.round() == []
+    assert there(lake) == {f"{number}.{EVENTS}": b"one" for number in range(2)}
+
+
+def test_one_file_that_is_refused_keeps_no_other(
+    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Lake.append
+
+    def refuse(target: Lake, content: bytes, at: int) -> int:
+        if target.url.endswith(f"/0.{EVENTS}"):
+            raise StoreError("not yours", "permission")
+        return append(target, content, at)
+
+    monkeypatch.setattr(Lake, "append", refuse)
+    for number in range(2):
+        (logs / f"{number}.{EVENTS}").write_bytes(b"one")
+    assert len(carrier(logs, lake).round()) == 1
+    assert there(lake) == {f"1.{EVENTS}": b"one"}
+
+
+def test_eight_files_are_carried_at_once(
+    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = threading.Barrier(8)
+    append = Lake.append
+
+    def meets(target: Lake, content: bytes, at: int) -> int:
+        met.wait(60)
+        return append(target, content, at)
+
+    monkeypatch.setattr(Lake, "append", meets)
+    for number in range(16):
+        (logs / f"{number}.{EVENTS}").write_bytes(b"one")
+    before = set(threading.enumerate())
+    assert carrier(logs, lake).round() == []
+    assert len(there(lake)) == 16 and set(threading.enumerate()) <= before
+
+
+def test_whatever_goes_wrong_with_a_file_is_told(
+    logs: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Panic(BaseException):
+        """As a client in Rust raises it."""
+
+    def panics(*_: object) -> None:
+        raise Panic("index out of bounds")
+
+    monkeypatch.setattr(Lake, "append", panics)
+    (logs / EVENTS).write_bytes(b"one")
+    (logs / "losses.csv").write_bytes(b"1")
+    (warning,) = carrier(logs, lake).round()
+    assert warning.endswith("is not on the lake yet: Panic('index out of bounds')")
+    assert there(lake) == {"losses.csv": b"1"}
+
+
+def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: Lake) -> None:
+    stop = threading.Event()
+    stop.set()
+    (logs / EVENTS).write_bytes(b"one")
+    assert LogCarrier(logs, lake, stop).round(last=True) == []
+    assert there(lake) == {}
+
+
+def test_the_log_directory_is_made_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = tmp_path / "context.json"
+    urls = (f"file://{tmp_path}/c", f"file://{tmp_path}/l")
+    Context(0, 0, 1, "here", (), "worker", "r", 0, tmp_path / "model", *urls).dump(described)
+    monkeypatch.setenv(VARIABLE, str(described))
+    carrying = carrier(tmp_path / "logs", Lake(urls[1]))
+    assert not carrying.wanted
+    assert hopsgpu.context().log_dir == hopsgpu.context().log_dir == tmp_path / "logs"
+    assert carrying.wanted and (tmp_path / "logs").stat().st_mode & 0o777 == 0o700
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setenv("RANK", "0")
+    assert hopsgpu.context().log_dir.is_dir()
+    assert hopsgpu.context().log_dir == hopsgpu.context().log_dir != tmp_path / "logs"

@@ -1,0 +1,146 @@
+"""`hopsgpu models`, on a local directory that stands for the lake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from hopsgpu.cli.main import main
+from hopsgpu.stores.models import ModelStore
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModelStore:
+    for name in ("SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOPSGPU_ROOT", f"file://{tmp_path}/lake")
+    return ModelStore(f"file://{tmp_path}/lake/models")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    source = tmp_path / "model"
+    (source / "layers").mkdir(parents=True)
+    (source / "weights.pt").write_bytes(b"x" * 2048)
+    (source / "layers" / "0.txt").write_text("zero")
+    return source
+
+
+def call(*words: str) -> Result:
+    return CliRunner().invoke(main, words)
+
+
+def refused(*words: str) -> str:
+    result = call(*words)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    return result.stderr
+
+
+def test_models_and_their_versions_are_listed(store: ModelStore, model: Path) -> None:
+    assert call("models").output.startswith("no models in file://")
+    assert json.loads(call("models", "--json").output) == []
+    store.publish(model, "digits", metrics={"loss": 0.123456, "step": 7}, run_id="fit-1")
+    store.publish(model, "digits", tags=["production"])
+    store.publish(model, "words")
+    lines = [line.split() for line in call("models").output.splitlines()]
+    assert lines == [
+        ["MODEL", "LATEST", "VERSIONS", "TAGS"],
+        ["digits", "2", "2", "production=2"],
+        ["words", "1", "1", "-"],
+    ]
+    assert json.loads(call("models", "--json").output)[0] == {
+        "name": "digits",
+        "versions": [1, 2],
+        "tags": {"production": 2},
+    }
+    lines = [line.split() for line in call("models", "versions", "digits").output.splitlines()]
+    assert [line[0] for line in lines] == ["VERSION", "2", "1"]
+    assert lines[1][3:] == ["2", "2.0", "KiB", "production", "-", "-"]
+    assert lines[2][3:] == ["2", "2.0", "KiB", "-", "fit-1", "loss=0.1235,", "step=7"]
+    found = json.loads(call("models", "versions", "digits", "--json").output)
+    assert [(v["version"], v["tags"], v["bytes"]) for v in found] == [
+        (2, ["production"], 2052),
+        (1, [], 2052),
+    ]
+
+
+def test_a_damaged_version_hides_no_other(store: ModelStore, model: Path, tmp_path: Path) -> None:
+    store.publish(model, "digits")
+    store.publish(model, "digits")
+    (tmp_path / "lake" / "models" / "digits" / "1" / "manifest.json").write_text("{")
+    output = call("models", "versions", "digits").output
+    assert [line.split()[:2] for line in output.splitlines()][2] == ["1", "damaged"]
+    assert "is damaged: no manifest" in output
+    assert "problem" in json.loads(call("models", "versions", "digits", "--json").output)[1]
+
+
+def test_a_version_is_shown(store: ModelStore, model: Path) -> None:
+    version = store.publish(model, "digits", metrics={"loss": 0.5}, run_id="fit-1", tags="best")
+    output = call("models", "show", "digits").output
+    for text in ("framework    torch\n", "run_id       fit-1\n", "metrics      loss=0.5\n"):
+        assert text in output
+    assert f"url          {version.url}\n" in output and "tags         best\n" in output
+    assert output.splitlines()[-1].split()[:3] == ["2.0", "KiB", "weights.pt"]
+    assert json.loads(call("models", "show", "digits", "best", "--json").output) == {
+        **version.manifest,
+        "url": version.url,
+    }
+
+
+def test_a_version_is_downloaded_verified_and_damage_told(
+    store: ModelStore, model: Path, tmp_path: Path
+) -> None:
+    store.publish(model, "digits")
+    target = tmp_path / "copy"
+    result = call("models", "download", "digits", str(target))
+    assert result.output == f"digits 1 is in {target}\n"
+    assert (target / "layers" / "0.txt").read_text() == "zero"
+    assert call("models", "download", "digits", "1", str(tmp_path / "b")).exit_code == 0
+    assert call("models", "verify", "digits").output == "digits 1 is whole: 2 files, 2.0 KiB\n"
+    assert json.loads(call("models", "verify", "digits", "--json").output) == {
+        "name": "digits",
+        "version": 1,
+        "url": store.get("digits").url,
+        "files": 2,
+        "bytes": 2052,
+    }
+    (tmp_path / "lake" / "models" / "digits" / "1" / "layers" / "0.txt").write_text("hero")
+    assert "layers/0.txt" in refused("models", "verify", "digits", "1")
+    assert "layers/0.txt" in refused("models", "download", "digits", str(tmp_path / "c"))
+    assert call("models", "download", "digits").exit_code == 2
+    assert call("models", "download", "digits", "1", "a", "b").exit_code == 2
+
+
+def test_versions_are_tagged_and_deleted(store: ModelStore, model: Path) -> None:
+    for _ in range(2):
+        store.publish(model, "digits")
+    assert call("models", "tag", "digits", "1", "best").output == "best is version 1 of digits\n"
+    assert "say --yes" in refused("models", "delete", "digits", "1")
+    assert "is tagged 'best'" in refused("models", "delete", "digits", "1", "--yes")
+    assert call("models", "untag", "digits", "best").output == "best is removed from digits\n"
+    assert "no version 'best' of 'digits'" in refused("models", "untag", "digits", "best")
+    output = call("models", "delete", "digits", "1", "--yes").output
+    assert output == "version 1 of digits is removed\n"
+    assert [version.version for version in store.versions("digits")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("versions", "nothing"), "there is no model 'nothing' in file://"),
+        (("show", "nothing"), "models; there is digits"),
+        (("untag", "nothing", "best"), "there is no model 'nothing' in file://"),
+        (("show", "digits", "9"), "no version '9' of 'digits'"),
+        (("show", "../runs"), "hopsgpu: "),
+        (("tag", "digits", "1", "latest"), "tag='latest'"),
+        (("verify", "digits", "9"), "there are 1"),
+    ],
+)
+def test_errors_have_no_traceback(
+    store: ModelStore, model: Path, words: tuple[str, ...], said: str
+) -> None:
+    store.publish(model, "digits")
+    assert said in refused("models", *words)

@@ -1,0 +1,103 @@
+"""Shards: every row once, whatever the row groups."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from hopsgpu.data.plan import plan_shards, plan_slices
+from hopsgpu.data.shard import Shard, ShardFile, Slice
+from hopsgpu.data.source import Source, SourceFile
+from hopsgpu.errors import ConfigError, StoreError
+
+Rows = list[tuple[int, int, int]]
+
+
+def rows_of(share: tuple[Slice, ...]) -> Rows:
+    return [(s.file, s.group, row) for s in share for row in range(s.first, s.first + s.rows)]
+
+
+def some_groups(chance: random.Random) -> tuple[list[list[int]], Rows]:
+    groups = [
+        [chance.choice((0, 1, 2, chance.randrange(50))) for _ in range(chance.randrange(5))]
+        for _ in range(chance.randrange(1, 6))
+    ]
+    rows = [
+        (f, g, row) for f, own in enumerate(groups) for g, n in enumerate(own) for row in range(n)
+    ]
+    return groups, rows
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_row_goes_to_one_rank(seed: int) -> None:
+    chance = random.Random(seed)
+    groups, rows = some_groups(chance)
+    ranks = chance.randrange(1, max(2, min(len(rows), 9) + 1))
+    if len(rows) < ranks:
+        with pytest.raises(ConfigError, match=f"{len(rows)} rows for {ranks} ranks"):
+            plan_slices(groups, ranks)
+        return
+    kept = plan_slices(groups, ranks, remainder="keep", seed=seed)
+    assert sorted(row for share in kept for row in rows_of(share)) == rows
+    lengths = [len(rows_of(share)) for share in kept]
+    assert max(lengths) - min(lengths) <= 1
+    dropped = plan_slices(groups, ranks, remainder="drop", seed=seed)
+    assert {len(rows_of(share)) for share in dropped} == {len(rows) // ranks}
+    once = Counter(row for share in dropped for row in rows_of(share))
+    assert set(once.values()) == {1}
+    padded = plan_slices(groups, ranks, remainder="pad", seed=seed)
+    assert {len(rows_of(share)) for share in padded} == {-(-len(rows) // ranks)}
+    times = Counter(row for share in padded for row in rows_of(share))
+    assert set(times) == set(rows)
+    assert sum(times.values()) - len(rows) < ranks
+    assert all(part.rows > 0 for plan in (kept, dropped, padded) for s in plan for part in s)
+
+
+def test_sorted_data_does_not_bias_a_rank() -> None:
+    """Of files sorted by label no rank is given one half only."""
+    shares = plan_slices([[10] * 100, [10] * 100], 4, seed=1)
+    for share in shares:
+        of_first = sum(part.rows for part in share if part.file == 0)
+        assert 100 < of_first < 400
+    assert plan_slices([[10] * 100, [10] * 100], 4, seed=1) == shares
+    assert plan_slices([[10] * 100, [10] * 100], 4, seed=2) != shares
+
+
+def test_another_remainder_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'drop'.*'pad'.*'keep'"):
+        plan_slices([[4]], 2, remainder="none")
+
+
+def source() -> Source:
+    files = tuple(SourceFile(f"part-{n}.parquet", 1000 + n, (5, 5)) for n in range(4))
+    return Source("file:///lake/x", files, 24, b"\x00schema\xff")
+
+
+def test_shards_name_their_own_files_only() -> None:
+    planned = plan_shards(source(), 4, seed=3)
+    whole = source().files
+    for shard in planned:
+        assert shard.num_rows == 10
+        assert {part.file for part in shard.slices} == set(range(len(shard.files)))
+        assert all(file in {ShardFile(f.name, f.size) for f in whole} for file in shard.files)
+    rows = [
+        (shard.files[file].name, group, row)
+        for shard in planned
+        for file, group, row in rows_of(shard.slices)
+    ]
+    assert len(set(rows)) == len(rows) == 40
+
+
+def test_a_shard_travels_as_json() -> None:
+    shard = plan_shards(source(), 3, remainder="pad")[1]
+    assert Shard.load(shard.dump()) == shard
+    many = Source("file:///x", (SourceFile("", 9, (1000,) * 10_000),), 8, b"")
+    assert len(plan_shards(many, 1)[0].dump()) < 200_000
+
+
+@pytest.mark.parametrize("dumped", [b"", b"{}", b"[1]", b'{"version": 0}', b"\xff"])
+def test_what_is_no_shard_is_refused(dumped: bytes) -> None:
+    with pytest.raises(StoreError, match="the same hopsgpu"):
+        Shard.load(dumped)

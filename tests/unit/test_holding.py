@@ -1,0 +1,145 @@
+"""A launch with data on a held gang: written in a thread of its own, then trained in its turn."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from hopsgpu import holding
+from hopsgpu.errors import Cancelled, ConfigError
+from hopsgpu.gang import Avoid, GangState
+from hopsgpu.holding import Keeper
+from hopsgpu.spark.request import Request
+from tests.conftest import until
+
+SECONDS = 30.0
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def state(self, state: GangState, hosts: Any, why: str = "") -> None:
+        self.told.append((state.value, why))
+
+    def warn(self, text: str) -> None:
+        return
+
+
+def request(cancelled: threading.Event | None = None) -> Request:
+    told: Any = SimpleNamespace(
+        run_id="fit-1",
+        cancelled=cancelled or threading.Event(),
+        watcher=Watcher(),
+        timeout=None,
+    )
+    return cast(Request, told)
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+    @contextlib.contextmanager
+    def lease(asked: Any) -> Iterator[Any]:
+        yield SimpleNamespace(whole=lambda request: "the gang", is_whole=True, request=asked)
+
+    monkeypatch.setattr(holding, "replace", lambda request, **_: request)
+    keeper = Keeper(lease, None, request)
+    keeper.start()
+    yield keeper
+    keeper.close()
+
+
+def in_thread(body: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: Keeper) -> None:
+    begun, may_end, had = threading.Event(), threading.Event(), threading.Event()
+
+    def other() -> None:
+        begun.set()
+        may_end.wait(SECONDS)
+
+    def later() -> None:
+        with keeper.borrowed_later(request()) as whole:
+            assert cast(Any, whole(Avoid())) == "the gang"
+            had.set()
+
+    keeper.put(other)
+    assert begun.wait(SECONDS)
+    thread = in_thread(later)
+    assert not had.wait(0.3)
+    may_end.set()
+    assert had.wait(SECONDS)
+    thread.join(SECONDS)
+
+
+def test_a_launch_that_waits_for_its_turn_says_so(keeper: Keeper) -> None:
+    may_end, had, mine = threading.Event(), threading.Event(), request()
+    told = cast(Watcher, mine.watcher).told
+
+    def later() -> None:
+        with keeper.borrowed_later(mine):
+            had.set()
+
+    keeper.put(lambda: cast(None, may_end.wait(SECONDS)))
+    thread = in_thread(later)
+    assert until(lambda: bool(told), SECONDS)
+    ((state, why),) = told
+    assert state == "preparing" and "another launch has the gang" in why
+    assert not had.is_set()
+    may_end.set()
+    assert had.wait(SECONDS)
+    thread.join(SECONDS)
+
+
+def test_the_keeper_serves_nobody_else_meanwhile(keeper: Keeper) -> None:
+    next_one = threading.Event()
+    with keeper.borrowed_later(request()) as whole:
+        whole(Avoid())
+        keeper.put(next_one.set)
+        assert not next_one.wait(0.3)
+    assert next_one.wait(SECONDS)
+
+
+def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: Keeper) -> None:
+    may_end, cancelled, problems = threading.Event(), threading.Event(), []
+
+    def later() -> None:
+        try:
+            with keeper.borrowed_later(request(cancelled)):
+                raise AssertionError("it was cancelled")
+        except Cancelled as error:
+            problems.append(str(error))
+
+    keeper.put(lambda: cast(None, may_end.wait(SECONDS)))
+    thread = in_thread(later)
+    cancelled.set()
+    thread.join(SECONDS)
+    assert problems == ["fit-1 was cancelled before its turn on the gang"]
+    may_end.set()
+    served = threading.Event()
+    keeper.put(served.set)
+    assert served.wait(SECONDS)
+
+
+def test_a_gang_that_is_closed_is_said_to_be(keeper: Keeper) -> None:
+    keeper.check_held()
+    closing = in_thread(keeper.close)
+    closing.join(SECONDS)
+
+    def refused() -> bool:
+        with pytest.raises(ConfigError, match="this gang is not held, or was closed"):
+            keeper.check_held()
+        return True
+
+    assert until(refused, SECONDS)
+    with pytest.raises(ConfigError, match="not held"), keeper.borrowed_later(request()):
+        raise AssertionError("it is closed")

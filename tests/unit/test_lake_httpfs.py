@@ -1,0 +1,97 @@
+"""WebHDFS against a stand-in that answers as HttpFS does, by its documentation."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.lake import Lake
+
+FILE = {
+    "type": "FILE",
+    "length": 7,
+    "owner": "alice",
+    "permission": "644",
+    "modificationTime": 1000,
+    "pathSuffix": "",
+}
+
+
+class HttpFs(http.server.BaseHTTPRequestHandler):
+    """Redirects an upload to itself, and renames whatever is asked."""
+
+    def _answer(self, content: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlsplit(self.path).query)["op"][0]
+        if asked == "OPEN":
+            self._answer(b"content")
+        else:
+            self._answer(json.dumps({"FileStatus": FILE}).encode())
+
+    def do_PUT(self) -> None:
+        self.server.asked.append(self.path)  # type: ignore[attr-defined]
+        if "op=CREATE" in self.path and "data=true" not in self.path:
+            where = f"http://{self.headers['Host']}{self.path}&data=true"
+            self._answer(b"", 307, Location=where)
+        else:
+            self._answer(b'{"boolean": true}')
+
+    do_POST = do_PUT
+    do_DELETE = do_PUT
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def server() -> Iterator[http.server.ThreadingHTTPServer]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), HttpFs) as server:
+        server.asked = []  # type: ignore[attr-defined]
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_httpfs_is_read_from_and_not_written_to(server: http.server.ThreadingHTTPServer) -> None:
+    lake = Lake(f"webhdfs://127.0.0.1:{server.server_port}/models")
+    assert (lake / "f").stat().size == 7
+    assert (lake / "f").read() == b"content"
+    for call in (
+        lake.make,
+        lake.remove,
+        lambda: lake.share(0o700),
+        lambda: lake.rename(lake / "other"),
+        lambda: (lake / "f").write(b"x"),
+        lambda: (lake / "f").create(b"x"),
+        lambda: (lake / "f").replace(b"x"),
+    ):
+        with pytest.raises(StoreError, match="HttpFS.*read from only.*hdfs://") as told:
+            call()
+        assert told.value.kind == "unsupported"
+    # Nothing but uploads that were not begun.
+    asked: list[str] = server.asked  # type: ignore[attr-defined]
+    assert asked and all("op=CREATE" in path and "data=true" not in path for path in asked)
+
+
+def test_a_file_that_is_replaced_after_a_look_at_it_is_read_whole(
+    server: http.server.ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = Lake(f"webhdfs://127.0.0.1:{server.server_port}/models/f")
+    for length in (1, 100):
+        monkeypatch.setitem(FILE, "length", length)
+        assert file.read() == b"content"

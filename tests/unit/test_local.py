@@ -1,0 +1,189 @@
+"""Gangs on this machine: what fits, who waits, and which master is one of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.cluster.gpus import Gpu
+from hopsgpu.cluster.standin import standin_script
+from hopsgpu.discovery.devices import Device
+from hopsgpu.discovery.health import Readings
+from hopsgpu.discovery.leases import Leases, lease_directory, try_lock
+from hopsgpu.errors import CapacityError, ConfigError
+from hopsgpu.local import gpus as gpus_module
+from hopsgpu.local.container import Wanted
+from hopsgpu.local.gpus import Abandoned, take_gpus
+from hopsgpu.local.job import ContainerJob
+from hopsgpu.local.machine import NO_GPU, Machine, fit_here, usable
+from hopsgpu.spark.masters import is_local
+from hopsgpu.spark.session import _master
+from hopsgpu.spec import GangSpec, GpuRequest
+from hopsgpu.stores.root import root_on
+from hopsgpu.worker.peer import Driver
+from tests.conftest import until
+
+TWO = tuple(Device(f"GPU-{n}", "NVIDIA A100-SXM4-40GB") for n in "ab")
+BAD = Device("GPU-c", "NVIDIA A100-SXM4-40GB", readings=Readings("fell off the bus"))
+LAPTOP, WORKSTATION = Machine(4, 16384), Machine(8, 65536, (BAD, *TWO))
+
+
+@pytest.mark.parametrize(
+    ("master", "here"),
+    [
+        ("local", True),
+        ("local[*]", True),
+        ("local[4]", True),
+        ("local[4, 2]", True),
+        ("local-cluster[1,1,1024]", False),
+        ("local[]", False),
+        ("yarn", False),
+        ("spark://local:7077", False),
+        (None, False),
+    ],
+)
+def test_masters_of_this_machine(master: str | None, here: bool) -> None:
+    assert is_local(master) is here
+
+
+def test_the_master_is_this_machine_only_where_nothing_else_was_said(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text("spark.master yarn\n")
+    defaults = {"SPARK_CONF_DIR": str(tmp_path)}
+    assert _master({}, {}) == "local[*]"
+    assert _master({}, defaults) == "yarn"
+    assert _master({}, {"HADOOP_CONF_DIR": "/etc/hadoop"}) == "yarn"
+    assert _master({}, {"YARN_CONF_DIR": "/etc/hadoop"}) == "yarn"
+    assert _master({}, {"PYSPARK_GATEWAY_PORT": "4711"}) is None
+    assert _master({"spark.master": "local[2]"}, {"HADOOP_CONF_DIR": "/etc/hadoop"}) == "local[2]"
+
+
+def test_without_a_file_system_of_a_cluster_the_root_is_at_home(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/alice")
+    assert root_on(None, None, "alice") == "file:///home/alice/hopsgpu"
+    assert root_on(None, "file:///", "alice") == "file:///home/alice/hopsgpu"
+    assert root_on(None, "hdfs://lake/", "alice") == "hdfs://lake/user/alice/hopsgpu"
+    assert root_on("hdfs://lake/team/", None, "alice") == "hdfs://lake/team"
+
+
+def test_a_gang_for_gpus_runs_on_cpus_where_there_are_none() -> None:
+    spec, shape, warnings = fit_here(GangSpec("run", workers=2, gpu_type="A100"), LAPTOP)
+    assert (spec.gpus.per_worker, spec.gpu_type, shape.gpus, shape.cores) == (0, None, 0, 2)
+    assert warnings == (NO_GPU,)
+
+
+def test_all_ranks_share_one_container_with_their_gpus() -> None:
+    spec, shape, warnings = fit_here(GangSpec("run", workers=2, cores_per_worker=3), WORKSTATION)
+    assert (spec.gpus.per_worker, shape.gpus, shape.cores, shape.overhead_mib) == (1, 2, 6, 8192)
+    assert warnings == ()
+    assert fit_here(GangSpec("run", workers=4, gpus=GpuRequest(0.5)), WORKSTATION)[1].gpus == 2
+
+
+def test_more_gpus_than_there_are_good_ones_can_never_be_had() -> None:
+    with pytest.raises(CapacityError, match="wants 3 GPUs, .* has 2 .*GPU-c is bad: fell off"):
+        fit_here(GangSpec("run", workers=3), WORKSTATION)
+    with pytest.raises(ConfigError, match="gpu_type='H100'.*There are: 'NVIDIA A100"):
+        fit_here(GangSpec("run", gpu_type="H100"), WORKSTATION)
+
+
+def test_what_is_not_reserved_here_is_told() -> None:
+    spec = GangSpec(
+        "run",
+        workers=2,
+        gpus=GpuRequest(0),
+        cores_per_worker=4,
+        memory_per_worker=2**36,
+        placement="spread",
+    )
+    told = "; ".join(fit_here(spec, LAPTOP)[2])
+    assert "want 8 cores, and share the 4" in told
+    assert "131072 MiB together, which is more than the 16384 MiB" in told
+    assert "spread: all ranks are on this machine" in told
+
+
+def test_gpus_to_be_avoided_are_no_choice() -> None:
+    assert usable(WORKSTATION.gpus, None, ["GPU-a"]) == (TWO[1],)
+
+
+def test_what_a_container_is_asked_for_survives_its_way_there() -> None:
+    driver = Driver("127.0.0.1", 4711, b"\x00secret", None, job="j")
+    wanted = Wanted(driver, 2, "A100", ("GPU-a",), 42)
+    assert Wanted.load(wanted.dump()) == wanted
+    assert wanted.dump().count(b"\n") == 1
+
+
+@pytest.fixture
+def taking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[int, Leases, Callable[[str], bool]], list[str]]:
+    """Takes GPUs of a machine that has two."""
+    monkeypatch.setenv("HOPSGPU_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setattr(gpus_module, "own_gpus", lambda: TWO)
+
+    def take(wanted: int, leases: Leases, wait: Callable[[str], bool]) -> list[str]:
+        directory = lease_directory({"HOPSGPU_LEASE_DIR": str(tmp_path / "leases")})
+        found = take_gpus(wanted, None, (), leases, directory, wait, pytest.fail)
+        return [gpu.address for gpu in found]
+
+    return take
+
+
+def test_a_gang_waits_for_another_ones_gpus(
+    tmp_path: Path, taking: Callable[..., list[str]]
+) -> None:
+    with Leases(tmp_path / "leases") as first, Leases(tmp_path / "leases") as second:
+        assert taking(1, first, pytest.fail) == ["GPU-a"]
+        said: list[str] = []
+
+        def wait(why: str) -> bool:
+            said.append(why)
+            first.release("GPU-a")
+            return True
+
+        assert taking(2, second, wait) == ["GPU-a", "GPU-b"]
+        assert len(said) == 1 and "GPU-a is leased to another gang" in said[0]
+
+
+def test_one_gang_at_a_time_collects_gpus(tmp_path: Path, taking: Callable[..., list[str]]) -> None:
+    turn = try_lock(lease_directory({"HOPSGPU_LEASE_DIR": str(tmp_path / "leases")}) / "turn")
+    assert turn is not None
+    said: list[str] = []
+    with Leases(tmp_path / "leases") as leases:
+        with pytest.raises(Abandoned):
+            taking(1, leases, lambda why: bool(said.append(why)))  # type: ignore[func-returns-value]
+        assert not leases.held
+    assert said == ["another gang of this machine is waiting for GPUs"]
+
+
+def test_a_container_that_waits_ends_with_whoever_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = "GPU-11111111-1111-2222-3333-444444444444"
+    smi, own = tmp_path / "nvidia-smi", tmp_path / "container"
+    smi.write_text(standin_script((Gpu(0, 0, gpu, "Simulated A100", 40960),)))
+    smi.chmod(0o755)
+    own.mkdir()
+    monkeypatch.setenv("HOPSGPU_NVIDIA_SMI", str(smi))
+    monkeypatch.setenv("HOPSGPU_LEASE_DIR", str(tmp_path / "leases"))
+    driver = Driver("127.0.0.1", 1, b"secret", None)
+    with Leases(lease_directory(os.environ)) as leases:
+        assert leases.take(gpu)
+        job = ContainerJob(Wanted(driver, 1, None, (), os.getpid()), own, pytest.fail)
+        try:
+            assert until(lambda: "leased to another gang" in job.waiting_for, 60), job.reason(0)
+            job.close()
+            assert job.ended.wait(60) and job.problem is None
+            assert "exit code 0" in job.reason(0)
+        finally:
+            job.kill()
+    job = ContainerJob(Wanted(driver, 1, None, (), os.getpid()), own, pytest.fail)
+    assert job.ended.wait(60)
+    # It has its GPU, and nobody listens for it.
+    assert "127.0.0.1" in job.reason(0)
+    job.close()
+    with Leases(tmp_path / "leases") as leases:
+        assert leases.take(gpu)

@@ -1,0 +1,55 @@
+"""What a killed keeper leaves is waited for until it has let go of its files."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.worker import marking
+from tests.conftest import until
+
+# The main thread ends and takes its view of the memory along, as that of a killed process does
+# before its files are closed; the other one keeps the process until it is told.
+SLOW_TO_END = """
+import ctypes, os, sys, threading
+def stay():
+    sys.stdin.read()
+    os._exit(0)
+threading.Thread(target=stay).start()
+ctypes.CDLL(None).pthread_exit(None)
+"""
+SECONDS = 60
+
+
+def test_a_sweep_waits_for_a_process_that_has_lost_its_environment_and_not_its_files() -> None:
+    command, mark = [sys.executable, "-c", SLOW_TO_END], {marking.VARIABLE: "t"}
+    with (
+        subprocess.Popen(command, env=mark, stdin=subprocess.PIPE) as slow,
+        concurrent.futures.ThreadPoolExecutor(1) as threads,
+    ):
+        descriptor = os.pidfd_open(slow.pid)
+        try:
+            assert until(lambda: marking._is_ending(Path(f"/proc/{slow.pid}")), SECONDS)
+            assert marking.marked("t") == [] and not select.select([descriptor], [], [], 0)[0]
+            sweeping = threads.submit(marking.sweep, "t")
+            with pytest.raises(TimeoutError):
+                sweeping.result(0.3)
+            assert slow.stdin is not None
+            slow.stdin.close()
+            assert sweeping.result(SECONDS) == 0
+            assert select.select([descriptor], [], [], 0)[0]
+        finally:
+            os.close(descriptor)
+
+
+def test_a_sweep_does_not_wait_for_what_goes_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        assert marking.sweep("nobody's") == 0
+        assert other.poll() is None
+        other.communicate(b"\n")

@@ -1,0 +1,43 @@
+"""Names on the lake."""
+
+from __future__ import annotations
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.stores.names import file_name, model_name, path_below
+
+
+def test_names_are_normalised() -> None:
+    assert file_name("u\u0308ber.bin") == "über.bin"
+    assert path_below("a b/u\u0308") == "a b/ü"
+    assert model_name("net-1.0") == "net-1.0"
+    assert file_name(".hidden") == ".hidden"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "a/b", "a\\b", "a:b", "a#b", "a?b", "a;b", "a\nb", "\x00", "a\x7f", "\udcff"]
+    + ["x" * 256, "ü" * 128, None, 7, b"x"],
+)
+def test_what_would_not_come_back_is_refused(name: object) -> None:
+    with pytest.raises(ConfigError, match="tag="):
+        file_name(name, "tag")
+    with pytest.raises(ConfigError, match="model="):
+        model_name(name)
+
+
+def test_the_longest_name_fits() -> None:
+    assert file_name("x" * 255) == "x" * 255
+
+
+@pytest.mark.parametrize("name", ["_staging", ".x"])
+def test_our_own_names_are_no_models(name: str) -> None:
+    with pytest.raises(ConfigError, match="hopsgpu's own"):
+        model_name(name)
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a//b", "a/", "", None])
+def test_paths_stay_inside(path: object) -> None:
+    with pytest.raises(ConfigError, match="path="):
+        path_below(path)
