@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import io
+import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +39,10 @@ _QUICK = {
 _ANSWER_SECONDS = 60.0
 _QUICK_ANSWER_SECONDS = 5.0
 _DATA_SECONDS = 180.0
+# hdfs-native waits for a DataNode that is gone as long as TCP does; another connection may do.
+_READ_SECONDS = 60.0
+# Of 64 kB: few, since many files are read at a time, and enough to pass from thread to thread.
+_PACKETS = 8
 # As hdfs-native names its errors: RPCError("org.apache…Exception", "what was said").
 _RPC = re.compile(r'(?:Fatal)?RPCError\("([\w.$]+)", "(.*)"\)', re.DOTALL)
 _OWN = re.compile(r'(\w+)(?:\("?(.*?)"?\))?', re.DOTALL)
@@ -82,9 +87,11 @@ class Hdfs:
     def blocks(self, path: str) -> Iterator[bytes]:
         """A file's bytes in a row, read ahead by hdfs-native, in packets of 64 kB."""
         reader = self._ask(lambda: self._client.read(path))
-        # Bounded by hdfs-native itself: its connections to DataNodes have timeouts.
-        with _errors(_DATA_SECONDS):
-            yield from reader.read_range_stream(0, len(reader))
+        with Hand("hopsgpu-hdfs") as hand, _errors(_READ_SECONDS):
+            packets = iter(reader.read_range_stream(0, len(reader)))
+            more = functools.partial(_some, packets)
+            while some := hand.do(more, _READ_SECONDS):
+                yield from some
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
         """Makes a file of blocks."""
@@ -164,6 +171,10 @@ class _Reader(io.RawIOBase):
         content = self.read(len(buffer))
         buffer[: len(content)] = content
         return len(content)
+
+
+def _some(packets: Iterator[bytes]) -> list[bytes]:
+    return list(itertools.islice(packets, _PACKETS))
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:

@@ -25,7 +25,8 @@ class Patience:
     """For how long something is tried again.
 
     Attributes:
-        seconds: from the first attempt to the last one's start.
+        seconds: from the first attempt's end to the last one's start, however long the first took:
+            a connection that breaks after minutes of an upload is no reason to give up.
         clock: seconds, monotonic.
         jitter: a number between 0 and 1, which spreads the pauses of those that wait for the
             same name node.
@@ -50,6 +51,7 @@ class Patience:
         """
         stop = self.stop or threading.Event()
         began = self.clock()
+        failed: float | None = None
         number = 0
         while True:
             if stop.is_set():
@@ -59,9 +61,10 @@ class Patience:
             except RAISED as error:
                 trouble = explain(error)
                 pause = min(_FIRST_PAUSE * 2**number, _LONGEST_PAUSE) * (0.5 + self.jitter())
-                tried = self.clock() - began
-                if not trouble.retryable or tried + pause > self.seconds:
-                    told = f" (tried for {tried:.0f} s)" if number else ""
+                now = self.clock()
+                failed = now if failed is None else failed
+                if not trouble.retryable or now - failed + pause > self.seconds:
+                    told = f" (tried for {now - began:.0f} s)" if number else ""
                     message = f"cannot {doing} {url}: {trouble}{told}"
                     raise StoreError(message, trouble.kind) from error
             number += 1

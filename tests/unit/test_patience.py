@@ -61,6 +61,21 @@ def test_it_ends_within_its_time() -> None:
     assert max(clock.pauses) == 5.0
 
 
+def test_an_attempt_that_took_long_is_not_the_last() -> None:
+    """A connection that broke after minutes, or that was only given up after them."""
+    clock = Clock()
+    ends: list[float] = []
+
+    def attempt(number: int) -> None:
+        clock.now += 600
+        ends.append(clock.now)
+        unreachable(number)
+
+    with pytest.raises(StoreError, match=r"\(tried for 1200 s\)"):
+        patience(clock)("read", "hdfs://n/x", attempt)
+    assert ends == [600, 1200.2]
+
+
 def test_what_cannot_help_is_not_tried() -> None:
     clock = Clock()
 
