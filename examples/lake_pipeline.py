@@ -9,7 +9,8 @@ as a task of an orchestrator, which needs the exit code alone (not 0, with the r
     python examples/lake_pipeline.py hdfs:///tmp/wines --picture gpus.png
     python examples/lake_pipeline.py hdfs:///tmp/wines --step train
 
-At the end a picture shows the ResourceManager's count of GPUs in use: zero but for the training.
+At the end a picture shows the ResourceManager's count of GPUs in use, zero but for the training,
+and how many CPU executors came and went by themselves.
 pandas and matplotlib are wanted besides (`pip install hopsgpu[pipeline]`).
 """
 
@@ -18,16 +19,18 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import math
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 
 import pyarrow as pa
+import requests
+from pyspark import SparkContext
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import StandardScaler, VectorAssembler
 from pyspark.ml.functions import vector_to_array
@@ -43,31 +46,15 @@ MODEL = "wines"
 CLASSES = 3
 
 
-@dataclass(frozen=True)
 class Places:
     """Where each step leaves what the next one reads."""
 
-    root: str
-
-    @property
-    def raw(self) -> str:
-        return f"{self.root}/raw"
-
-    @property
-    def cleaned(self) -> str:
-        return f"{self.root}/cleaned"
-
-    @property
-    def scaling(self) -> str:
-        return f"{self.root}/scaling"
-
-    @property
-    def features(self) -> str:
-        return f"{self.root}/features"
-
-    @property
-    def scored(self) -> str:
-        return f"{self.root}/scored"
+    def __init__(self, root: str) -> None:
+        self.raw = f"{root}/raw"
+        self.cleaned = f"{root}/cleaned"
+        self.scaling = f"{root}/scaling"
+        self.features = f"{root}/features"
+        self.scored = f"{root}/scored"
 
 
 # --- Before the training: CPU executors, which come and go by themselves -------------------
@@ -244,61 +231,113 @@ STEPS: dict[str, Callable[[SparkSession, Places], str]] = {
 }
 
 
-# --- What the ResourceManager counted -------------------------------------------------------
+# --- What was in use: GPUs, and the application's CPU executors ------------------------------
+
+# When each step began and ended; as all times below, in seconds since the epoch.
+Span = tuple[str, float, float]
 
 
-@dataclass
-class GpuCount:
-    """Asks the ResourceManager for its count of GPUs in use, twice a second, while entered."""
+@contextlib.contextmanager
+def gpus_counted() -> Iterator[list[tuple[float, int]]]:
+    """While entered asks the ResourceManager for its count of GPUs in use, twice a second."""
+    seen: list[tuple[float, int]] = []
+    over = threading.Event()
 
-    began: float = field(default_factory=time.monotonic)
-    seen: list[tuple[float, int]] = field(default_factory=list)
-    total: int = 0
-    _over: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> GpuCount:
-        self._thread = threading.Thread(target=self._watch, name="gpu-count")
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def now(self) -> float:
-        return time.monotonic() - self.began
-
-    def _watch(self) -> None:
+    def watch() -> None:
         while True:
             # A ResourceManager that does not answer for a moment ends no pipeline.
             with contextlib.suppress(hopsgpu.HopsGpuError):
-                gpus = hopsgpu.inventory()
-                self.total = gpus.total
-                self.seen.append((self.now(), gpus.used))
-            if self._over.wait(0.5):
+                seen.append((time.time(), hopsgpu.inventory().used))
+            if over.wait(0.5):
                 return
 
+    thread = threading.Thread(target=watch, name="gpu-count")
+    thread.start()
+    try:
+        yield seen
+    finally:
+        over.set()
+        thread.join()
 
-def draw(count: GpuCount, spans: Sequence[tuple[str, float, float]], told: str, path: Path) -> None:
-    """The count over time, with the steps behind it."""
+
+def cpu_executors(context: SparkContext) -> list[tuple[float, float]]:
+    """When each executor without a GPU came and went, by the REST interface of Spark's UI.
+
+    Of those that are gone it tells the last hundred (spark.ui.retainedDeadExecutors).
+
+    Raises:
+        requests.RequestException: it does not answer, as where spark.ui.enabled is false.
+    """
+    path = f"api/v1/applications/{context.applicationId}/allexecutors"
+    # The first answer takes seconds, and many of them on a busy machine.
+    answer = requests.get(f"{context.uiWebUrl}/{path}", timeout=60)
+    answer.raise_for_status()
+    return [
+        (instant(one["addTime"]), instant(one["removeTime"]) if "removeTime" in one else math.inf)
+        for one in answer.json()
+        if one["id"] != "driver" and not one["resources"]
+    ]
+
+
+def instant(told: str) -> float:
+    """Of a time as Spark tells it: 2026-01-31T12:00:00.000GMT."""
+    return datetime.fromisoformat(told.replace("GMT", "+00:00")).timestamp()
+
+
+def counted(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[str, list[int]]:
+    """What was in use whenever the ResourceManager was asked."""
+    found = {"GPUs in use": [used for _, used in gpus]}
+    try:
+        lives = cpu_executors(context)
+    except requests.RequestException as error:
+        print(f"CPU executors are not counted: {error}", file=sys.stderr)
+    else:
+        found["CPU executors"] = [sum(came <= at < went for came, went in lives) for at, _ in gpus]
+    return found
+
+
+def summary(times: Sequence[float], numbers: Sequence[int], spans: Sequence[Span]) -> str:
+    """The fewest and the most before the training, in it, and after it."""
+    trained = [(begin, end) for name, begin, end in spans if name == "train"]
+    found: dict[str, set[int]] = {}
+    for at, number in zip(times, numbers, strict=True):
+        if not trained:
+            when = "without training"
+        elif any(begin <= at <= end for begin, end in trained):
+            when = "in it"
+        else:
+            when = "before the training" if at < trained[0][0] else "after it"
+        found.setdefault(when, set()).add(number)
+    return ", ".join(
+        f"{' to '.join(map(str, sorted({min(some), max(some)})))} {when}"
+        for when, some in found.items()
+    )
+
+
+def draw(
+    times: Sequence[float],
+    counts: Mapping[str, Sequence[int]],
+    spans: Sequence[Span],
+    told: str,
+    path: Path,
+) -> None:
+    """The counts over time, one below the other, with the steps behind them."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    axes = figure.add_subplot()
-    for number, (name, begin, end) in enumerate(spans):
-        axes.axvspan(begin, end, color=f"C{number}", alpha=0.12)
-        axes.text((begin + end) / 2, count.total + 0.15, name, ha="center", va="bottom")
-    times, used = zip(*count.seen, strict=True)
-    axes.step(times, used, where="post", color="black", label="GPUs in use (ResourceManager)")
-    axes.fill_between(times, used, step="post", color="black", alpha=0.25)
-    axes.set(ylim=(0, count.total + 0.7), xlabel="seconds", ylabel="GPUs", title=told)
-    axes.yaxis.get_major_locator().set_params(integer=True)
-    axes.legend(loc="center left")
+    figure = Figure(figsize=(10, 2.5 * len(counts)), layout="constrained")
+    panels = figure.subplots(len(counts), sharex=True, squeeze=False)[:, 0]
+    since = [at - times[0] for at in times]
+    for axes, (what, numbers) in zip(panels, counts.items(), strict=True):
+        top = max(numbers) + 1
+        for number, (name, begin, end) in enumerate(spans):
+            axes.axvspan(begin - times[0], end - times[0], color=f"C{number}", alpha=0.12)
+            axes.text((begin + end) / 2 - times[0], 0.96 * top, name, ha="center", va="top")
+        axes.step(since, numbers, where="post", color="black")
+        axes.fill_between(since, numbers, step="post", color="black", alpha=0.25)
+        axes.set(ylim=(0, top), ylabel=what)
+        axes.yaxis.get_major_locator().set_params(integer=True)
+    panels[0].set_title(told)
+    panels[-1].set_xlabel("seconds")
     figure.savefig(path)
 
 
@@ -310,24 +349,27 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
     """
     places = Places(root.rstrip("/"))
     spark = hopsgpu.session("lake-pipeline", conf={"spark.sql.shuffle.partitions": 4})
-    spans, said = [], {}
+    spans: list[Span] = []
+    said = {}
     try:
-        with GpuCount() as count:
+        # Executors import this file where it was imported itself, as by an orchestrator.
+        spark.sparkContext.addPyFile(__file__)
+        with gpus_counted() as gpus:
             for name in steps:
-                begin = count.now()
+                begin = time.time()
                 said[name] = STEPS[name](spark, places)
-                spans.append((name, begin, count.now()))
-                print(f"{name}: {said[name]} ({count.now() - begin:.1f} s)", flush=True)
+                spans.append((name, begin, time.time()))
+                print(f"{name}: {said[name]} ({time.time() - begin:.1f} s)", flush=True)
+        counts = counted(gpus, spark.sparkContext)
     finally:
         spark.stop()
-    trained = [(begin, end) for name, begin, end in spans if name == "train"]
-    outside = [
-        used for at, used in count.seen if not any(begin <= at <= end for begin, end in trained)
-    ]
-    most = max((used for _, used in count.seen), default=0)
-    print(f"GPUs in use: at most {most}; outside of the training at most {max(outside, default=0)}")
-    if picture is not None and count.seen:
-        draw(count, spans, said.get("train", ""), picture)
+    times = [at for at, _ in gpus]
+    if not times:  # no ResourceManager has answered
+        return
+    for what, numbers in counts.items():
+        print(f"{what}: {summary(times, numbers, spans)}")
+    if picture is not None:
+        draw(times, counts, spans, said.get("train", ""), picture)
         print(f"picture: {picture}")
 
 

@@ -13,6 +13,7 @@ from hopsgpu.gang import GangState
 from hopsgpu.outlet import Outlet
 from hopsgpu.results import RunStatus
 from hopsgpu.screens import in_kernel, in_terminal
+from hopsgpu.units import counted
 
 _REPEAT_SECONDS = 10.0
 _MOST_TOLD = 6
@@ -129,13 +130,14 @@ def describe(status: RunStatus) -> str:
     if status.state in ("requested", "waiting"):
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         why = f"; {status.waiting_for}" if status.waiting_for else ""
-        return f"waiting: {status.granted} of {status.wanted} executors are here{hosts}{why}"
+        gang = f"{counted(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
+        return f"waiting: {status.granted} of {gang} here{hosts}{why}"
     if status.state == "preparing":
         return status.waiting_for
     again = f" (attempt {status.attempt})" if status.attempt else ""
     if status.state in ("granted", "ready"):
         hosts = ", ".join(status.granted_hosts)
-        return f"{status.state}: {status.wanted} executors on {hosts}{again}"
+        return f"{status.state}: {counted(status.wanted, 'executor')} on {hosts}{again}"
     if status.state == "training":
         return f"training{again}{_measured(status)}"
     return status.state

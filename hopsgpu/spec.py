@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from hopsgpu import html
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import MIB
+from hopsgpu.units import MIB, counted
 
 # Set by hopsgpu in every rank; a user's env_vars may not contradict them.
 RESERVED_VARIABLES = frozenset(
@@ -333,9 +333,9 @@ class LaunchPlan:
         where = f"queue {self.queue}" if self.queue else "on this machine"
         heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
         lines = [
-            f"{self.spec.name}: {_counted(self.spec.workers, 'rank')} in"
-            f" {_counted(self.executors, 'executor')} of {self.ranks_per_executor}, {where}",
-            *([f"  {_counted(servers, 'parameter server')} beside them"] if servers else []),
+            f"{self.spec.name}: {counted(self.spec.workers, 'rank')} in"
+            f" {counted(self.executors, 'executor')} of {self.ranks_per_executor}, {where}",
+            *([f"  {counted(servers, 'parameter server')} beside them"] if servers else []),
             *(
                 [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]
                 if self.hosts
@@ -353,10 +353,6 @@ class LaunchPlan:
 
     def _repr_html_(self) -> str:
         return html.box(html.preformatted(str(self)))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _listed(hosts: Collection[str]) -> str:

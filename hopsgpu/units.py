@@ -1,4 +1,4 @@
-"""Durations and memory sizes as users write them."""
+"""Durations and memory sizes as users write them, and numbers of things as they read them."""
 
 from __future__ import annotations
 
@@ -69,3 +69,8 @@ def parse_memory(value: object, name: str) -> int:
             "or bytes as an int"
         )
     return size
+
+
+def counted(number: int, what: str) -> str:
+    """A number of things, as "1 file" or "2 files"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -11,8 +11,9 @@ import click
 
 from hopsgpu.cli.root import json_option, lake_root, root_option
 from hopsgpu.cli.tables import Layout, Row, headers, show
-from hopsgpu.cli.words import count, size
+from hopsgpu.cli.words import size
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     from hopsgpu.stores.models import ModelStore, ModelVersion
@@ -192,7 +193,7 @@ def verify(name: str, version: str, as_json: bool) -> None:
         told = {"name": found.name, "version": found.version, "url": found.url}
         click.echo(json.dumps({**told, "files": len(files), "bytes": total}, indent=2))
         return
-    whole = f"{count(len(files), 'file')}, {size(total)}"
+    whole = f"{counted(len(files), 'file')}, {size(total)}"
     click.echo(f"{found.name} {found.version} is whole: {whole}")
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.cli.tables import Layout, Row, headers
-from hopsgpu.cli.words import count, duration, moment, size
+from hopsgpu.cli.words import duration, moment, size
+from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     from hopsgpu.stores.runs import RunRecord, StoredRun
@@ -84,7 +85,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
         "started": moment(requested),
         "took": duration(record.took(now)),
         "attempt": str(record.attempt),
-        "gang": ", ".join((count(content["spec"]["workers"], "rank"), count(record.gpus, "GPU"))),
+        "gang": f"{counted(content['spec']['workers'], 'rank')}, {counted(record.gpus, 'GPU')}",
         "model": record.model or "-",
         "directory": url,
         "environment": _environment(content.get("environment")),

@@ -11,8 +11,9 @@ import click
 
 from hopsgpu.cli.root import json_option, lake_root, root_option
 from hopsgpu.cli.tables import show
-from hopsgpu.cli.words import count, duration
+from hopsgpu.cli.words import duration
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     from hopsgpu.stores.runs import RunRecord, RunStore, StoredRun
@@ -132,7 +133,7 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
     if as_json:
         click.echo(json.dumps(gone, indent=2))
     done = "would be removed" if dry_run else "removed"
-    click.echo(f"{count(len(gone), 'run')} {done}", err=True)
+    click.echo(f"{counted(len(gone), 'run')} {done}", err=True)
     if problems:
         raise StoreError("\n".join(problems))
 

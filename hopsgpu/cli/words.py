@@ -30,11 +30,6 @@ def moment(seconds: float | None) -> str:
         return f"{seconds:g}"
 
 
-def count(number: int, what: str) -> str:
-    """A number of things, as "1 file" or "2 files"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
 def size(count: float) -> str:
     """Bytes in the largest unit of which there is one."""
     for unit in _UNITS:

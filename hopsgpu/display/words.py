@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hopsgpu.display.picture import Gpu, Picture, Plot
 from hopsgpu.results import RunStatus
+from hopsgpu.units import counted
 
 _GIB = 2**30
 
@@ -21,7 +22,7 @@ def gang(status: RunStatus) -> str:
     hosts = sorted(set(status.granted_hosts))
     more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
     on = f" on {', '.join(hosts[:6])}{more}" if hosts else ""
-    return f"{status.granted} of {status.wanted} executors{on}"
+    return f"{status.granted} of {counted(status.wanted, 'executor')}{on}"
 
 
 def seconds(elapsed: float) -> str:

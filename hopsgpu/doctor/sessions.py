@@ -13,6 +13,7 @@ from hopsgpu.doctor.session import NoSessionError, started
 from hopsgpu.doctor.trial import Trial, try_nodes
 from hopsgpu.doctor.yarn import Yarn, to_look_at
 from hopsgpu.errors import Cancelled, GangTimeout
+from hopsgpu.units import counted
 from hopsgpu.worker.handshake import UnreachableError
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -110,8 +111,8 @@ class Sessions:
 def check_gang(trial: Trial) -> Check:
     """Whether executors came, all of them, and reach the driver over the control channel. Pure."""
     if trial.facts:
-        count = len(trial.facts)
-        return ok(_GANG, f"{count} executors reached the driver {trial.seconds:.0f} s after asking")
+        came = counted(len(trial.facts), "executor")
+        return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after asking")
     error = trial.error
     if error is None:
         return unknown(_GANG, "no node has a free GPU")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
+from hopsgpu.units import counted
 
 _MISMATCH = "PYTHON_VERSION_MISMATCH"
 _DYNAMIC = "spark.dynamicAllocation."
@@ -119,8 +120,8 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
     # Spark's default is no bound (2^31 - 1).
     if most is not None and _number(most, executors) < executors:
         raise ConfigError(
-            f"{_DYNAMIC}maxExecutors={most} is below the {executors} executors of this gang;"
-            " raise it, or ask for fewer workers"
+            f"{_DYNAMIC}maxExecutors={most} is below the {counted(executors, 'executor')} of this"
+            " gang; raise it, or ask for fewer workers"
         )
 
 
@@ -172,7 +173,7 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
         return [f"spark.submit.deployMode={mode}: client and cluster are accepted"]
     if master.startswith("k8s"):
         return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
-    return [f"spark.master={master} is not available yet; {_MASTERS}"]
+    return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]
 
 
 def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:

@@ -29,6 +29,7 @@ from hopsgpu.spark.queueing import Queueing, queueing
 from hopsgpu.spark.release import RELEASE_SECONDS, Release, let_go, let_part_go
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spark.tokens import read_tokens
+from hopsgpu.units import counted
 from hopsgpu.worker.channel import new_secret
 from hopsgpu.worker.encryption import network_is_encrypted
 from hopsgpu.worker.kernel import allow_descriptors
@@ -163,7 +164,7 @@ class GpuLease(Owner):
         job = GangJob(
             self._application,
             tag=tag,
-            description=f"hopsgpu {self.request.run_id}: {role}s of {tasks} executors",
+            description=f"hopsgpu {self.request.run_id}: {role}s of {counted(tasks, 'executor')}",
             tasks=tasks,
             hosts=hosts,
             profile=self._profile,

@@ -19,6 +19,7 @@ from hopsgpu.gang import (
     unwanted,
 )
 from hopsgpu.spec import ExecutorShape
+from hopsgpu.units import counted
 from hopsgpu.worker.holder import Warm
 from hopsgpu.yarn.demand import Demand, container_of
 
@@ -121,7 +122,7 @@ class Patience:
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {request.executors} executors came within"
+                f"{grants.connected} of {counted(request.executors, 'executor')} came within"
                 f" {request.timeout:g} s; all were let go. It waited for: {self._why}. Wait longer"
                 " (acquire_timeout), ask for fewer workers, or see who holds the rest",
                 granted=grants.connected,

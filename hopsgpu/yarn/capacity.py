@@ -8,6 +8,7 @@ container with which it is passed is still granted.
 from __future__ import annotations
 
 from hopsgpu.errors import CapacityError
+from hopsgpu.units import counted
 from hopsgpu.yarn.amounts import NOTHING, Amount
 from hopsgpu.yarn.demand import Demand, places_on, user_room
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
@@ -49,7 +50,8 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
     room, what, advice = min(bounds, key=lambda bound: bound[0])
     if room < wanted:
         raise CapacityError(
-            f"{wanted} executors of {one} can never fit: {what}; they want {one * wanted}. "
+            f"{counted(wanted, 'executor')} of {one} can never fit: {what}"
+            + (f"; they want {one * wanted}. " if wanted > 1 else ". ")
             + (f"Ask for at most {room} of them" if room else advice)
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hopsgpu.turns import Bound
+from hopsgpu.units import counted
 from hopsgpu.yarn.amounts import Amount, total
 from hopsgpu.yarn.demand import Demand, places_on, user_room
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
@@ -102,7 +103,7 @@ def _user(snapshot: Snapshot, one: Amount, wanted: int, beside: int) -> tuple[in
     user, path = snapshot.user, snapshot.queues[0].path
     room = user_room(snapshot, user.used, one, wanted)
     if room:
-        text = f"user {user.name} gets {room} more of {wanted} executors in queue {path}"
+        text = f"user {user.name} gets {room} more of {counted(wanted, 'executor')} in queue {path}"
     else:
         text = f"user {user.name} is at the user limit in queue {path}"
     text = f"{text} (has {user.used}, limit {user.limit})"
@@ -143,7 +144,8 @@ def _scattered(free: dict[Node, Amount], one: Amount, wanted: int) -> str:
         room = sum(amount.room_for(one) for amount in free.values())
         what = f"{one.cores} cores and {one.memory_mib} MiB"
     if room:
-        return f"room for {room} of {wanted} executors with {what} each ({_each(free, one)})"
+        executors = counted(wanted, "executor")
+        return f"room for {room} of {executors} with {what} each ({_each(free, one)})"
     return f"no node with {what} free ({_each(free, one)})"
 
 

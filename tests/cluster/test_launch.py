@@ -201,7 +201,7 @@ def test_functions_of_main_and_modules_beside_the_script(
     assert ran.returncode == 0, ran.stderr
     assert "value 42" in ran.stdout
     assert "[rank 0 node" in ran.stdout and "trained" in ran.stdout
-    assert "waiting: 0 of 1 executors are here" in ran.stderr
+    assert "waiting: 0 of 1 executor is here" in ran.stderr
 
 
 def test_model_is_published_as_versions_and_the_run_has_its_record(

@@ -33,6 +33,19 @@ def test_a_later_attempt_is_said_to_be_one() -> None:
     assert describe(replace(again, state="ready")).endswith("executors on node1 (attempt 1)")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "waiting", "granted"),
+    [
+        (1, "waiting: 0 of 1 executor is here; why", "granted: 1 executor on node1"),
+        (2, "waiting: 0 of 2 executors are here; why", "granted: 2 executors on node1"),
+    ],
+)
+def test_one_executor_is_no_executors(wanted: int, waiting: str, granted: str) -> None:
+    none = RunStatus("r", "waiting", 0, 0, wanted, (), "why", 1.5)
+    assert describe(none) == waiting
+    assert describe(replace(none, state="granted", granted_hosts=("node1",))) == granted
+
+
 def test_data_that_is_written_is_told_of_now_and_then() -> None:
     now, err = 0.0, io.StringIO()
     lines = Lines(err=err, clock=lambda: now)

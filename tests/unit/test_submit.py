@@ -121,7 +121,7 @@ def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> 
         ({"conf": {DEPLOY: "x"}}, "deploy mode 'x'"),
         ({"conf": {"spark.executor.instances": "2"}}, "executor.instances=2.*set it to 0"),
         ({"conf": {"spark.master": "local"}}, "spark.master=local is this machine alone"),
-        ({"conf": {"spark.master": "spark://h:7077"}}, "spark://h:7077 is not available yet"),
+        ({"conf": {"spark.master": "spark://h:7077"}}, "spark://h:7077 cannot hold gangs; yarn is"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything(
