@@ -106,7 +106,8 @@ def _plots(picture: Picture) -> Html:
 
 
 def _ranks(picture: Picture) -> Html:
-    if not picture.rows:
+    # Of ranks that have said nothing yet there would be a table of empty cells.
+    if not any(row.host or row.ended or row.step is not None or row.gpu for row in picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
     headers = ["rank", "host", "step", *(["GPU", "memory", ""] if has_gpus else []), ""]

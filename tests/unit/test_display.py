@@ -166,6 +166,13 @@ def test_a_cells_plots_are_as_wide_and_as_high_whatever_is_reported() -> None:
     assert "&nbsp;" in plots[0] and "ranks 0.1235 to 1e+09" in plots[1]
 
 
+def test_ranks_that_have_said_nothing_are_in_no_table() -> None:
+    silent = Scene(replace(TRAINING, metrics=({}, {})), 0.0)
+    assert "<table" not in page(silent.picture(0.0), "key")
+    silent.line(1, "node2", ["one"])
+    assert "<td" in page(silent.picture(0.0), "key")
+
+
 def test_a_press_of_the_button_unfolds_a_log_and_its_click_does_not_fold_it_again() -> None:
     scene = trained(1, 2)
     scene.line(0, "node1", ["one"])
