@@ -12,9 +12,14 @@ _ROWS = 64
 # Colours and cursor movements that programs write for terminals.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
-_TABLE = "border-collapse:collapse;font-size:inherit;color:inherit"
+# Notebooks centre tables, and give each column of theirs the same width.
+_TABLE = "border-collapse:collapse;font-size:inherit;color:inherit;margin:2px 0;table-layout:auto"
 _BOX = "font-size:13px;line-height:1.45"
-_MONO = "margin:2px 0;white-space:pre-wrap;font-family:monospace;font-size:12px"
+# The classic notebook has black on white there whatever the page has.
+_MONO = (
+    "margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;font-size:12px;"
+    "color:inherit;background:none"
+)
 
 
 class Html(str):
@@ -79,7 +84,9 @@ def facts(pairs: Mapping[str, object]) -> Html:
 
 def folded(summary: object, *children: object, **attributes: str) -> Html:
     """What is seen when the summary is clicked on."""
-    return element("details", element("summary", summary), *children, **attributes)
+    # The classic notebook takes the triangle away, and with it that there is something to unfold.
+    shown = element("summary", summary, style="display:list-item;cursor:pointer")
+    return element("details", shown, *children, **attributes)
 
 
 def preformatted(text: str) -> Html:

@@ -13,7 +13,8 @@ from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timel
 
 _MOST_METRICS = 8
 _MOST_WARNINGS = 20
-_REPORTED = ("host", "GPUs", "GPU use", "peak memory", "ended")
+# How it ended comes before what is cut off first where a page is narrow.
+_REPORTED = ("ended", "host", "GPU use", "peak memory", "GPUs")
 _GIB = 2**30
 
 
@@ -40,7 +41,9 @@ def result_card(result: GangResult) -> str:
     }
     parts: list[object] = [html.title("GangResult", result.run_id), html.facts(_told(pairs))]
     for warning in result.warnings[:_MOST_WARNINGS]:
-        parts.append(html.element("div", "⚠ ", warning, style="color:#b45309"))
+        # Only the sign: no colour of text is read well on light and on dark paper.
+        sign = html.element("span", "⚠ ", style="color:#d97706")
+        parts.append(html.element("div", sign, warning))
     parts.append(html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)))
     return html.box(*parts)
 
@@ -60,11 +63,11 @@ def _report(report: RankReport | None) -> list[object]:
     busy, peak = report.gpu_utilisation, report.peak_memory
     ended = how_ended(report)
     return [
+        f"{report.role}: {ended}" if report.role != "worker" else ended,
         report.host,
-        "\n".join(report.gpus),
         "" if busy is None else f"{busy:.0%}",
         "" if peak is None else f"{peak / _GIB:.2f} GiB",
-        f"{report.role}: {ended}" if report.role != "worker" else ended,
+        "\n".join(report.gpus),
     ]
 
 

@@ -14,7 +14,14 @@ from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import Log, Picture, Row
 from hopsgpu.html import Html
 
+# As wide whatever the values are: plots that move four times a second cannot be read.
+_PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:top"
+_LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
+# Of a long name the end is left out, of its value nothing.
+_NAMED = "display:flex;gap:6px;white-space:nowrap"
 _MARKS = {"released": "✔", "kept": "✔", "failed": "✘", "cancelled": "✘"}
+# Seen on light and on dark paper.
+_COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "▶": "#3b82f6"}
 
 
 class Cell:
@@ -72,7 +79,11 @@ def _head(picture: Picture) -> Html:
     mark = _MARKS.get(picture.status.state, "▶")
     parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
     about = " · ".join(part for part in parts if part)
-    lines = [html.title(f"{mark} {picture.status.run_id}", words.phase(picture), f"· {about}")]
+    kind = html.Html(
+        html.element("span", mark, style=f"color:{_COLOURS[mark]}")
+        + html.escaped(f" {picture.status.run_id}")
+    )
+    lines = [html.title(kind, words.phase(picture), f"· {about}")]
     if picture.status.waiting_for:
         lines.append(html.element("div", picture.status.waiting_for))
     return Html("".join(lines))
@@ -84,15 +95,19 @@ def _plots(picture: Picture) -> Html:
     cells = []
     for plot in picture.plots:
         said = words.measured(plot)
-        image = html.image(lines_image(plot.traces, 180, 36), 180, 36, f"{plot.name} {said}")
-        name = html.element("div", plot.name, " ", html.bold(said))
-        style = "display:inline-block;margin:4px 20px 4px 0"
-        cells.append(html.element("div", name, image, style=style))
+        image = html.image(lines_image(plot.traces, 200, 36), 200, 36, f"{plot.name} {said}")
+        name = html.element("span", plot.name, style=_LINE)
+        named = html.element("div", name, " ", html.bold(f"{plot.value:.4g}"), style=_NAMED)
+        of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
+        # A line of its own even where it is empty: what is below would jump.
+        spread = html.element("div", of_all or html.Html("&nbsp;"), style=f"{_LINE};opacity:.7")
+        cells.append(html.element("div", named, image, spread, style=_PLOT))
     return html.element("div", *cells)
 
 
 def _ranks(picture: Picture) -> Html:
-    if not picture.rows:
+    # Of ranks that have said nothing yet there would be a table of empty cells.
+    if not any(row.host or row.ended or row.step is not None or row.gpu for row in picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
     headers = ["rank", "host", "step", *(["GPU", "memory", ""] if has_gpus else []), ""]
@@ -129,9 +144,16 @@ def _log(log: Log, key: str) -> Html:
     told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
     # An update makes the element anew: whether it was open is kept in the page.
     note = f"(window.hopsgpuOpen=window.hopsgpuOpen||{{}})['{key}']=this.open"
+    # It is the button's press that folds: a click is lost where an update comes before its release.
+    # Of the keyboard's clicks the detail is 0.
+    press = f"if(event.button==0&&event.target.closest('summary')){{this.open=!this.open;{note}}}"
+    click = "if(event.detail&&event.target.closest('summary'))event.preventDefault()"
+    # Each of them: JupyterLab shows an output twice where it is asked to.
     again = (
         f"<script>if((window.hopsgpuOpen||{{}})['{key}'])"
-        f"document.getElementById('{key}').open=true</script>"
+        f"document.querySelectorAll('[id=\"{key}\"]').forEach(e=>e.open=true)</script>"
     )
     lines = html.preformatted("\n".join(log.lines))
-    return Html(html.folded(told, lines, id=key, ontoggle=note) + again)
+    return Html(
+        html.folded(told, lines, id=key, ontoggle=note, onmousedown=press, onclick=click) + again
+    )

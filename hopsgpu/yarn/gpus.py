@@ -196,11 +196,12 @@ class ClusterGpus:
 
     def _repr_html_(self) -> str:
         nodes = ([n.host, n.state, _kinds(n), n.used, n.free, n.total] for n in self.nodes)
-        users = ([u.id, u.name, u.user, u.queue, u.gpus] for u in self.users)
+        users = [[u.id, u.name, u.user, u.queue, u.gpus] for u in self.users]
+        headers = ("application", "name", "user", "queue", "GPUs")
         return html.box(
             html.title("GPUs", f"{self.free} of {self.total} free", f"{self.used} used"),
             html.table(("node", "state", "GPUs", "used", "free", "total"), nodes),
-            html.table(("application", "name", "user", "queue", "GPUs"), users),
+            *([html.table(headers, users)] if users else []),
             *(html.element("div", problem) for problem in self.problems),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Protocol
 
 import pytest
@@ -93,3 +94,8 @@ def test_a_result_of_many_ranks_is_bounded() -> None:
 
 def test_an_empty_result_has_a_card() -> None:
     assert "run-2" in GangResult("run-2")._repr_html_()
+
+
+def test_a_cluster_that_nobody_uses_has_no_table_of_users() -> None:
+    assert "application" in CLUSTER._repr_html_()
+    assert "application" not in replace(CLUSTER, users=())._repr_html_()

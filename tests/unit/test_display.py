@@ -156,6 +156,35 @@ def test_a_cell_shows_all_there_is_and_escapes_it() -> None:
     assert "1 of 2 executors on node1" in summary(Scene(WAITING, 0.0).picture(0.0))
 
 
+def test_a_cells_plots_are_as_wide_and_as_high_whatever_is_reported() -> None:
+    plots = [
+        page(Scene(replace(TRAINING, metrics=metrics), 0.0).picture(0.0), "key")
+        for metrics in (({"loss": 1.0}, {"loss": 1.0}), ({"l" * 90: 0.12345}, {"l" * 90: 1e9}))
+    ]
+    for shown in plots:
+        assert shown.count("width:204px") == 1 and shown.count("text-overflow:ellipsis") == 2
+    assert "&nbsp;" in plots[0] and "ranks 0.1235 to 1e+09" in plots[1]
+
+
+def test_ranks_that_have_said_nothing_are_in_no_table() -> None:
+    silent = Scene(replace(TRAINING, metrics=({}, {})), 0.0)
+    assert "<table" not in page(silent.picture(0.0), "key")
+    silent.line(1, "node2", ["one"])
+    assert "<td" in page(silent.picture(0.0), "key")
+
+
+def test_a_press_of_the_button_unfolds_a_log_and_its_click_does_not_fold_it_again() -> None:
+    scene = trained(1, 2)
+    scene.line(0, "node1", ["one"])
+    (log,) = re.findall("<details .*?</script>", page(scene.picture(1.0), "key"), re.DOTALL)
+    # An update between press and release makes another element, where no click comes.
+    assert re.search('onmousedown="[^"]*this.open=!this.open', log)
+    assert re.search('onclick="if\\(event.detail[^"]*preventDefault', log)
+    # The classic notebook's style has no triangle.
+    assert "display:list-item" in log
+    assert """querySelectorAll('[id="key-0"]')""" in log
+
+
 def test_a_large_gang_takes_no_more_room() -> None:
     scene = trained(1000, 3)
     for rank in range(1000):
