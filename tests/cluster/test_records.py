@@ -134,7 +134,7 @@ def test_a_driver_that_is_killed_leaves_a_record_and_logs(
             sizes = log_sizes(store.directory(found[0])) if found else {}
             return driver.poll() is not None or sizes.get(Log(0, 0), 0) > 0
 
-        assert until(has_logs, 120) and driver.poll() is None
+        assert until(has_logs, 200) and driver.poll() is None
         assert until(lambda: steps_of(found[0]) == 1, LOG_SECONDS)
     finally:
         # Its JVM as well: nothing is tidied up.
