@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu import cluster
+from hopsgpu import arguments, cluster
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 BACK_SECONDS = 10.0
@@ -76,6 +76,15 @@ def spark(cluster_env: dict[str, str]) -> Iterator[SparkSession]:
 @pytest.fixture(scope="session")
 def manager(spark: SparkSession) -> ResourceManager:
     return ResourceManager(web_addresses(spark.sparkContext._jsc.hadoopConfiguration().get))
+
+
+@pytest.fixture
+def nothing_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests whose ranks want no framework: held gangs import none ahead.
+
+    It would take each executor seconds of a core, and the first launch waits for it.
+    """
+    monkeypatch.setattr(arguments, "likely_preloads", lambda: ())
 
 
 def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:

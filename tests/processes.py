@@ -9,19 +9,6 @@ from pathlib import Path
 from tests.conftest import until
 
 
-def executor_jvm() -> int:
-    """The executor's JVM: the keeper watches it; it is the container's only java."""
-    own = os.environ["CONTAINER_ID"].encode()
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            is_java = (process / "comm").read_text() == "java\n"
-            if is_java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
-                return int(process.name)
-        except OSError:
-            continue
-    raise LookupError("no JVM of this container")
-
-
 def processes_of(cluster: Path, command: bytes) -> set[int]:
     """Those in all containers of a cluster whose command line has that in it."""
     found = set()

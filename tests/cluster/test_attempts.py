@@ -20,25 +20,7 @@ from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import executor_jvms, quiet
 from tests.conftest import gpus_become, until
-from tests.processes import executor_jvm
-
-
-def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
-    context = hopsgpu.context()
-    if context.attempt < first_attempts and context.rank == 1:
-        os.kill(os.getpid() if whom == "rank" else executor_jvm(), signal.SIGKILL)
-        threading.Event().wait(60)
-    return context.attempt, os.getppid()
-
-
-def kill_when_noted(directory: str, first_attempts: int, whom: str) -> tuple[int, int]:
-    """As kill_at, once each of two ranks has noted in which container it is."""
-    context = hopsgpu.context()
-    notes = [Path(directory, f"{context.attempt}-{rank}") for rank in (0, 1)]
-    notes[context.rank].write_text(os.environ["CONTAINER_ID"])
-    while not all(note.exists() for note in notes):
-        threading.Event().wait(0.01)  # nobody tells
-    return kill_at(first_attempts, whom)
+from tests.in_ranks import kill_when_noted
 
 
 def containers_of(directory: Path, attempt: int) -> list[str]:

@@ -10,10 +10,13 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import hopsgpu
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
 ROOT = Path(__file__).resolve().parents[2]
 Found = dict[str, dict[str, Any]]
 # A script that knows nothing of hopsgpu.session().

@@ -12,12 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import cluster
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
+
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
 
 
 def said(env: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:

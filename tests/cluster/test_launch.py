@@ -23,31 +23,11 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.worker.kernel import comm
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
+from tests.in_ranks import gpus_in_use_seen_by, who_am_i
 from tests.processes import processes_of
 
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, progress="off")
-
-
-def who_am_i(greeting: str) -> dict[str, object]:
-    context = hopsgpu.context()
-    return {
-        "greeting": greeting,
-        "rank": context.rank,
-        "world": context.world_size,
-        "host": context.host,
-        "gpus": context.gpus,
-        "environment": dict(os.environ),
-        "pid": os.getpid(),
-    }
-
-
-def gpus_in_use_seen_by(rank: int, other: Path) -> None:
-    if hopsgpu.context().rank == rank:
-        while not other.exists():
-            time.sleep(0.05)  # nobody tells
-        raise ValueError(f"rank {rank} has had enough")
-    other.touch()
-    time.sleep(600)
 
 
 def test_values_of_all_ranks_in_order_and_their_environment(

@@ -24,7 +24,10 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
 from tests.conftest import gone, gpus_become, until
 from tests.contention import start_script
-from tests.processes import executor_jvm, python_workers
+from tests.in_ranks import executor_jvm, where, who_and_where
+from tests.processes import python_workers
+
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
 
 
 def state_of(run: hopsgpu.Run) -> str:
@@ -154,10 +157,6 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
 
 
 # hold().
-
-
-def where() -> str:
-    return os.environ["CONTAINER_ID"]
 
 
 def test_a_held_gang_serves_several_launches(
@@ -341,17 +340,6 @@ def test_the_flip_ends_whatever_happens(spark: SparkSession) -> None:
 
 
 # Placement, CPU gangs, memory.
-
-
-def who_and_where() -> tuple[str, str, str, str, str]:
-    get = os.environ.__getitem__
-    return (
-        hopsgpu.context().host,
-        get("NODE_RANK"),
-        get("LOCAL_RANK"),
-        get("LOCAL_WORLD_SIZE"),
-        get("CUDA_VISIBLE_DEVICES"),
-    )
 
 
 def test_pack_puts_as_many_ranks_into_a_container_as_fit(

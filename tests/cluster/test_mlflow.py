@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
+
 
 def fits(rate: float, steps: int = 5) -> None:
     """Reports a loss at each step and leaves a model; a rate of zero makes it fail."""

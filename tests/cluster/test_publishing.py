@@ -25,7 +25,9 @@ from hopsgpu.stores.models import ModelStore, ModelVersion
 from hopsgpu.worker.kernel import comm
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
+from tests.in_ranks import go_on, leave
 
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
 quiet = functools.partial(hopsgpu.launch, progress="off")
 MIB = 2**20
 DAY = 24 * 3600 * 1000
@@ -38,32 +40,6 @@ def root(hdfs_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lake]:
     monkeypatch.setenv("HOPSGPU_ROOT", lake.url)
     yield lake
     lake.remove()
-
-
-def leave(*contents: tuple[str, bytes, int], fail: bool = False) -> int:
-    """What a rank leaves: of rank r the r-th name, with a content so many times."""
-    context = hopsgpu.context()
-    context.report(7, loss=0.5)
-    if context.rank < len(contents):
-        name, content, times = contents[context.rank]
-        file = context.model_dir / name
-        file.parent.mkdir(exist_ok=True)
-        with file.open("wb") as written:
-            for _ in range(times):
-                written.write(content)
-    if fail and context.rank == 1:
-        raise ValueError("it did not converge")
-    return context.rank
-
-
-def go_on(step: int) -> int:
-    """Saves a checkpoint at a step; gives the step that it goes on from, 0 for none."""
-    context = hopsgpu.context()
-    found = context.latest_checkpoint()
-    file = Path("state")
-    file.write_text(str(step))
-    context.save_checkpoint(file, step)
-    return 0 if found is None else int(found.read_text())
 
 
 def containers_of_gangs(manager: ResourceManager, application: str) -> set[str]:

@@ -22,6 +22,8 @@ from tests.cluster.imported import what_is_imported
 from tests.cluster.test_launch import quiet
 from tests.travelling import PYTHON, make_wheel, whole_environment
 
+pytestmark = pytest.mark.usefixtures("nothing_warmed")
+
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> list[str]:

@@ -23,8 +23,15 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.worker.addresses import interface_addresses
 from hopsgpu.worker.kernel import parent_of
 from hopsgpu.worker.servers import MOST_SERVERS
-from tests.cluster.test_attempts import containers_of, kill_at, kill_when_noted
+from tests.cluster.test_attempts import containers_of
 from tests.conftest import gone, until
+from tests.in_ranks import (
+    crash,
+    hang_in_an_all_reduce,
+    kill_at,
+    kill_when_noted,
+    print_at_length,
+)
 from tests.processes import pids_in
 
 WORKERS = 2
@@ -118,26 +125,6 @@ def kept(gang: hopsgpu.Gang, result: hopsgpu.GangResult) -> Lake:
     """The directory of a launch, once its record and logs are there, which is soon after it."""
     gang._background.flush(60)
     return Lake(f"{hopsgpu.plan(os.getpid).paths['root']}/runs/{result.run_id}")
-
-
-def print_at_length(megabytes: int) -> float:
-    import ctypes
-    import logging
-    import sys
-    import warnings
-
-    ctypes.CDLL(None).puts(b"from C")
-    sys.stdout.buffer.write(b"not UTF-8: \xff\n")
-    sys.stdout.flush()
-    warnings.warn("a warning", stacklevel=1)
-    logging.warning("a log line")
-    line = "x" * 1023 + "\n"
-    began = time.monotonic()
-    for _ in range(megabytes):
-        sys.stdout.write(line * 1024)
-    took = time.monotonic() - began
-    print("y" * 200_000)
-    return took
 
 
 def test_output_comes_whole_and_in_order_and_is_kept_on_the_lake(
@@ -247,14 +234,6 @@ def test_a_value_that_cannot_be_pickled_names_its_rank(gang: hopsgpu.Gang) -> No
 # Failures.
 
 
-def crash(how: str) -> None:
-    context = hopsgpu.context()
-    if context.rank == 1:
-        print("about to", how, flush=True)
-        exec(how)
-    threading.Event().wait(60)
-
-
 @pytest.mark.parametrize(
     ("how", "words", "end"),
     [
@@ -292,16 +271,6 @@ def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
     assert log.startswith(f"about to {how}\n")
     if "SIGSEGV" in words:
         assert "Fatal Python error: Segmentation fault" in log and "in crash" in log
-
-
-def hang_in_an_all_reduce() -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    if dist.get_rank() == 0:
-        threading.Event().wait(120)
-    dist.all_reduce(torch.ones(1))
 
 
 def test_ranks_that_hang_end_with_run_timeout_and_their_stacks_are_in_the_log(

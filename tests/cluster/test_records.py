@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,18 +22,9 @@ from hopsgpu.cli.main import main
 from hopsgpu.stores.runlogs import Log, log_sizes
 from hopsgpu.stores.runs import RunStore
 from tests.conftest import until
+from tests.in_ranks import counts
 
 LOG_SECONDS = 40.0
-
-
-def counts(seconds: float) -> int:
-    """Reports and prints, ten times a second."""
-    context = hopsgpu.context()
-    for step in range(int(seconds * 10)):
-        print("line", step, flush=True)
-        context.report(step, loss=1 / (step + 1))
-        time.sleep(0.1)
-    return os.getpid()
 
 
 def call(*words: str) -> Result:
@@ -118,7 +108,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
 DRIVER = """
 import sys
 import hopsgpu
-from tests.cluster.test_records import counts
+from tests.in_ranks import counts
 spark = hopsgpu.session("killed")
 hopsgpu.launch(counts, args=(300,), name=sys.argv[1], progress="off")
 """
@@ -144,7 +134,7 @@ def test_a_driver_that_is_killed_leaves_a_record_and_logs(
             sizes = log_sizes(store.directory(found[0])) if found else {}
             return driver.poll() is not None or sizes.get(Log(0, 0), 0) > 0
 
-        assert until(has_logs, 120) and driver.poll() is None
+        assert until(has_logs, 200) and driver.poll() is None
         assert until(lambda: steps_of(found[0]) == 1, LOG_SECONDS)
     finally:
         # Its JVM as well: nothing is tidied up.

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from tests.conftest import gone, until
 from tests.contention import start_script
-from tests.processes import executor_jvm, family, pids_in, python_workers, signal_all
+from tests.in_ranks import executor_jvm
+from tests.processes import family, pids_in, python_workers, signal_all
 
 
 def test_a_frozen_agent_is_lost_within_the_heartbeat(

@@ -1,0 +1,160 @@
+"""What ranks of the tests run, by reference: this module imports neither pytest nor PySpark.
+
+A rank imports the module of its function; that of a test would take each of them a second or two.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import hopsgpu
+
+
+def who_am_i(greeting: str) -> dict[str, object]:
+    context = hopsgpu.context()
+    return {
+        "greeting": greeting,
+        "rank": context.rank,
+        "world": context.world_size,
+        "host": context.host,
+        "gpus": context.gpus,
+        "environment": dict(os.environ),
+        "pid": os.getpid(),
+    }
+
+
+def gpus_in_use_seen_by(rank: int, other: Path) -> None:
+    if hopsgpu.context().rank == rank:
+        while not other.exists():
+            time.sleep(0.05)  # nobody tells
+        raise ValueError(f"rank {rank} has had enough")
+    other.touch()
+    time.sleep(600)
+
+
+def where() -> str:
+    return os.environ["CONTAINER_ID"]
+
+
+def who_and_where() -> tuple[str, str, str, str, str]:
+    get = os.environ.__getitem__
+    return (
+        hopsgpu.context().host,
+        get("NODE_RANK"),
+        get("LOCAL_RANK"),
+        get("LOCAL_WORLD_SIZE"),
+        get("CUDA_VISIBLE_DEVICES"),
+    )
+
+
+def own_gpu() -> tuple[str, ...]:
+    return hopsgpu.context().gpus
+
+
+def executor_jvm() -> int:
+    """The executor's JVM: the keeper watches it; it is the container's only java."""
+    own = os.environ["CONTAINER_ID"].encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            is_java = (process / "comm").read_text() == "java\n"
+            if is_java and b"CONTAINER_ID=" + own in (process / "environ").read_bytes():
+                return int(process.name)
+        except OSError:
+            continue
+    raise LookupError("no JVM of this container")
+
+
+def kill_at(first_attempts: int, whom: str) -> tuple[int, int]:
+    context = hopsgpu.context()
+    if context.attempt < first_attempts and context.rank == 1:
+        os.kill(os.getpid() if whom == "rank" else executor_jvm(), signal.SIGKILL)
+        threading.Event().wait(60)
+    return context.attempt, os.getppid()
+
+
+def kill_when_noted(directory: str, first_attempts: int, whom: str) -> tuple[int, int]:
+    """As kill_at, once each of two ranks has noted in which container it is."""
+    context = hopsgpu.context()
+    notes = [Path(directory, f"{context.attempt}-{rank}") for rank in (0, 1)]
+    notes[context.rank].write_text(os.environ["CONTAINER_ID"])
+    while not all(note.exists() for note in notes):
+        threading.Event().wait(0.01)  # nobody tells
+    return kill_at(first_attempts, whom)
+
+
+def print_at_length(megabytes: int) -> float:
+    import ctypes
+    import logging
+    import sys
+    import warnings
+
+    ctypes.CDLL(None).puts(b"from C")
+    sys.stdout.buffer.write(b"not UTF-8: \xff\n")
+    sys.stdout.flush()
+    warnings.warn("a warning", stacklevel=1)
+    logging.warning("a log line")
+    line = "x" * 1023 + "\n"
+    began = time.monotonic()
+    for _ in range(megabytes):
+        sys.stdout.write(line * 1024)
+    took = time.monotonic() - began
+    print("y" * 200_000)
+    return took
+
+
+def crash(how: str) -> None:
+    context = hopsgpu.context()
+    if context.rank == 1:
+        print("about to", how, flush=True)
+        exec(how)
+    threading.Event().wait(60)
+
+
+def hang_in_an_all_reduce() -> None:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        threading.Event().wait(120)
+    dist.all_reduce(torch.ones(1))
+
+
+def leave(*contents: tuple[str, bytes, int], fail: bool = False) -> int:
+    """What a rank leaves: of rank r the r-th name, with a content so many times."""
+    context = hopsgpu.context()
+    context.report(7, loss=0.5)
+    if context.rank < len(contents):
+        name, content, times = contents[context.rank]
+        file = context.model_dir / name
+        file.parent.mkdir(exist_ok=True)
+        with file.open("wb") as written:
+            for _ in range(times):
+                written.write(content)
+    if fail and context.rank == 1:
+        raise ValueError("it did not converge")
+    return context.rank
+
+
+def go_on(step: int) -> int:
+    """Saves a checkpoint at a step; gives the step that it goes on from, 0 for none."""
+    context = hopsgpu.context()
+    found = context.latest_checkpoint()
+    file = Path("state")
+    file.write_text(str(step))
+    context.save_checkpoint(file, step)
+    return 0 if found is None else int(found.read_text())
+
+
+def counts(seconds: float) -> int:
+    """Reports and prints, ten times a second."""
+    context = hopsgpu.context()
+    for step in range(int(seconds * 10)):
+        print("line", step, flush=True)
+        context.report(step, loss=1 / (step + 1))
+        time.sleep(0.1)
+    return os.getpid()
