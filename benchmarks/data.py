@@ -1,4 +1,4 @@
-"""Rows a second into a rank: hopsgpu's batches beside bare Arrow and TorchDistributor's loop.
+"""Rows a second into a rank: hopsgpu's batches beside bare Arrow, and the loops of others.
 
 All read the same rows, of 32 float32, from HDFS or from the local disk, in turn in each round.
 """
@@ -21,6 +21,7 @@ import pyarrow as pa
 from fsspec.core import url_to_fs
 from pyarrow import fs, parquet
 
+from benchmarks import loops
 from hopsgpu.data.plan import plan_shards
 from hopsgpu.data.rank import RankData
 from hopsgpu.data.shard import Shard
@@ -33,8 +34,10 @@ _GROUP = 65_536
 _WIDTH = 32
 _BATCH = 1024
 _ROUNDS = 5
-# A loop of rows is too slow for all of them.
+# A loop of rows is too slow for all of them; petastorm has ten times as many.
 _LOOPED = 50_000
+# Of 32 MiB, as hopsgpu's.
+_WINDOW = 2**18
 
 Batches = Iterable[Mapping[str, Any]]
 
@@ -67,12 +70,16 @@ def _measured(
     shard = _written(table, lake)
     with pa.ipc.new_file(local / "mapped.arrow", table.schema) as writer:
         writer.write_table(table, max_chunksize=_GROUP)
-    print(f"\n{rows:,} rows of 32 float32, as {layout}; million rows a second")
-    print(f"\n{'':36}{'median':>8}{'least':>8}{'most':>8}", flush=True)
     taken: dict[str, list[float]] = {}
-    with RankData(shard, local / "warm") as data:
+    with RankData(shard, local / "warm") as data, contextlib.ExitStack() as later:
         for _ in data.batches(_BATCH):
             pass
+
+        def cold(budget: int | None) -> None:
+            # Removed when it has been timed, as a rank's is at its end.
+            fresh = later.enter_context(RankData(shard, local / "cold", budget))
+            _passed(fresh.batches(_BATCH))
+
         ways: dict[str, tuple[Callable[[], object], int]] = {
             "mapped Arrow, each value read": (lambda: _summed(_mapped(local)), rows),
             "hopsgpu, warm, each value read": (lambda: _summed(data.batches(_BATCH)), rows),
@@ -80,21 +87,38 @@ def _measured(
             "hopsgpu, warm, views": (lambda: _passed(data.batches(_BATCH)), rows),
             "hopsgpu, warm, torch": (lambda: _passed(data.torch(_BATCH)), rows),
             "hopsgpu, warm, shuffled": (lambda: _passed(data.batches(_BATCH, shuffle=True)), rows),
+            "hopsgpu, warm, torch, shuffled": (
+                lambda: _passed(data.torch(_BATCH, shuffle=True)),
+                rows,
+            ),
             "plain pyarrow from the lake": (lambda: _passed(_plain(lake)), rows),
-            "hopsgpu, cold": (lambda: _cold(shard, local, None), rows),
-            "hopsgpu, cold, nothing kept": (lambda: _cold(shard, local, 0), rows),
+            "hopsgpu, cold": (lambda: cold(None), rows),
+            "hopsgpu, cold, nothing kept": (lambda: cold(0), rows),
         }
-        if (looped := _looped(table, local)) is not None:
-            ways["TorchDistributor's loop"] = (looped, min(_LOOPED, rows))
+        part, most = table.slice(0, _LOOPED), table.slice(0, 10 * _LOOPED)
+        rivals = {
+            "TorchDistributor's loop": (loops.torch_distributor(part, local, _BATCH), len(part)),
+            "petastorm, Parquet on the disk": (loops.petastorm(most, local, _BATCH), len(most)),
+            "petastorm, the same shuffled": (
+                loops.petastorm(most, local, _BATCH, _WINDOW),
+                len(most),
+            ),
+        }
+        ways |= {name: (loop, n) for name, (loop, n) in rivals.items() if not isinstance(loop, str)}
         for _ in range(rounds):
             for name, (way, count) in ways.items():
                 began = time.perf_counter()
                 way()
                 taken.setdefault(name, []).append(count / (time.perf_counter() - began) / 1e6)
+                later.close()
+    print(f"\n{rows:,} rows of 32 float32, as {layout}; million rows a second")
+    print(f"\n{'':36}{'median':>8}{'least':>8}{'most':>8}", flush=True)
     for name, figures in taken.items():
         middle = statistics.median(figures)
         print(f"{name:36}{middle:8.3f}{min(figures):8.3f}{max(figures):8.3f}", flush=True)
     _compare(taken)
+    for reason in dict.fromkeys(loop for loop, _ in rivals.values() if isinstance(loop, str)):
+        print(reason)
     return taken
 
 
@@ -104,12 +128,15 @@ def _compare(taken: Mapping[str, list[float]]) -> None:
         ("hopsgpu, warm, views", "mapped Arrow, views", 0.8),
         ("hopsgpu, cold", "plain pyarrow from the lake", 0.9),
         ("hopsgpu, warm, torch", "TorchDistributor's loop", 30),
+        ("hopsgpu, warm, torch", "petastorm, Parquet on the disk", None),
+        ("hopsgpu, warm, torch, shuffled", "petastorm, the same shuffled", None),
     ):
         if theirs in taken:
             # Of one round, since others use the machine too.
             pairs = zip(taken[ours], taken[theirs], strict=True)
             ratio = statistics.median(one / other for one, other in pairs)
-            print(f"{ours} is {ratio:.2f} times {theirs} ({wanted} is wanted)")
+            told = f" ({wanted} is wanted)" if wanted else ""
+            print(f"{ours} is {ratio:.2f} times {theirs}{told}")
 
 
 def _written(table: pa.Table, lake: Lake) -> Shard:
@@ -154,11 +181,6 @@ def _views(batch: pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
         }
 
 
-def _cold(shard: Shard, local: Path, budget: int | None) -> None:
-    with RankData(shard, local / "cold", budget) as data:
-        _passed(data.batches(_BATCH))
-
-
 def _passed(batches: Batches) -> None:
     for _ in batches:
         pass
@@ -166,32 +188,6 @@ def _passed(batches: Batches) -> None:
 
 def _summed(batches: Batches) -> float:
     return sum(float(array.sum()) for batch in batches for array in batch.values())
-
-
-def _looped(table: pa.Table, local: Path) -> Callable[[], None] | None:
-    """TorchDistributor's loop over a DataFrame's partition: its own dataset and DataLoader."""
-    try:
-        from pyspark.ml.torch.data import _SparkPartitionTorchDataset
-        from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
-        from torch.utils.data import DataLoader
-    except ImportError:
-        return None
-    part = table.slice(0, _LOOPED)
-    kinds = {f.name: pa.list_(pa.float32()) for f in part.schema if f.name == "x"}
-    schema = pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in part.schema])
-    with pa.ipc.new_stream(local / "stream.arrow", schema) as writer:
-        # Spark's spark.sql.execution.arrow.maxRecordsPerBatch.
-        writer.write_table(part.cast(schema), max_chunksize=10_000)
-    types = [ArrayType(FloatType()) if name in kinds else FloatType() for name in schema.names]
-    fields = [StructField(name, kind) for name, kind in zip(schema.names, types, strict=True)]
-
-    def loop() -> None:
-        file = str(local / "stream.arrow")
-        dataset = _SparkPartitionTorchDataset(file, StructType(fields), part.num_rows)
-        for _ in DataLoader(dataset, _BATCH):
-            pass
-
-    return loop
 
 
 @contextlib.contextmanager

@@ -103,14 +103,15 @@ class PartFile:
 
     def __init__(self, begin: int, content: bytes) -> None:
         self._begin = begin
-        self._content = content
+        self._content = memoryview(content)  # of which a part is no copy
         self._at = 0
         self.closed = False
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
         """So many bytes, of those that are there."""
         first = self._at - self._begin
-        part = self._content[first : None if size < 0 else first + size] if first >= 0 else b""
+        end = len(self._content) if size < 0 else first + size
+        part = self._content[first:end] if first >= 0 else self._content[:0]
         self._at += len(part)
         return part
 

@@ -27,7 +27,10 @@ class LakeFile:
         self._at = 0
         self._patience = lake.patience()
         self.closed = False
-        self.size = lake.stat().size
+        # As it is opened, so that the file system is asked once, and of what is read.
+        self.size: int = self._patience(
+            "read", lake.url, lambda _: self._opened().seek(0, os.SEEK_END)
+        )
 
     def read(self, size: int = -1) -> bytes:
         """So many bytes, or what there is to the end."""
@@ -53,12 +56,11 @@ class LakeFile:
 
     def _range(self, at: int, wanted: int) -> bytes:
         try:
-            if self._raw is None:
-                self._raw = self._open.enter_context(self._lake.files.read(self._lake.path))
-            self._raw.seek(at)
+            raw = self._opened()
+            raw.seek(at)
             parts = []
             while wanted:
-                part = self._raw.read(wanted)
+                part = raw.read(wanted)
                 if not part:
                     raise OSError(f"it ends {wanted} bytes before it should")
                 parts.append(part)
@@ -67,6 +69,11 @@ class LakeFile:
             self._let_go()  # another attempt has another connection
             raise
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _opened(self) -> io.RawIOBase:
+        if self._raw is None:
+            self._raw = self._open.enter_context(self._lake.files.read(self._lake.path))
+        return self._raw
 
     def _let_go(self) -> None:
         self._raw = None

@@ -89,6 +89,8 @@ def repeating(
     """
     import pyarrow.compute as pc
 
+    if not texts:
+        return []
     footer = file([]).metadata.row_group(group)
     of_rows: list[str] = []
     of_lists: list[str] = []

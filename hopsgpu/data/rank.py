@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,23 @@ if TYPE_CHECKING:
 
 # Blocks of record batches that are read before they are asked for.
 _AHEAD = 3
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Batches that were asked for, checked.
+
+    Attributes:
+        columns: of each batch.
+        size: its rows.
+        seed: None for the shard's order.
+        drop_remainder: whether an epoch's last batch is left out where it is smaller.
+    """
+
+    columns: Sequence[Column]
+    size: int
+    seed: int | None
+    drop_remainder: bool
 
 
 class RankData:
@@ -118,13 +136,12 @@ class RankData:
                 from the iterator a column with nulls of a type that has none in NumPy.
             StoreError: from the iterator: the lake refused, or the data has changed.
         """
-        size = _whole(batch_size, "batch_size", 1)
-        seed, epoch = _whole(seed, "seed", 0), _whole(epoch, "epoch", 0)
-        numbers: Iterable[int] = itertools.count(epoch)
+        wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
+        first = _whole(epoch, "epoch", 0)
+        numbers: Iterable[int] = itertools.count(first)
         if epochs is not None:
-            numbers = range(epoch, epoch + _whole(epochs, "epochs", 1))
-        chosen = select(self.schema, columns, shapes or {})
-        return self._batches(chosen, size, seed if shuffle else None, drop_remainder, numbers)
+            numbers = range(first, first + _whole(epochs, "epochs", 1))
+        return self._batches(wanted, numbers)
 
     def torch(
         self,
@@ -162,17 +179,10 @@ class RankData:
         Raises:
             ConfigError: as for `batches`, and for dates and times.
         """
-        size = _whole(batch_size, "batch_size", 1)
-        chosen = select(self.schema, columns, shapes or {})
-        batches = functools.partial(
-            self._batches,
-            chosen,
-            size,
-            _whole(seed, "seed", 0) if shuffle else None,
-            drop_remainder,
-        )
-        count = self._count(size, drop_remainder)
-        return torch.dataset(batches, chosen, count, _whole(epoch, "epoch", 0), pin_memory)
+        wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
+        first = _whole(epoch, "epoch", 0)
+        batches = functools.partial(self._batches, wanted)
+        return torch.dataset(batches, wanted.columns, self._count(wanted), first, pin_memory)
 
     def tensorflow(
         self,
@@ -206,18 +216,11 @@ class RankData:
         Raises:
             ConfigError: as for `batches`, and for dates, times and nested lists.
         """
-        size = _whole(batch_size, "batch_size", 1)
-        chosen = select(self.schema, columns, shapes or {})
-        batches = functools.partial(
-            self._batches,
-            chosen,
-            size,
-            _whole(seed, "seed", 0) if shuffle else None,
-            drop_remainder,
-        )
-        count = self._count(size, drop_remainder)
-        rows = size if drop_remainder else None
-        return tensorflow.dataset(batches, chosen, count, _whole(epoch, "epoch", 0), rows)
+        wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
+        first = _whole(epoch, "epoch", 0)
+        batches = functools.partial(self._batches, wanted)
+        rows = wanted.size if drop_remainder else None
+        return tensorflow.dataset(batches, wanted.columns, self._count(wanted), first, rows)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
         """All rows of the shard as a pyarrow.Table, in memory.
@@ -237,30 +240,37 @@ class RankData:
         with Stream(self._shard, self._cache, names, self.schema) as stream:
             return pa.Table.from_batches([chunk.batch for chunk in stream.chunks()]).select(names)
 
-    def _count(self, batch_size: int, drop_remainder: bool) -> int:
-        return (self.num_rows if drop_remainder else self.num_rows + batch_size - 1) // batch_size
-
-    def _batches(
+    def _wanted(
         self,
-        columns: Sequence[Column],
-        size: int,
-        seed: int | None,
+        batch_size: int,
+        columns: Sequence[str] | None,
+        shuffle: bool,
+        seed: int,
         drop_remainder: bool,
-        epochs: Iterable[int],
-    ) -> Iterator[dict[str, Array]]:
-        names = [column.name for column in columns]
+        shapes: Mapping[str, Any] | None,
+    ) -> _Wanted:
+        size, seed = _whole(batch_size, "batch_size", 1), _whole(seed, "seed", 0)
+        chosen = select(self.schema, columns, shapes or {})
+        return _Wanted(chosen, size, seed if shuffle else None, drop_remainder)
+
+    def _count(self, wanted: _Wanted) -> int:
+        whole, rest = divmod(self.num_rows, wanted.size)
+        return whole + bool(rest and not wanted.drop_remainder)
+
+    def _batches(self, wanted: _Wanted, epochs: Iterable[int]) -> Iterator[dict[str, Array]]:
+        names = [column.name for column in wanted.columns]
 
         def blocks() -> Iterator[Block | None]:
             with Stream(self._shard, self._cache, names, self.schema) as stream:
                 for epoch in epochs:
-                    if seed is None:
-                        yield from stream.blocks(columns)
+                    if wanted.seed is None:
+                        yield from stream.blocks(wanted.columns)
                     else:
-                        yield from stream.shuffled(columns, seed, epoch)
+                        yield from stream.shuffled(wanted.columns, wanted.seed, epoch)
                     yield None
 
-        with contextlib.closing(Ahead(blocks, _AHEAD if seed is None else 1)) as ahead:
-            yield from cut(ahead, size, drop_remainder)
+        with contextlib.closing(Ahead(blocks, _AHEAD if wanted.seed is None else 1)) as ahead:
+            yield from cut(ahead, wanted.size, wanted.drop_remainder)
 
 
 def _whole(value: object, name: str, least: int) -> int:

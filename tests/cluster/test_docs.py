@@ -21,11 +21,10 @@ from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 
 # Pages of which no block is run, and why.
 NOT_RUN = {
-    "docs/data.md": "the tests of hopsgpu.data run what it shows",
     "docs/laptop.md": "tests/contract/test_local.py runs its like where no cluster is",
     "docs/python-environments.md": "tests/cluster/test_python_env.py runs its like",
 }
-RUN = {"README.md", "docs/pytorch.md", "docs/pipeline.md", "docs/models.md"}
+RUN = {"README.md", "docs/pytorch.md", "docs/pipeline.md", "docs/models.md", "docs/data.md"}
 
 # What a gang was asked for with, and is not told by each launch on it.
 OF_GANGS = inspect.signature(hopsgpu.hold).parameters.keys() - {"name", "progress"}
@@ -122,6 +121,17 @@ def test_pages(
         left = _run("docs/pytorch.md")
         assert len(left["result"].values) == len(left["losses"]) == 2
         assert (left["first"].value, left["later"].value) == (1.5, 2.5)
+
+        # Of each row's image the one pixel is set that tells its label.
+        rows = [([float(p == n % 10) for p in range(64)], n % 10) for n in range(600)]
+        images = spark.createDataFrame(rows, "image array<float>, label long")
+        images.write.parquet("hdfs:///lake/images")
+        left = _run("docs/data.md")
+        assert left["result"].values == (3 * 300, 3 * 300)
+        # Of 300 rows the second batch of an epoch has 44.
+        assert left["shapes"] == ((44, 8, 8), (44, 8, 8))
+        assert all(0 < loss < 2.3 for loss in left["losses"])  # of ten labels: log(10) to begin
+        assert 2.5 > left["history"][0] > left["history"][2] > 0
 
         rows = [(n, n / 10, n / 5 + 1) for n in range(21)]
         readings = spark.createDataFrame(rows, "id int, x double, y double")
