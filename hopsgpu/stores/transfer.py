@@ -140,7 +140,7 @@ def download_files(
 
             _check(facts[name], root / name, stopped, keep)
 
-    _each({name: fact.bytes for name, fact in facts.items()}, download, stop)
+    _all(facts, root, download, stop)
 
 
 def check_files(
@@ -155,7 +155,19 @@ def check_files(
     def check(name: str, stopped: threading.Event) -> None:
         _check(facts[name], root / path_below(name), stopped, lambda: len)
 
-    _each({name: fact.bytes for name, fact in facts.items()}, check, stop)
+    _all(facts, root, check, stop)
+
+
+def _all(
+    facts: Mapping[str, Facts],
+    root: Lake,
+    work: Callable[[str, threading.Event], None],
+    stop: threading.Event | None,
+) -> None:
+    # One client for all threads: hdfs-native's hand each other their connections to DataNodes, and
+    # one whose own client is gone by then answers nothing, for a minute.
+    root.files  # noqa: B018
+    _each({name: fact.bytes for name, fact in facts.items()}, work, stop)
 
 
 def _make_directories(names: Mapping[str, object], root: Lake) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import xxhash
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores.hdfs import Hdfs
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.local import Local
 from hopsgpu.stores.transfer import (
     Facts,
     check_files,
@@ -18,6 +21,7 @@ from hopsgpu.stores.transfer import (
     files_below,
     upload_files,
 )
+from hopsgpu.stores.webhdfs import WebHdfs
 
 SIZES = {"empty": 0, "small": 1000, "below/deep/odd": 3 * 2**20 + 1, "large.bin": 17 * 2**20}
 
@@ -55,6 +59,25 @@ def test_many_files(lake: Lake, tmp_path: Path) -> None:
     assert list(facts) == list(files)
     assert [len((lake / f"d{d}").names()) for d in range(3)] == [50, 50, 50]
     check_files(facts, lake)
+
+
+def test_files_are_read_through_one_client(
+    lake: Lake, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = upload_files(files_below(source), lake)
+    made: list[object] = []
+    for kind in (Hdfs, Local, WebHdfs):
+        init = kind.__init__
+
+        def counted(one: object, *given: Any, init: Any = init, **named: Any) -> None:
+            made.append(one)
+            init(one, *given, **named)
+
+        monkeypatch.setattr(kind, "__init__", counted)
+    check_files(facts, Lake(lake.url))
+    assert len(made) == 1
+    download_files(facts, Lake(lake.url), tmp_path / "target")
+    assert len(made) == 2
 
 
 @pytest.mark.parametrize("damage", ["other", "shorter", "longer", "missing"])
