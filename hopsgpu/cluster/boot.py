@@ -95,13 +95,17 @@ class Starter:
         for directory in (log.parent, self._layout.temporary(NAMENODE)):
             directory.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            # At a Ctrl-C subprocess.run() would not wait until it is gone.
-            formatting = subprocess.Popen(argv, env=self._environ(NAMENODE), stdout=out, stderr=out)
+            environ, formatting = self._environ(NAMENODE), None
             try:
+                # At a Ctrl-C subprocess.run() would not wait until it is gone.
+                formatting = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
                 failed = formatting.wait()
             finally:
-                formatting.kill()
-                formatting.wait()
+                if formatting is not None:
+                    formatting.kill()
+                    formatting.wait()
+                # By its marker: one may have been started and not be known here yet.
+                stop(members(self._layout.root, NAMENODE), GRACE_S)
         if failed:
             raise ClusterError(f"formatting HDFS failed ({log}):\n{last_lines(log)}")
         self._layout.formatted.touch()

@@ -18,7 +18,7 @@ from hopsgpu.worker import memory
 from hopsgpu.worker.channel import Channel
 from hopsgpu.worker.memory import Use, Watch, excess, kill_tree, look, settled, tree
 from hopsgpu.worker.server import serve
-from tests.unit.test_agent import gone, until
+from tests.conftest import gone, until
 from tests.unit.test_training import SECRET, launch
 
 Start = Callable[[str], int]
@@ -194,7 +194,7 @@ def test_orphans_of_the_session_count() -> None:
 def test_a_child_that_runs_in_its_parents_memory_counts_once(start: Start) -> None:
     """As between vfork and exec: subprocess.run in a rank that uses over half of its memory."""
     pid = start(f"{VFORKED}\nkept = bytearray(b'x') * (100 << 20)\nlibc.clone(*arguments)")
-    assert until(lambda: len(tree(pid)) == 2)
+    assert until(lambda: len(tree(pid)) == 2, 20)
     use = look(pid, 0)
     assert min(use.resident.values()) > 100 * MIB
     assert sorted(use.proportional.values())[0] == 0
@@ -209,7 +209,7 @@ def test_kill_reaches_other_sessions(start: Start) -> None:
     pids = tree(pid)
     assert len(pids) == 2
     kill_tree(pid)
-    assert until(lambda: all(map(gone, pids)))
+    assert until(lambda: all(map(gone, pids)), 20)
 
 
 G = 1024 * MIB
