@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from hopsgpu.results import GpuSeconds
+from hopsgpu.trials import Moment
 
 # Of a search of many short trials the picture needs no more.
 _MOST_MOMENTS = 4000
-
-
-@dataclass(frozen=True)
-class Moment:
-    """How many GPUs were held and how many of them ran trials, from a point in time on.
-
-    Attributes:
-        time: the clock's reading.
-        held: GPUs that were held (executors, of a search on CPUs).
-        running: GPUs on which a trial ran (executors, of a search on CPUs).
-    """
-
-    time: float
-    held: float
-    running: float
 
 
 class Tally:

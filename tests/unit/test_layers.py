@@ -21,7 +21,7 @@ LAYERS = (
     ("worker", "data", "python_env"),
     ("spark", "yarn", "cluster", "local"),
     ("failures", "retries", "values", "background", "call", "provenance", "tracking", "mlflow_log"),
-    ("results", "progress", "display", "output", "run", "records", "recording", "interrupts"),
+    ("results", "trials", "progress", "display", "output", "run", "records", "recording", "interrupts"),
     ("arguments", "planning", "meeting", "ending", "publishing"),
     ("run_message", "feeding", "preparing", "training", "execution"),
     ("holding", "launcher"),
