@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hopsgpu.modules import PackedModules
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.trial import Trial
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Call:
         resumed: the run whose checkpoints are gone on from, on the lake, or None.
         data: the shards of each worker, as `data.dealt.Dealt` dumps them; none without data.
         python_env: that the ranks run with, or None.
+        slots: of its containers' agents, in which it runs, by the container's key; 0 where none
+            is given. A run in one slot leaves those in others alone.
+        trial: of the search to which it belongs, or None.
+        memory_share: of its GPU that a rank may use, in (0, 1), or None for all of it.
     """
 
     function: bytes
@@ -45,6 +50,13 @@ class Call:
     resumed: Lake | None = None
     data: Sequence[bytes] = ()
     python_env: PythonEnv | None = None
+    slots: Mapping[int, int] = field(default_factory=dict)
+    trial: Trial | None = None
+    memory_share: float | None = None
+
+    def slot(self, key: int) -> int:
+        """The slot of a container's agent, by its key."""
+        return self.slots.get(key, 0)
 
     @property
     def logs(self) -> Lake:

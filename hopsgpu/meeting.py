@@ -74,12 +74,15 @@ def meet(
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
     first = world.places[0].container.key
+    has_stores = _STORES in call.frameworks
     for key in containers:
         send(
             key,
             "reserve",
+            slot=call.slot(key),
             ports=ports_wanted(world, key),
-            store=world.size if key == first and _STORES in call.frameworks else 0,
+            # Rank 0 serves one for itself alone in no time.
+            store=world.size if key == first and world.size > 1 and has_stores else 0,
             frameworks=call.frameworks,
             shared=dict(call.environment),
             interface=call.interface,

@@ -43,13 +43,16 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
         parts = [_data_of(place, call) for place in places]
         ranks = [
             {
-                "environment": environment(world, place, meeting.endpoints, call.visible),
+                "environment": environment(
+                    world, place, meeting.endpoints, call.visible, call.memory_share
+                ),
                 "context": _context(place, world, call, on_hosts[place.container.host]),
                 "data_bytes": len(part),
             }
             for place, part in zip(places, parts, strict=True)
         ]
         fields = {
+            "slot": call.slot(key),
             "run_url": call.directory.url,
             "attempt": call.attempt,
             "memory": call.memory,
@@ -83,4 +86,5 @@ def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[s
         "resume_dir": resumed and (resumed / "checkpoints").url,
         "log_dir_url": (call.directory / "tensorboard").url,
         "disk_sharers": sharers or 1,
+        "trial": None if call.trial is None else call.trial.as_fields(),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopsgpu.frameworks import cuda, horovod, jax, tensorflow, torch
+from hopsgpu.frameworks import cuda, horovod, jax, sharing, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
 from hopsgpu.gang import WORKER, RankPlace, World
 
@@ -12,6 +12,7 @@ VARIABLES = frozenset(
         *cuda.VARIABLES,
         *horovod.VARIABLES,
         *jax.VARIABLES,
+        *sharing.VARIABLES,
         *tensorflow.VARIABLES,
         *torch.VARIABLES,
     )
@@ -19,7 +20,11 @@ VARIABLES = frozenset(
 
 
 def environment(
-    world: World, place: RankPlace, endpoints: Endpoints, visible: str | None = None
+    world: World,
+    place: RankPlace,
+    endpoints: Endpoints,
+    visible: str | None = None,
+    memory_share: float | None = None,
 ) -> dict[str, str]:
     """The variables of one process, for every framework at once.
 
@@ -30,6 +35,7 @@ def environment(
         place: the process's place in it.
         endpoints: where the gang meets.
         visible: which GPUs a rank sees, as in `cuda.visible_gpus`.
+        memory_share: of its GPU that a rank may use, or None for all of it.
     """
     shared = {
         **cuda.environment(place, visible),
@@ -41,5 +47,6 @@ def environment(
         **shared,
         **torch.environment(world, place, endpoints.master, hosted=endpoints.hosted),
         **jax.environment(place, endpoints, visible),
+        **sharing.environment(place, memory_share),
         **horovod.environment(world, place, endpoints),
     }

@@ -6,6 +6,7 @@ Between hello and the end of the connection it answers:
               a store where one is wanted                   → preparing …, reserved {ports, ...}
     run       starts ranks; payload: call, modules, shards  → started, output, record, reports,
               warning …, failing, saving …, ended
+    prune     has the ranks of a trial know that it is to end
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
                                                             → (their ended, publish-failed)
     tokens    keeps the payload, fresh HDFS tokens, for itself and its ranks
@@ -14,7 +15,8 @@ Between hello and the end of the connection it answers:
     publish   uploads them                                  → uploaded | publish-failed
 
 What belongs to a run bears its id, in both directions: on a gang that serves several launches a
-late word of one is not taken for the next one's.
+late word of one is not taken for the next one's. `reserve` and `run` name a slot too, and replace
+only what was in that one: trials that share a GPU run beside each other.
 
 A lost connection is the same as stop and end.
 """
@@ -28,6 +30,7 @@ import hashlib
 import os
 import signal
 import threading
+from collections import defaultdict
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -40,8 +43,8 @@ from hopsgpu.worker.keeping import Keeper, connected
 from hopsgpu.worker.leaving import dump_left, dump_parts, left_in, upload_all
 from hopsgpu.worker.opening import unopened
 from hopsgpu.worker.peer import Driver, given_out, greet, lake_environment
+from hopsgpu.worker.slot import Slot
 from hopsgpu.worker.tokens import keep_tokens
-from hopsgpu.worker.unpacking import Unpacked
 
 # The driver waits for an answer no longer than for some of these.
 _SIGN_SECONDS = 5.0
@@ -88,15 +91,9 @@ class Agent:
         self._tasks = tasks
         self._keeping = contextlib.AsyncExitStack()
         self._keeper: Keeper | None = None
-        # Ports and store of the attempt.
-        self._meeting = contextlib.ExitStack()
-        self._reserving: asyncio.Task[None] | None = None
-        self._attempt: Attempt | None = None
-        # What the attempt's ranks run with.
-        self._home = Home()
-        # Set when an upload is to end.
-        self._unwanted = threading.Event()
-        self._unpacked = Unpacked()
+        # Slots that reserve at the same time are to have the same keeper.
+        self._connecting = asyncio.Lock()
+        self._slots: defaultdict[int, Slot] = defaultdict(Slot)
         # Once for all launches on this container.
         gpus = [device["gpu"] for device in given_out()]
         self._opening = tasks.create_task(unopened(gpus))
@@ -107,50 +104,56 @@ class Agent:
             while (message := await self._channel.receive()) is not None:
                 await self._answer(message)
         finally:
-            self._unwanted.set()
-            # A fork server that serves the store may still be importing.
-            if self._reserving is not None:
-                self._reserving.cancel()
             self._opening.cancel()
-            if self._attempt is not None:
-                await self._attempt.end()
-            self._meeting.close()
+            await asyncio.gather(*(slot.close() for slot in self._slots.values()))
             await self._keeping.aclose()
-            await asyncio.to_thread(self._unpacked.close)
 
     async def _answer(self, message: Message) -> None:
         match message.kind:
             case "reserve":
-                self._reserving = self._tasks.create_task(self._reserve(message))
+                slot = self._slots[message["slot"]]
+                slot.reserving = self._tasks.create_task(self._reserve(message, slot))
             case "run":
-                await self._run(message)
+                await self._run(message, self._slots[message["slot"]])
+            case "prune":
+                for slot in self._slots_of(message):
+                    assert slot.attempt is not None
+                    await slot.attempt.prune()
             case "stop":
-                self._unwanted.set()
-                if self._attempt is not None:
-                    stopping = self._attempt.stop(dump_stacks=bool(message["dump_stacks"]))
+                for slot in self._slots_of(message):
+                    assert slot.attempt is not None
+                    slot.unwanted.set()
+                    stopping = slot.attempt.stop(dump_stacks=bool(message["dump_stacks"]))
                     self._tasks.create_task(stopping)
             case "tokens":
                 await self._keep_tokens(message)
             case "left":
                 self._tasks.create_task(self._left(message))
             case "publish":
+                (slot,) = self._slots_of(message)
                 # Made here, for a `stop` right behind it.
-                self._unwanted = unwanted = threading.Event()
+                slot.unwanted = unwanted = threading.Event()
                 self._tasks.create_task(self._publish(message, unwanted))
             case other:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
 
-    async def _reserve(self, message: Message) -> None:
-        self._meeting.close()
+    def _slots_of(self, message: Message) -> list[Slot]:
+        """The slot with the attempt of a message's run; none where it has been replaced."""
+        run_id = message["run_id"]
+        return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
+
+    async def _reserve(self, message: Message, slot: Slot) -> None:
+        slot.meeting.close()
         tell = functools.partial(self._channel.tell, "reserved", run_id=message["run_id"])
         try:
             if closed := await asyncio.shield(self._opening):
                 await tell(unopened=closed)
                 return
-            self._home = await self._prepared(message)
+            slot.home = await self._prepared(message)
             there = reach(self._channel.local_address, message["interface"], message["others"])
-            ports = self._meeting.enter_context(held_ports(message["ports"], there.address)).ports
-            store = await self._store(spec_of(message, self._home), int(message["store"]))
+            ports = slot.meeting.enter_context(held_ports(message["ports"], there.address)).ports
+            spec = spec_of(message, slot.home)
+            store = await self._store(spec, int(message["store"]), slot.meeting)
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             await tell(problem=str(error) or repr(error), configured=configured)
@@ -177,7 +180,9 @@ class Agent:
         finally:
             preparing.cancel()
 
-    async def _store(self, spec: ServerSpec, world_size: int) -> int | None:
+    async def _store(
+        self, spec: ServerSpec, world_size: int, meeting: contextlib.ExitStack
+    ) -> int | None:
         """The port of a TCPStore for so many ranks, ended with the meeting; None without one."""
         if not world_size:
             return None
@@ -185,25 +190,26 @@ class Agent:
         store = await keeper.store(spec, world_size)
         if store is None:
             return None
-        self._meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
+        meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
 
-    async def _run(self, message: Message) -> None:
-        before, self._attempt = self._attempt, None
+    async def _run(self, message: Message, slot: Slot) -> None:
+        before, slot.attempt = slot.attempt, None
         if before is not None:
-            await before.end()
-        self._attempt = attempt = Attempt(self._channel, self._tasks, message)
+            await before.give_way()
+        slot.attempt = attempt = Attempt(self._channel, self._tasks, message)
         try:
-            await attempt.start(await self._keeper_here(), self._unpacked, self._home)
+            await attempt.start(await self._keeper_here(), slot.unpacked, slot.home)
         except OSError as error:
             await attempt.refuse(error)
 
     async def _keeper_here(self) -> Keeper:
         """This container's keeper; another one where it has been killed."""
-        if self._keeper is None or self._keeper.lost:
-            keeper = connected(Path("hopsgpu"), self._watched)
-            self._keeper = await self._keeping.enter_async_context(keeper)
-        return self._keeper
+        async with self._connecting:
+            if self._keeper is None or self._keeper.lost:
+                keeper = connected(Path("hopsgpu"), self._watched)
+                self._keeper = await self._keeping.enter_async_context(keeper)
+            return self._keeper
 
     async def _keep_tokens(self, message: Message) -> None:
         own = Path("hopsgpu").absolute()
@@ -243,5 +249,6 @@ class Agent:
         await tell("uploaded", dump_parts(parts))
 
     def _model_dirs(self, message: Message) -> dict[int, Path]:
-        assert self._attempt is not None, "there is nothing to publish before a run"
-        return {rank: self._attempt.model_dir(rank) for rank in message["ranks"]}
+        (slot,) = self._slots_of(message)
+        assert slot.attempt is not None
+        return {rank: slot.attempt.model_dir(rank) for rank in message["ranks"]}

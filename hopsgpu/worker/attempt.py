@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -36,8 +37,9 @@ from hopsgpu.worker.keeping import Keeper
 from hopsgpu.worker.logs import follow, follow_reports
 from hopsgpu.worker.oom import oom_kills
 from hopsgpu.worker.process import RankEnd, RankProcess
-from hopsgpu.worker.rank import WELL, reserve
+from hopsgpu.worker.rank import PRUNED, WELL, reserve
 from hopsgpu.worker.sampling import NOT_INSTALLED, sampling
+from hopsgpu.worker.trial import ask_to_end, was_told
 from hopsgpu.worker.unpacking import Unpacked
 
 # More travels by the lake: the driver's memory is shared by the values of all ranks.
@@ -65,6 +67,9 @@ class _Told:
 class Attempt:
     """The ranks of one `run` message.
 
+    Attributes:
+        run_id: of its run.
+
     Args:
         channel: to the driver.
         tasks: in which they are watched.
@@ -72,15 +77,16 @@ class Attempt:
     """
 
     def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
-        self._tell = functools.partial(
-            channel.tell, run_id=message["run_id"], attempt=message["attempt"]
-        )
+        self.run_id = message["run_id"]
+        self._tell = functools.partial(channel.tell, run_id=self.run_id, attempt=message["attempt"])
         self._tasks = tasks
         self._message = message
         self._run_url = Lake(message["run_url"])
-        name = f"{message['run_id']}-{message['attempt']}"
+        name = f"{self.run_id}-{message['attempt']}"
         self._directory = Path("hopsgpu", name).resolve()
         self._ranks: dict[int, RankProcess] = {}
+        # Ranks whose ends were told.
+        self._ended: set[int] = set()
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
         self._unwatched: set[str] = set()
@@ -111,12 +117,12 @@ class Attempt:
             home.mkdir(mode=0o700)
             if dealt:
                 await asyncio.to_thread((home / DATA).write_bytes, dealt)
-            given = {**described["context"], "model_dir": home / "model"}
+            context = Context.from_fields(described["context"], home / "model")
             # The user's variables may name other interfaces than ours.
             given_out = {**described["environment"], **message["shared"]}
             environment = rank_environment(os.environ, given_out, path)
             own, memory = own_part(environment, spec), message.fields.get("memory")
-            rank = RankProcess(keeper, home, Context(**given), spec, own, memory)
+            rank = RankProcess(keeper, home, context, spec, own, memory)
             self._ranks[rank.rank] = rank
             gpus = described["context"]["gpus"]
             running = self._run(keeper, rank, call, gpus)
@@ -141,14 +147,35 @@ class Attempt:
         self._stopping.set()
         await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
 
+    async def prune(self) -> None:
+        """Has the ranks know that their trial is to end; they are not stopped."""
+        for rank in self._ranks.values():
+            try:
+                ask_to_end(rank.directory)
+            except OSError as error:
+                await self._warn(f"rank {rank.rank} could not be told to end its trial: {error}")
+
     async def end(self) -> None:
         """Ends what still runs, and removes what the ranks left here."""
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
-        if self._directory.exists():
+        await self._remove(self._directory)
+
+    async def give_way(self) -> None:
+        """As `end`, for a next attempt; where all ranks have ended, that is not held up."""
+        if len(self._ended) < len(self._message["ranks"]):
+            await self.end()
+            return
+        # The next one may have the same name, and a rank's files take long to remove.
+        with contextlib.suppress(FileNotFoundError):
+            left = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
+            self._tasks.create_task(self._remove(left))
+
+    async def _remove(self, directory: Path) -> None:
+        if directory.exists():
             # What a rank has made unreadable stays until the container's end.
-            await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
         """Where a rank left its model."""
@@ -261,6 +288,7 @@ class Attempt:
 
     async def _report(self, rank: int, end: RankEnd, events: Sequence[GpuEvent] = ()) -> None:
         outcome = dict(end.outcome)
+        told = was_told(self._directory / f"rank-{rank}")
         try:
             value = await self._value(rank, end.value)
         except StoreError as error:
@@ -279,7 +307,9 @@ class Attempt:
             stopped=end.stopped,
             oom_kills=oom_kills() - self._killed_before,
             gpu_events=[event.fields() for event in events],
+            pruned=outcome.get("status") == PRUNED or (told and outcome.get("status") in WELL),
         )
+        self._ended.add(rank)
 
     async def _value(self, rank: int, value: bytes) -> _Told:
         """The value for the driver; a large one goes by the run's directory.

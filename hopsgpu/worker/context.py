@@ -10,6 +10,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
@@ -22,6 +23,7 @@ from hopsgpu.stores.retention import wanted
 from hopsgpu.worker import measures
 from hopsgpu.worker.carrying import DIRECTORY as LOGS
 from hopsgpu.worker.saving import Saves
+from hopsgpu.worker.trial import Trial, is_to_end
 
 if TYPE_CHECKING:
     from hopsgpu.data.rank import RankData
@@ -31,17 +33,6 @@ VARIABLE = "HOPSGPU_CONTEXT"
 # Beside it: the rank's shards, and a directory for what is kept of their rows.
 DATA = "data.shards"
 KEPT = "data"
-
-_LATER = frozenset(
-    {
-        "should_prune",
-        "trial",
-    }
-)
-
-
-class _NotYet(ConfigError, AttributeError):
-    """An AttributeError too, so that hasattr() says no."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +54,7 @@ class Context:
         log_dir_url: URL of the run's directory for TensorBoard on the lake.
         resume_dir: URL of the checkpoints of the run that this one goes on from, or None.
         disk_sharers: ranks of the gang on this node, this one among them.
+        trial: of a search, to which this gang belongs; None elsewhere.
     """
 
     rank: int
@@ -78,11 +70,17 @@ class Context:
     log_dir_url: str
     resume_dir: str | None = None
     disk_sharers: int = 1
+    trial: Trial | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        if name in _LATER:
-            raise _NotYet(f"context().{name} is not available yet")
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
+        """Of what the driver says of a rank, or of what `dump` wrote."""
+        trial = fields.get("trial")
+        given = {
+            "model_dir": model_dir,
+            "trial": None if trial is None else Trial.from_fields(trial),
+        }
+        return cls(**{**fields, "gpus": tuple(fields["gpus"]), **given})
 
     @property
     def data(self) -> RankData | dict[str, RankData] | None:
@@ -117,6 +115,18 @@ class Context:
         file = os.environ.get(VARIABLE)
         if file is not None:
             measures.append(_reports_file(file), line)
+
+    def should_prune(self) -> bool:
+        """Whether this trial is to end early, as the search's pruner wants it.
+
+        It takes some microseconds and waits for nobody. A rank that was told so and returns, or
+        raises optuna.TrialPruned, has ended its trial as pruned. Outside a trial it is False.
+
+        The ranks of a trial with several workers may be told at different steps, and one that
+        ended alone would leave the others waiting: have rank 0 ask, and broadcast the answer.
+        """
+        file = os.environ.get(VARIABLE)
+        return file is not None and self.trial is not None and is_to_end(_directory(file))
 
     def save_checkpoint(
         self,
@@ -257,8 +267,7 @@ def context() -> Context:
 def _described(file: str) -> Context:
     # A training that asks for it at each step does not read it each time.
     given = json.loads(Path(file).read_text())
-    given |= {"gpus": tuple(given["gpus"]), "model_dir": Path(given["model_dir"])}
-    return Context(**given)
+    return Context.from_fields(given, Path(given["model_dir"]))
 
 
 @functools.cache
@@ -281,6 +290,11 @@ def _copies() -> Path:
     # Nobody else's: what lies there is taken for what was downloaded.
     file = os.environ.get(VARIABLE)
     return _local_directory("copies") if file is None else Path(file).with_name("copies")
+
+
+@functools.cache
+def _directory(described: str) -> str:
+    return str(Path(described).parent)
 
 
 @functools.cache

@@ -23,7 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.worker import exiting
+
+# In a fork server too, so that no rank need import it itself, which takes longer than to fork.
+from hopsgpu.worker.context import context
 from hopsgpu.worker.kernel import die_with
+from hopsgpu.worker.sharing import share_gpu
+from hopsgpu.worker.trial import is_pruning
 
 CALL = "call.pickle"
 _TAKEN = "call.taken"
@@ -33,8 +38,10 @@ _DRAFT = "outcome.draft"
 LOG = "log"
 WORK = "work"
 
+# Of a rank of a trial whose function raised optuna.TrialPruned, which is no failure.
+PRUNED = "pruned"
 # What a rank says of itself where it has a value.
-WELL = ("returned", "exited normally")
+WELL = ("returned", "exited normally", PRUNED)
 
 _IOLBF = 1
 _HALF = 16 * 1024
@@ -77,6 +84,7 @@ def run(directory: Path) -> int:
 
 def _run(directory: Path) -> int:
     try:
+        share_gpu()
         function, args, kwargs = pickle.loads((directory / _TAKEN).read_bytes())
         value = function(*args, **kwargs)
     except SystemExit as error:
@@ -86,6 +94,9 @@ def _run(directory: Path) -> int:
         _leave(directory, {"status": "exited normally"}, _pickled(None))
         return 0
     except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
+        if is_pruning(error) and context().trial is not None:
+            _leave(directory, {"status": PRUNED}, _pickled(None))
+            return 0
         text = _users_traceback(error)
         _say(text)
         kind = f"{type(error).__name__}: {_told(error)}"

@@ -28,7 +28,7 @@ from hopsgpu.data.plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.discovery.script import GIVEN_OUT
 from hopsgpu.gang import Container, assign_ranks
-from hopsgpu.modules import pack_modules
+from hopsgpu.modules import PackedModules, pack_modules
 from hopsgpu.output import Outputs
 from hopsgpu.pickling import pickle_call
 from hopsgpu.progress import Off
@@ -43,7 +43,9 @@ from hopsgpu.worker.leaving import Left, load_left, load_parts
 from hopsgpu.worker.marking import marked
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.worker.slot import Slot
 from hopsgpu.worker.tokens import VARIABLE as TOKEN_FILE
+from hopsgpu.worker.trial import Trial
 from tests.conftest import gone, until
 
 # For an agent to end; below the 30 s after which it gives up a driver that it does not hear.
@@ -85,10 +87,13 @@ class Gang:
         gpus: tuple[str, ...] = (),
         attempt: int = 0,
         data: Sequence[bytes] = (),
+        run_id: str = "r",
+        slot: int = 0,
+        trial: Trial | None = None,
         **variables: str,
     ) -> None:
         call = pickle_call(function, args, {})
-        modules = pack_modules([Path(__file__).parent])
+        modules = _modules()
         described = [
             {
                 "environment": {"RANK": str(rank), **variables},
@@ -99,11 +104,12 @@ class Gang:
                     "host": "here",
                     "gpus": list(gpus),
                     "role": "worker",
-                    "run_id": "r",
+                    "run_id": run_id,
                     "attempt": attempt,
-                    "checkpoint_dir": f"file://{self.lake}/runs/r/checkpoints",
-                    "log_dir_url": f"file://{self.lake}/runs/r/tensorboard",
+                    "checkpoint_dir": f"file://{self.lake}/runs/{run_id}/checkpoints",
+                    "log_dir_url": f"file://{self.lake}/runs/{run_id}/tensorboard",
                     "resume_dir": None,
+                    "trial": trial and trial.as_fields(),
                 },
                 "data_bytes": len(data[rank]) if data else 0,
             }
@@ -113,8 +119,9 @@ class Gang:
             0,
             "run",
             call + modules.archive + b"".join(data),
-            run_id="r",
-            run_url=f"file://{self.lake}/runs/r",
+            run_id=run_id,
+            slot=slot,
+            run_url=f"file://{self.lake}/runs/{run_id}",
             attempt=attempt,
             memory=memory,
             shared=variables,
@@ -125,6 +132,14 @@ class Gang:
             ranks=described,
         )
         assert sent
+
+    def stop(self, run_id: str = "r", *, dump_stacks: bool = False) -> None:
+        self.server.send(0, "stop", run_id=run_id, dump_stacks=dump_stacks)
+
+
+@functools.cache
+def _modules() -> PackedModules:
+    return pack_modules([Path(__file__).parent])
 
 
 @pytest.fixture
@@ -248,22 +263,6 @@ def test_a_rank_that_cannot_be_started_is_reported(gang: Gang) -> None:
     assert "Argument list too long" in ended["outcome"]["error"]
 
 
-def test_what_is_not_there_yet_says_so_and_is_no_attribute(gang: Gang) -> None:
-    def look() -> tuple[bool, str]:
-        import hopsgpu
-
-        context = hopsgpu.context()
-        try:
-            context.trial  # noqa: B018
-        except hopsgpu.ConfigError as error:
-            return hasattr(context, "trial"), str(error)
-        return True, ""
-
-    gang.run(look)
-    there, said = pickle.loads(gang.wait_for("ended").payload)
-    assert (there, said) == (False, "context().trial is not available yet")
-
-
 def returns_a_lock() -> object:
     return threading.Lock()
 
@@ -357,7 +356,7 @@ def waiting(gang: Gang, tmp_path: Path) -> list[int]:
 
 
 def test_stop_ends_the_rank_and_its_children(gang: Gang, waiting: list[int]) -> None:
-    gang.server.send(0, "stop", dump_stacks=False)
+    gang.stop()
     ended = gang.wait_for("ended")
     assert (ended["signal"], ended["stopped"]) == ("SIGTERM", True)
     assert until(lambda: all(map(gone, waiting)), SECONDS)
@@ -372,7 +371,7 @@ def test_a_rank_that_ignores_sigterm_is_killed(gang: Gang) -> None:
     gang.run(stubborn)
     gang.wait_for("output")
     began = time.monotonic()
-    gang.server.send(0, "stop", dump_stacks=False)
+    gang.stop()
     assert gang.wait_for("ended")["signal"] == "SIGKILL"
     assert 4 < time.monotonic() - began < 30
 
@@ -411,7 +410,7 @@ def waits_in_a_named_function() -> None:
 def test_stacks_are_in_the_log_of_a_rank_that_is_stopped_for_hanging(gang: Gang) -> None:
     gang.run(waits_in_a_named_function)
     gang.wait_for("output")
-    gang.server.send(0, "stop", dump_stacks=True)
+    gang.stop(dump_stacks=True)
     ended = gang.wait_for("ended")
     assert ended["signal"] == "SIGTERM"
     assert "in waits_in_a_named_function" in "\n".join(ended["log_tail"])
@@ -447,7 +446,7 @@ def test_a_rank_that_is_stopped_before_it_has_started(
 ) -> None:
     gang.run(os.getpid, frameworks=(hanging,))
     assert until((tmp_path / "path" / "began").exists, SECONDS)
-    gang.server.send(0, "stop", dump_stacks=False)
+    gang.stop()
     ended = gang.wait_for("ended")
     assert (ended["outcome"]["status"], ended["stopped"]) == ("not started", True)
     gang.server.end_all()
@@ -633,13 +632,15 @@ def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyP
             """Nobody is there."""
 
     class Ended:
+        run_id = "r"
+
         async def stop(self, *, dump_stacks: bool) -> None:
             """There is no rank any more."""
 
     async def act() -> None:
         async with asyncio.TaskGroup() as tasks:
             its = agent.Agent(cast("Channel", Silent()), tasks)
-            its._attempt = cast("Attempt", Ended())
+            its._slots[0] = Slot(attempt=cast("Attempt", Ended()))
             publish = {"run_id": "r", "ranks": [], "staging_url": "file:///nowhere"}
             await its._answer(Message("publish", publish, b""))
             await its._answer(Message("stop", {"run_id": "r", "dump_stacks": False}, b""))
@@ -727,7 +728,8 @@ def test_a_lake_that_refuses_a_value_is_told(gang: Gang) -> None:
 
 def reserve(gang: Gang, **asked: Any) -> Message:
     fields = {"ports": 2, "store": 0, "shared": {}, "frameworks": (), "interface": None}
-    gang.server.send(0, "reserve", run_id="r", others=["127.0.0.1"], **fields | asked)
+    fields |= {"run_id": "r", "slot": 0, "others": ["127.0.0.1"]}
+    gang.server.send(0, "reserve", **fields | asked)
     return gang.wait_for("reserved")
 
 

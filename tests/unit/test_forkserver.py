@@ -327,7 +327,7 @@ def hollow_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that serves no store, on the executors' path; before `gang`."""
     (tmp_path / "path").mkdir()
     (tmp_path / "path" / "torch.py").touch()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "path"), prepend=os.pathsep)
 
 
 @pytest.mark.usefixtures("hollow_torch")

@@ -36,10 +36,15 @@ def held(world: World) -> dict[int, list[int]]:
 
 
 def variables(
-    world: World, number: int, visible: str | None = None, store_port: int | None = None
+    world: World,
+    number: int,
+    visible: str | None = None,
+    store_port: int | None = None,
+    memory_share: float | None = None,
 ) -> dict[str, str]:
     endpoints = endpoints_of(world, held(world), store_port)
-    return frameworks.environment(world, world.processes[number], endpoints, visible)
+    place = world.processes[number]
+    return frameworks.environment(world, place, endpoints, visible, memory_share)
 
 
 def tf_config(variables: Mapping[str, str]) -> Any:
@@ -169,8 +174,16 @@ def test_a_rank_cannot_have_several_mig_devices() -> None:
 
 def test_the_list_of_variables_is_whole() -> None:
     """What a rank must not inherit, and a user may not set, is exactly what may be set."""
-    hosted = variables(gang(gpus=1, interface="eth0"), 0, store_port=1)
+    hosted = variables(gang(gpus=1, interface="eth0"), 0, store_port=1, memory_share=0.5)
     assert hosted.keys() == frameworks.VARIABLES
+
+
+def test_a_share_of_the_gpu_is_told_where_there_is_one() -> None:
+    name = "HOPSGPU_MEMORY_SHARE"
+    assert variables(gang(gpus=1), 0, memory_share=0.25)[name] == "0.25"
+    assert name not in variables(gang(gpus=1), 0)
+    assert name not in variables(gang(), 0, memory_share=0.25)
+    assert name not in variables(gang(servers=1, gpus=1), 2, memory_share=0.25)
 
 
 def test_users_may_set_the_interfaces_and_nothing_else_of_ours() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from hopsgpu.call import Call
 from hopsgpu.errors import ConfigError
+from hopsgpu.frameworks import environment
 from hopsgpu.gang import Avoid, Container, assign_ranks
 from hopsgpu.meeting import Meeting, Unmet, meet
 from hopsgpu.stores.lake import Lake
@@ -19,6 +21,7 @@ WORLD = assign_ranks(
     [Container(key, f"container_{key}", f"node{key}", "10.0.0.1", (f"g{key}",)) for key in (0, 1)],
     1,
 )
+ADDRESS = {"address": "10.0.0.1", "interface": "lo"}
 CALL = Call(b"", None, {}, "r", Lake("file:///nowhere"), 0)  # type: ignore[arg-type]
 
 
@@ -32,6 +35,25 @@ def met(**said: Any) -> Meeting | Unmet:
         lambda: events.pop() if events else None,
         threading.Event(),
     )
+
+
+@pytest.mark.parametrize(("ranks", "store"), [(1, 0), (2, 2)])
+def test_only_ranks_with_others_need_a_store_of_an_agent(ranks: int, store: int) -> None:
+    world = assign_ranks([WORLD.places[0].container], ranks)
+    call = dataclasses.replace(CALL, frameworks=("torch",), slots={0: 4})
+    asked: list[dict[str, Any]] = []
+    told = Message("reserved", {"ports": range(9), "store": 7 if store else None, **ADDRESS})
+    met = meet(
+        world,
+        call,
+        lambda key, kind, **fields: asked.append(fields),
+        lambda: Event(0, told),
+        threading.Event(),
+    )
+    assert isinstance(met, Meeting)
+    assert [(fields["store"], fields["slot"]) for fields in asked] == [(store, 4)]
+    said = environment(met.world, met.world.places[0], met.endpoints)
+    assert said.get("TORCHELASTIC_USE_AGENT_STORE") == ("True" if store else None)
 
 
 def test_a_gpu_that_cannot_be_opened_is_named_and_avoided() -> None:

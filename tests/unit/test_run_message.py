@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from hopsgpu.call import Call
 from hopsgpu.frameworks.endpoints import endpoints_of
@@ -12,6 +15,7 @@ from hopsgpu.meeting import Meeting
 from hopsgpu.modules import PackedModules
 from hopsgpu.run_message import run_messages
 from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.trial import Trial
 
 
 def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, Any]]]]:
@@ -51,6 +55,30 @@ def test_without_data_nothing_more_travels() -> None:
         (b"", b"", b""),
         (b"", b""),
     }
+
+
+@pytest.mark.parametrize("slots", [{}, {0: 2, 1: 3}])
+def test_a_trial_runs_in_a_slot_of_each_agent_with_its_share(slots: dict[int, int]) -> None:
+    world = assign_ranks([Container(n, f"c{n}", "node", "a", (f"g{n}",)) for n in range(2)], 1)
+    call = Call(
+        b"call",
+        PackedModules(b"modules", 1, ()),
+        {},
+        "run-1",
+        Lake("file:///runs/run-1"),
+        0,
+        slots=slots,
+        trial=Trial(5, {"lr": 0.1, "kind": Path("x")}),
+        memory_share=0.5,
+    )
+    meeting = Meeting(world, endpoints_of(world, {0: range(3), 1: range(1)}))
+    told = {message.key: message.fields for message in run_messages(call, meeting)}
+    assert {key: fields["slot"] for key, fields in told.items()} == {0: 0, 1: 0} | slots
+    for fields in told.values():
+        (rank,) = fields["ranks"]
+        assert rank["environment"]["HOPSGPU_MEMORY_SHARE"] == "0.5"
+        params = {"lr": 0.1, "kind": repr(Path("x"))}
+        assert rank["context"]["trial"] == {"number": 5, "params": params}
 
 
 def test_a_rank_knows_with_how_many_it_shares_its_nodes_disk() -> None:

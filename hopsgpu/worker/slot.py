@@ -1,0 +1,44 @@
+"""A slot: what one attempt after the other has in an agent, beside other slots' attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import dataclass, field
+
+from hopsgpu.python_env.value import Home
+from hopsgpu.worker.attempt import Attempt
+from hopsgpu.worker.unpacking import Unpacked
+
+
+@dataclass
+class Slot:
+    """Of an agent. A launch has slot 0; trials that share its GPUs have one each.
+
+    Attributes:
+        meeting: ports and store of the attempt.
+        reserving: what fills it.
+        home: what the attempt's ranks run with.
+        attempt: the last one.
+        unwanted: set when an upload of the attempt is to end.
+        unpacked: the user's modules. Not shared with other slots, whose ranks may change them.
+    """
+
+    meeting: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    reserving: asyncio.Task[None] | None = None
+    home: Home = field(default_factory=Home)
+    attempt: Attempt | None = None
+    unwanted: threading.Event = field(default_factory=threading.Event)
+    unpacked: Unpacked = field(default_factory=Unpacked)
+
+    async def close(self) -> None:
+        """Ends what runs, and gives back what is held."""
+        self.unwanted.set()
+        # A fork server that serves the store may still be importing.
+        if self.reserving is not None:
+            self.reserving.cancel()
+        if self.attempt is not None:
+            await self.attempt.end()
+        self.meeting.close()
+        await asyncio.to_thread(self.unpacked.close)

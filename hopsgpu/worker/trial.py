@@ -1,0 +1,87 @@
+"""A trial of a search, as its ranks see it, and how they learn that it is to be pruned.
+
+The agent makes a file in the rank's directory; a rank that asks renames it, which needs no room
+on a full disk and says that it was told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_ASKED = "prune"
+_TOLD = "pruned"
+_OPTUNA = "optuna"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial of a search.
+
+    Attributes:
+        number: Optuna's, from 0.
+        params: by name. They travel as JSON: a tuple comes as a list, and what JSON does not have
+            as its repr().
+    """
+
+    number: int
+    params: Mapping[str, Any] = field(hash=False)
+
+    def as_fields(self) -> dict[str, Any]:
+        """For a message; `from_fields` reads it."""
+        params = {name: _plain(value) for name, value in self.params.items()}
+        return {"number": self.number, "params": params}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> Trial:
+        return cls(fields["number"], fields["params"])
+
+
+def _plain(value: object) -> Any:
+    try:
+        return json.loads(json.dumps(value))
+    except (TypeError, ValueError):
+        return repr(value)
+
+
+def ask_to_end(directory: Path) -> None:
+    """Has `is_to_end` say so in a rank.
+
+    Args:
+        directory: the rank's.
+
+    Raises:
+        OSError: the node's disk is full.
+    """
+    (directory / _ASKED).touch(mode=0o600)
+
+
+def is_to_end(directory: str) -> bool:
+    """Whether a rank is to end its trial; one that was told so is marked.
+
+    Args:
+        directory: the rank's. A Path takes longer to make than the answer.
+    """
+    told = f"{directory}/{_TOLD}"
+    try:
+        os.rename(f"{directory}/{_ASKED}", told)  # noqa: PTH104
+    except FileNotFoundError:
+        return os.path.exists(told)  # noqa: PTH110
+    return True
+
+
+def was_told(directory: Path) -> bool:
+    """Whether `is_to_end` has said so."""
+    return (directory / _TOLD).exists()
+
+
+def is_pruning(error: BaseException) -> bool:
+    """Whether an exception is Optuna's TrialPruned, by which an objective ends a pruned trial."""
+    return any(
+        kind.__name__ == "TrialPruned" and kind.__module__.partition(".")[0] == _OPTUNA
+        for kind in type(error).__mro__
+    )
