@@ -1,64 +1,72 @@
-"""What a person sees of a run while it goes on."""
+"""What a person sees of a run, and of a search, while it goes on."""
 
 from __future__ import annotations
 
-import inspect
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
-from hopsgpu.errors import ConfigError
-from hopsgpu.gang import GangState
-from hopsgpu.outlet import Outlet
+from hopsgpu.displays import Display, Off, PlainLines, Shield, display_of
 from hopsgpu.results import RunStatus
-from hopsgpu.screens import in_kernel, in_terminal
+from hopsgpu.trials import SearchStatus, Writer
 from hopsgpu.units import counted
+
+__all__ = [
+    "Lines",
+    "Off",
+    "Progress",
+    "SearchProgress",
+    "Shielded",
+    "ShieldedSearch",
+    "describe",
+    "progress_of",
+    "search_progress_of",
+]
 
 _REPEAT_SECONDS = 10.0
 _MOST_TOLD = 6
 # States in which much changes that nobody must see at once.
 _SELDOM = ("preparing", "training")
 
+# Of a run: who writes lines is the number of a rank.
+Progress = Display[RunStatus, int]
+Shielded = Shield[RunStatus, int]
 
-class Progress(Protocol):
-    """Receives a run's states and its ranks' output."""
 
-    def status(self, status: RunStatus) -> None:
-        """Told of every change, and each second while the run waits."""
+class SearchProgress(Protocol):
+    """Receives a search's states and the output of its trials' ranks."""
 
-    def line(self, rank: int, host: str, *texts: str) -> None:
+    def status(self, status: SearchStatus) -> None:
+        """Told of every change, and each second while it waits."""
+
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
         """Told of every line that a rank writes, of several at once where they come together."""
 
 
-class Off:
-    """Shows nothing."""
+class _RunTeller:
+    """A run in lines: one for each change; of metrics and data one every 10 s."""
 
-    def status(self, status: RunStatus) -> None:
-        return
+    def __init__(self) -> None:
+        self._state = ""
+        self._last = ""
+        self._said = float("-inf")
 
-    def line(self, rank: int, host: str, *texts: str) -> None:
-        return
+    def news(self, status: RunStatus, now: float) -> Iterable[str]:
+        text = describe(status)
+        goes_on = status.state == self._state and status.state in _SELDOM
+        is_news = text != self._last and not goes_on
+        # A wait is told of as often.
+        if not is_news and now - self._said < _REPEAT_SECONDS:
+            return []
+        self._state, self._last, self._said = status.state, text, now
+        return [text]
+
+    def label(self, who: int, host: str) -> str:
+        return f"rank {who} {host}"
 
 
-class Told:
-    """Has a function of the user's told of the run's states; it is told of no lines."""
-
-    def __init__(self, tell: Callable[[RunStatus], object]) -> None:
-        self._tell = tell
-
-    def status(self, status: RunStatus) -> None:
-        self._tell(status)
-
-    def line(self, rank: int, host: str, *texts: str) -> None:
-        return
-
-
-class Lines:
-    """Plain lines: what the ranks write on stdout, what the run does on stderr.
-
-    A run waits for a reader who has stopped reading no longer than `Outlet` does.
-    """
+class Lines(PlainLines[RunStatus, int]):
+    """Plain lines of a run."""
 
     def __init__(
         self,
@@ -66,63 +74,29 @@ class Lines:
         err: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._out = out
-        self._err = err
-        self._clock = clock
-        self._outlet = Outlet()
-        self._state = ""
-        self._last = ""
-        self._said = float("-inf")
-
-    def status(self, status: RunStatus) -> None:
-        """One line for each change; of metrics and data one every 10 s, and of a wait as often."""
-        text = describe(status)
-        now = self._clock()
-        goes_on = status.state == self._state and status.state in _SELDOM
-        is_news = text != self._last and not goes_on
-        if not is_news and now - self._said < _REPEAT_SECONDS:
-            return
-        self._state, self._last, self._said = status.state, text, now
-        line = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: {text}\n"
-        self._outlet.write(self._err or sys.stderr, line)
-        if GangState(status.state).is_terminal:
-            self._outlet.close()
-
-    def line(self, rank: int, host: str, *texts: str) -> None:
-        out = self._out or sys.stdout
-        encoding = getattr(out, "encoding", None) or "utf-8"
-        # One write: a flush for each of two million lines would take longer than their way here.
-        text = "".join(f"[rank {rank} {host}] {line}\n" for line in texts)
-        # A terminal that knows only ASCII must not end a training that prints more.
-        self._outlet.write(out, text.encode(encoding, "backslashreplace").decode(encoding))
+        super().__init__(_RunTeller(), out, err, clock)
 
 
-class Shielded:
-    """Another display that may fail: it is then shown no more, and the run goes on.
+class ShieldedSearch:
+    """A search's display that may fail, as `Shield` has it; a SearchProgress.
 
-    A closed terminal must neither end a training nor keep its GPUs.
-
-    Attributes:
-        problem: why it is shown no more, or None.
+    Args:
+        shown: the display.
     """
 
-    def __init__(self, shown: Progress) -> None:
-        self._shown = shown
-        self.problem: str | None = None
+    def __init__(self, shown: Display[SearchStatus, Writer]) -> None:
+        self._shield = Shield(shown)
 
-    def status(self, status: RunStatus) -> None:
-        self._tell(lambda: self._shown.status(status))
+    @property
+    def problem(self) -> str | None:
+        """Why it is shown no more, or None."""
+        return self._shield.problem
 
-    def line(self, rank: int, host: str, *texts: str) -> None:
-        self._tell(lambda: self._shown.line(rank, host, *texts))
+    def status(self, status: SearchStatus) -> None:
+        self._shield.status(status)
 
-    def _tell(self, tell: Callable[[], None]) -> None:
-        if self.problem is not None:
-            return
-        try:
-            tell()
-        except Exception as error:  # noqa: BLE001 - becomes a warning of the result
-            self.problem = f"progress was shown no more ({type(error).__name__}: {error})"
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
+        self._shield.line(Writer(trial, rank), host, *texts)
 
 
 def describe(status: RunStatus) -> str:
@@ -151,44 +125,35 @@ def _measured(status: RunStatus) -> str:
 
 
 def progress_of(given: object) -> Shielded:
-    """The display that `progress=` names.
-
-    Args:
-        given: None for the one that fits: live in a notebook's cell and in a script's terminal,
-            plain lines elsewhere; "rich" for the live one, "lines", "off", or a callable, which
-            is given a RunStatus at each change.
+    """The display of a run that `progress=` names; see `display_of`.
 
     Raises:
-        ConfigError: anything else, or a callable that cannot be called with one argument.
+        ConfigError: it names none.
     """
-    if given == "rich" or (given is None and (in_kernel() or in_terminal())):
+
+    def live() -> Progress:
         from hopsgpu.display.live import Live
 
-        return Shielded(Live())
-    if given in (None, "lines"):
-        return Shielded(Lines())
-    if given == "off":
-        return Shielded(Off())
-    if callable(given):
-        _check_takes_one(given)
-        return Shielded(Told(given))
-    raise ConfigError(
-        f"progress={given!r}: 'rich', 'lines', 'off', None or a callable that takes a RunStatus"
-        " is wanted"
-    )
+        return Live()
+
+    return Shielded(display_of(given, "RunStatus", live, Lines))
 
 
-def _check_takes_one(given: Callable[..., object]) -> None:
-    if inspect.iscoroutinefunction(given):
-        raise ConfigError(f"progress={given!r}: a plain function is wanted, not a coroutine's")
-    try:
-        signature = inspect.signature(given)
-    except ValueError:
-        return  # a built-in that does not tell; if it fails, it is shown no more
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise ConfigError(
-            f"progress={given!r}: a callable that takes one argument, a RunStatus, is wanted"
-            f" ({error})"
-        ) from None
+def search_progress_of(given: object) -> ShieldedSearch:
+    """The display of a search that `progress=` names; see `display_of`.
+
+    Raises:
+        ConfigError: it names none.
+    """
+
+    def live() -> Display[SearchStatus, Writer]:
+        from hopsgpu.display.live import LiveSearch
+
+        return LiveSearch()
+
+    def lines() -> Display[SearchStatus, Writer]:
+        from hopsgpu.display.search_words import SearchTeller
+
+        return PlainLines(SearchTeller())
+
+    return ShieldedSearch(display_of(given, "SearchStatus", live, lines))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hopsgpu.results import GpuSeconds, Timeline
 
@@ -15,6 +17,18 @@ RUNNING = "running"
 COMPLETE = "complete"
 PRUNED = "pruned"
 FAILED = "failed"
+
+
+class Writer(NamedTuple):
+    """Who writes lines.
+
+    Attributes:
+        trial: its number.
+        rank: of the trial's ranks.
+    """
+
+    trial: int
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -105,6 +119,7 @@ class SearchStatus:
         executors: that are here.
         most: executors that it would have at most now.
         gpus: of an executor; 0 on CPUs.
+        workers: ranks of a trial.
         waiting_for: why it has not more, in words with numbers; "" where it wants no more.
         direction: "minimize" or "maximize".
         metric: name of what is searched for, or None.
@@ -126,6 +141,7 @@ class SearchStatus:
     executors: int = 0
     most: int = 0
     gpus: int = 1
+    workers: int = 1
     waiting_for: str = ""
     direction: str = "minimize"
     metric: str | None = None
@@ -169,3 +185,86 @@ class SearchResult:
     timeline: Timeline = Timeline()
     moments: tuple[Moment, ...] = field(default=(), repr=False)
     warnings: tuple[str, ...] = ()
+
+    @property
+    def states(self) -> Mapping[str, int]:
+        """How many trials are in each state."""
+        return Counter(trial.state for trial in self.trials)
+
+    def plot(self, path: str | Path) -> None:
+        """Writes a page with all trials and Optuna's plots, for a browser, to a local file.
+
+        Args:
+            path: of the file; one that is there is written over.
+        """
+        from hopsgpu.display.search_page import page
+
+        Path(path).write_text(page(self), encoding="utf-8")
+
+    def __repr__(self) -> str:
+        # Trials are thousands; what a person looks for must be seen beside them.
+        from hopsgpu.display.search_words import ends, shortened
+
+        parts = [f"run_id={self.run_id!r}"]
+        if self.best is not None:
+            best = self.best
+            parts.append(f"best={best.value:.6g} (trial {best.number}: {shortened(best.params)})")
+        parts.append(ends(len(self.trials), self.states))
+        parts += [f"warnings={self.warnings!r}"] if self.warnings else []
+        parts += [str(self.timeline), str(self.gpu_seconds)]
+        return f"SearchResult({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        from hopsgpu.display.search_cards import search_card
+
+        return search_card(self)
+
+
+@dataclass(frozen=True)
+class AblationRow:
+    """What the metric is without one component.
+
+    Attributes:
+        component: that was left out; "" of the whole.
+        mean: over the seeds; None where no trial is complete.
+        spread: sample standard deviation over the seeds; None of fewer than two.
+        difference: the mean less that of the whole; None where one of them is missing.
+        values: the metric of each seed whose trial is complete.
+        failed: trials that failed.
+    """
+
+    component: str
+    mean: float | None
+    spread: float | None
+    difference: float | None
+    values: tuple[float, ...] = ()
+    failed: int = 0
+
+
+@dataclass(frozen=True)
+class AblationResult:
+    """What each component is worth: the metric without it, against that of the whole.
+
+    Attributes:
+        run_id: names the search's directory on the lake.
+        rows: the whole first, then a row for each component.
+        direction: "minimize" or "maximize".
+        metric: name of what was measured, or None.
+        search: its trials.
+    """
+
+    run_id: str
+    rows: tuple[AblationRow, ...]
+    direction: str
+    metric: str | None
+    search: SearchResult = field(repr=False)
+
+    def __str__(self) -> str:
+        from hopsgpu.display.ablation import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from hopsgpu.display.ablation import card
+
+        return card(self)

@@ -1,14 +1,15 @@
-"""What a notebook shows of a run's handle and of its result."""
+"""What a notebook shows of a run's handle and of its result; parts of other cards."""
 
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from hopsgpu import html
 from hopsgpu.display.picture import how_ended
 from hopsgpu.display.words import gang, seconds
+from hopsgpu.html import Html
 from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
 
 _MOST_METRICS = 8
@@ -29,23 +30,22 @@ def run_card(status: RunStatus) -> str:
         "attempt": status.attempt or "",
         "rank 0": _metrics(reported),
     }
-    return html.box(html.title("Run", status.run_id), html.facts(_told(pairs)))
+    return html.box(html.title("Run", status.run_id), html.facts(told(pairs)))
 
 
 def result_card(result: GangResult) -> str:
     """A run's result, each rank with its value."""
     pairs: dict[str, object] = {
         "model": "" if result.model is None else result.model.url,
-        "seconds": _timeline(result.timeline),
-        "GPU seconds": _gpu_seconds(result.gpu_seconds),
+        "seconds": timeline(result.timeline),
+        "GPU seconds": gpu_seconds(result.gpu_seconds),
     }
-    parts: list[object] = [html.title("GangResult", result.run_id), html.facts(_told(pairs))]
-    for warning in result.warnings[:_MOST_WARNINGS]:
-        # Only the sign: no colour of text is read well on light and on dark paper.
-        sign = html.element("span", "⚠ ", style="color:#d97706")
-        parts.append(html.element("div", sign, warning))
-    parts.append(html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)))
-    return html.box(*parts)
+    return html.box(
+        html.title("GangResult", result.run_id),
+        html.facts(told(pairs)),
+        *warned(result.warnings),
+        html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)),
+    )
 
 
 def _rows(result: GangResult) -> Iterable[list[object]]:
@@ -77,17 +77,28 @@ def _metrics(reported: Mapping[str, float]) -> str:
     return ", ".join(told[:_MOST_METRICS]) + more
 
 
-def _timeline(timeline: Timeline) -> str:
-    first = timeline.requested
+def warned(warnings: Sequence[str]) -> Iterable[Html]:
+    """Warnings, a line each; of many the first."""
+    for warning in warnings[:_MOST_WARNINGS]:
+        # Only the sign: no colour of text is read well on light and on dark paper.
+        sign = html.element("span", "⚠ ", style="color:#d97706")
+        yield html.element("div", sign, warning)
+
+
+def timeline(passed: Timeline) -> str:
+    """The points passed, in seconds after the request."""
+    first = passed.requested
     if first is None:
         return ""
-    passed = ((f.name, getattr(timeline, f.name)) for f in fields(timeline))
-    return " · ".join(f"{name} {at - first:.1f}" for name, at in passed if at is not None)
+    points = ((f.name, getattr(passed, f.name)) for f in fields(passed))
+    return " · ".join(f"{name} {at - first:.1f}" for name, at in points if at is not None)
 
 
-def _gpu_seconds(spent: GpuSeconds) -> str:
+def gpu_seconds(spent: GpuSeconds) -> str:
+    """Where they went."""
     return " · ".join(f"{f.name} {getattr(spent, f.name):.1f}" for f in fields(spent))
 
 
-def _told(pairs: Mapping[str, object]) -> dict[str, object]:
+def told(pairs: Mapping[str, object]) -> dict[str, object]:
+    """Facts without those that say nothing."""
     return {name: value for name, value in pairs.items() if value != ""}

@@ -1,17 +1,18 @@
-"""A run in a notebook's cell: one output, which is updated in place."""
+"""A notebook's cell, one output that is updated in place; and a run in it."""
 
 from __future__ import annotations
 
 import contextvars
 import importlib
 import uuid
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, TypeVar
 
 from hopsgpu import html
 from hopsgpu.display import words
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import Log, Picture, Row
+from hopsgpu.displays import Status
 from hopsgpu.html import Html
 
 # As wide whatever the values are: plots that move four times a second cannot be read.
@@ -24,27 +25,40 @@ _MARKS = {"released": "✔", "kept": "✔", "failed": "✘", "cancelled": "✘"}
 _COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "▶": "#3b82f6"}
 
 
-class Cell:
+P = TypeVar("P")
+
+
+class Cell(Generic[P]):
     """Shows pictures in a cell, from any thread.
 
     Args:
         context: of the cell's own thread while it runs, by which the kernel knows the cell.
+        page: a picture as HTML, by a key of the display.
+        summary: a picture in a line, where no HTML is shown.
     """
 
-    def __init__(self, context: contextvars.Context) -> None:
+    def __init__(
+        self,
+        context: contextvars.Context,
+        page: Callable[[P, str], Html],
+        summary: Callable[[P], str],
+    ) -> None:
+        self._page = page
+        self._summary = summary
         self._display: Any = importlib.import_module("IPython.display").display
         self._context = context
         self._id = uuid.uuid4().hex
         self._is_there = False
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: P) -> None:
         """Shows it in place of the last one."""
-        content = {"text/html": str(page(picture, self._id)), "text/plain": summary(picture)}
+        page = str(self._page(picture, self._id))
+        content = {"text/html": page, "text/plain": self._summary(picture)}
         given: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
         self._context.run(self._display, content, **given)
         self._is_there = True
 
-    def end(self, picture: Picture) -> None:
+    def end(self, picture: P) -> None:
         """Shows the last one."""
         self.show(picture)
 
@@ -76,17 +90,26 @@ def page(picture: Picture, key: str) -> Html:
 
 
 def _head(picture: Picture) -> Html:
-    mark = _MARKS.get(picture.status.state, "▶")
-    parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
-    about = " · ".join(part for part in parts if part)
-    kind = html.Html(
-        html.element("span", mark, style=f"color:{_COLOURS[mark]}")
-        + html.escaped(f" {picture.status.run_id}")
-    )
-    lines = [html.title(kind, words.phase(picture), f"· {about}")]
-    if picture.status.waiting_for:
-        lines.append(html.element("div", picture.status.waiting_for))
-    return Html("".join(lines))
+    status = picture.status
+    about = [words.seconds(picture.elapsed), words.gang(status)]
+    return heading(status, words.phase(picture), about, status.waiting_for)
+
+
+def heading(status: Status, phase: str, about: Iterable[str], why: str = "") -> Html:
+    """The first lines of what is live.
+
+    Args:
+        status: of it.
+        phase: its state in words.
+        about: what more there is to say; "" where there is nothing.
+        why: it waits.
+    """
+    mark = _MARKS.get(status.state, "▶")
+    sign = html.element("span", mark, style=f"color:{_COLOURS[mark]}")
+    kind = Html(sign + html.escaped(f" {status.run_id}"))
+    told = " · ".join(part for part in about if part)
+    line = html.title(kind, phase, f"· {told}" if told else "")
+    return Html(line + html.element("div", why)) if why else line
 
 
 def _plots(picture: Picture) -> Html:
@@ -96,13 +119,18 @@ def _plots(picture: Picture) -> Html:
     for plot in picture.plots:
         said = words.measured(plot)
         image = html.image(lines_image(plot.traces, 200, 36), 200, 36, f"{plot.name} {said}")
-        name = html.element("span", plot.name, style=_LINE)
-        named = html.element("div", name, " ", html.bold(f"{plot.value:.4g}"), style=_NAMED)
         of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
-        # A line of its own even where it is empty: what is below would jump.
-        spread = html.element("div", of_all or html.Html("&nbsp;"), style=f"{_LINE};opacity:.7")
-        cells.append(html.element("div", named, image, spread, style=_PLOT))
+        cells.append(plotted(plot.name, f"{plot.value:.4g}", image, of_all))
     return html.element("div", *cells)
+
+
+def plotted(name: str, value: str, image: Html, below: str) -> Html:
+    """A small plot with its name and the last value above it, and a line below."""
+    named = html.element("span", name, style=_LINE)
+    above = html.element("div", named, " ", html.bold(value), style=_NAMED)
+    # A line of its own even where it is empty: what is below would jump.
+    under = html.element("div", below or Html("&nbsp;"), style=f"{_LINE};opacity:.7")
+    return html.element("div", above, image, under, style=_PLOT)
 
 
 def _ranks(picture: Picture) -> Html:
@@ -133,12 +161,13 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
         return
     logs = picture.logs if picture.ranks <= len(picture.logs) else (picture.recent, *picture.logs)
     for log in logs:
-        yield _log(log, f"{key}-{'all' if log.rank is None else log.rank}")
-    yield html.element("div", words.whole_log(picture), style="opacity:.7")
+        whose = "log of all ranks" if log.rank is None else f"log of rank {log.rank} on {log.host}"
+        yield folded_log(log, whose, f"{key}-{'all' if log.rank is None else log.rank}")
+    yield html.element("div", words.whole_log(picture.status.run_id), style="opacity:.7")
 
 
-def _log(log: Log, key: str) -> Html:
-    whose = "log of all ranks" if log.rank is None else f"log of rank {log.rank} on {log.host}"
+def folded_log(log: Log, whose: str, key: str) -> Html:
+    """Last lines, which a reader may unfold; they stay so by a key of letters, digits and "-"."""
     left = log.total - len(log.lines)
     last = f"; the last {len(log.lines)}" if left else ""
     told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"

@@ -12,6 +12,7 @@ ASCII = "_.-~=+*#"
 # Seen on light and on dark paper.
 _COLOUR = "#3b82f6"
 _FAINT = "#94a3b8"
+_WRITTEN = "#7c8799"
 
 
 Bounds = tuple[float, float]
@@ -92,6 +93,41 @@ def bars_image(shares: Sequence[float], width: int, height: int) -> str:
         bars.append(f'<rect {place} {size} fill="{_COLOUR}"/>')
     frame = f'<rect width="{width}" height="{height}" fill="{_FAINT}" fill-opacity="0.25"/>'
     return _address(frame + "".join(bars), width, height)
+
+
+def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height: int) -> str:
+    """What was held over time, and how much of it was used, as the address of an image.
+
+    Args:
+        held: by seconds, in order; at least one.
+        used: as well.
+        width: pixels.
+        height: pixels.
+    """
+    left, low = 34.0, height - 18.0
+    most = max(value for _, value in held) or 1.0
+    last = max(held[-1][0], used[-1][0]) or 1.0
+
+    def area(points: Sequence[Point], look: str) -> str:
+        at = [
+            f"{left + x / last * (width - left - 4):.1f},{low - y / most * (low - 12):.1f}"
+            for x, y in ((0.0, points[0][1]), *points, (last, points[-1][1]))
+        ]
+        return f'<polygon points="{left},{low} {" ".join(at)} {width - 4},{low}" {look}/>'
+
+    def text(x: float, y: float, told: str, anchor: str) -> str:
+        font = f'font-family="sans-serif" font-size="11" fill="{_WRITTEN}"'
+        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" {font}>{told}</text>'
+
+    shapes = [
+        area(held, f'fill="{_FAINT}" fill-opacity="0.35"'),
+        area(used, f'fill="{_COLOUR}" fill-opacity="0.8"'),
+        text(left - 5, 16, f"{most:g}", "end"),
+        text(left - 5, low, "0", "end"),
+        text(left, height - 4, "0 s", "start"),
+        text(width - 4, height - 4, f"{last:,.0f} s" if last >= 10 else f"{last:.1f} s", "end"),
+    ]
+    return _address("".join(shapes), width, height)
 
 
 def _range(traces: Sequence[Sequence[Point]]) -> Bounds:

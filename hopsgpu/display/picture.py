@@ -148,16 +148,30 @@ class Trace:
             self._gap = 0.99 * (when - self.points[0][0]) / len(self.points)
 
 
-@dataclass
-class _Tail:
-    lines: deque[tuple[int, str]]
-    host: str = ""
-    total: int = 0
+class Tail:
+    """The last lines, of bounded length.
 
-    def take(self, rank: int, host: str, texts: Sequence[str]) -> None:
-        last = texts[-(self.lines.maxlen or 1) :]
-        self.lines.extend((rank, text[:_LONGEST_LINE]) for text in last)
-        self.host, self.total = host, self.total + len(texts)
+    Args:
+        most: how many are kept.
+
+    Attributes:
+        host: of the rank whose they are; "" of several.
+    """
+
+    def __init__(self, most: int = _LINES) -> None:
+        self._lines: deque[str] = deque(maxlen=most)
+        self._most = most
+        self._total = 0
+        self.host = ""
+
+    def take(self, texts: Sequence[str], begin: str = "") -> None:
+        """Notes lines, each with a begin that tells whose it is."""
+        self._lines.extend(begin + text[:_LONGEST_LINE] for text in texts[-self._most :])
+        self._total += len(texts)
+
+    def log(self, rank: int | None = None) -> Log:
+        """As a value."""
+        return Log(rank, self.host, tuple(self._lines), self._total)
 
 
 @dataclass
@@ -183,8 +197,8 @@ class Scene:
         self._told = now
         self._sampled = float("-inf")
         self._attempt = _Attempt(status.attempt)
-        self._recent = _Tail(deque(maxlen=_LINES))
-        self._tails: dict[int, _Tail] = {}
+        self._recent = Tail()
+        self._tails: dict[int, Tail] = {}
         self._news = 0
 
     @property
@@ -207,11 +221,11 @@ class Scene:
         """Notes the last lines of a rank."""
         with self._lock:
             self._news += len(texts)
-            self._recent.take(rank, host, texts)
+            self._recent.take(texts, f"[rank {rank}] ")
             if rank < SHOWN_RANKS:
-                if rank not in self._tails:
-                    self._tails[rank] = _Tail(deque(maxlen=_RANK_LINES))
-                self._tails[rank].take(rank, host, texts)
+                tail = self._tails.setdefault(rank, Tail(_RANK_LINES))
+                tail.take(texts)
+                tail.host = host
 
     def picture(self, now: float) -> Picture:
         """What there is to be seen."""
@@ -227,8 +241,8 @@ class Scene:
                 rows=tuple(self._rows()),
                 plots=tuple(self._plots()),
                 utilisations=_binned(_utilisations(status.metrics)),
-                recent=_log(self._recent, None),
-                logs=tuple(_log(tail, rank) for rank, tail in sorted(self._tails.items())),
+                recent=self._recent.log(),
+                logs=tuple(tail.log(rank) for rank, tail in sorted(self._tails.items())),
             )
 
     def _sample(self, status: RunStatus) -> None:
@@ -316,8 +330,3 @@ def _binned(values: Sequence[float]) -> tuple[float, ...]:
     size = -(-len(values) // _BARS) or 1
     parts = (values[start : start + size] for start in range(0, len(values), size))
     return tuple(sum(part) / len(part) for part in parts)
-
-
-def _log(tail: _Tail, rank: int | None) -> Log:
-    lines = (text if rank is not None else f"[rank {of}] {text}" for of, text in tail.lines)
-    return Log(rank, tail.host, tuple(lines), tail.total)

@@ -63,6 +63,6 @@ def others(picture: Picture) -> str:
     return f"and {left:,} more ranks{mean}"
 
 
-def whole_log(picture: Picture) -> str:
+def whole_log(run_id: str) -> str:
     """Where lines are that are shown no more."""
-    return f"whole logs: hopsgpu logs {picture.status.run_id}"
+    return f"whole logs: hopsgpu logs {run_id}"

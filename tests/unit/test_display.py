@@ -332,7 +332,7 @@ def test_a_terminal_is_drawn_on_and_given_back(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_display_may_be_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    shown = Terminal()
+    shown = Terminal(lines_of)
     shown.close()
     shown.close()
     assert sys.stdout is terminal

@@ -1,0 +1,151 @@
+"""Optuna's own plots of a study, drawn by a process of its own.
+
+Optuna draws with pyplot, whose figures, style and backend are the process's: a notebook would show
+them, and a program with windows would open some.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.trials import COMPLETE, SearchResult
+
+if TYPE_CHECKING:
+    import optuna
+
+_LINES_OF_TRIALS = "plot_parallel_coordinate"
+_IMPORTANCES = "plot_param_importances"
+PLOTS = {
+    "plot_optimization_history": "Optimisation history",
+    _IMPORTANCES: "Hyperparameter importances",
+    _LINES_OF_TRIALS: "Parallel coordinates",
+}
+# A page is of use without them, and who asked for it waits.
+_SECONDS = 120.0
+_LEAST = 2
+# More lines than that are no picture, and hundreds of megabytes.
+_MOST_LINES = 1000
+_INSTALL = "pip install optuna matplotlib scikit-learn"
+
+
+@dataclass(frozen=True)
+class Plotted:
+    """One of Optuna's plots.
+
+    Attributes:
+        title: of it.
+        svg: the picture, b"" where there is none.
+        missing: why there is none, in a line.
+    """
+
+    title: str
+    svg: bytes = b""
+    missing: str = ""
+
+
+def optuna_plots(result: SearchResult, seconds: float = _SECONDS) -> Sequence[Plotted]:
+    """Optuna's plots of a search; each of them with what it lacks where it cannot be drawn.
+
+    Args:
+        result: of the search.
+        seconds: that drawing may take.
+    """
+    complete = result.states.get(COMPLETE, 0)
+    if complete < _LEAST:
+        return _none(f"{complete} of the trials are complete; a plot wants at least {_LEAST}")
+    titles = dict(PLOTS)
+    if complete > _MOST_LINES:
+        titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
+    try:
+        given = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
+        found = _drawn(given, seconds)
+        return [
+            Plotted(title, svg, missing)
+            for title, (svg, missing) in zip(titles.values(), found, strict=True)
+        ]
+    except subprocess.TimeoutExpired:
+        return _none(f"Optuna had not drawn it within {seconds:g} s")
+    except Exception as error:  # noqa: BLE001 - a storage's, a pickle's; said on the page
+        return _none(f"{type(error).__name__}: {error}")
+
+
+def _none(missing: str) -> Sequence[Plotted]:
+    return [Plotted(title, missing=missing) for title in PLOTS.values()]
+
+
+def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:
+    """For each plot the picture, or why there is none."""
+    done = subprocess.run(
+        [sys.executable, "-m", __name__],
+        input=given,
+        capture_output=True,
+        timeout=seconds,
+        check=False,
+        # What can be imported here can be there; a notebook's backend draws into the notebook.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLBACKEND": "agg"},
+    )
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        said = f"drawing ended with exit code {done.returncode}: {''.join(last)}"
+        return [(b"", said) for _ in PLOTS]
+    found: list[tuple[bytes, str]] = pickle.loads(done.stdout)
+    return found
+
+
+def _main() -> None:
+    """The process's: trials from stdin, pictures to stdout."""
+    direction, metric, trials = pickle.load(sys.stdin.buffer)
+    out = os.fdopen(os.dup(1), "wb")
+    # Whatever prints there meanwhile is no picture.
+    os.dup2(2, 1)
+    found = [_draw(name, direction, metric, trials) for name in PLOTS]
+    out.write(pickle.dumps(found))
+    out.close()
+
+
+def _draw(name: str, direction: str, metric: str | None, trials: list[Any]) -> tuple[bytes, str]:
+    try:
+        import matplotlib
+        import optuna
+        from matplotlib import pyplot
+        from optuna.visualization import matplotlib as drawing
+
+        # Between two "$" matplotlib reads formulas, those of a user's names, too.
+        has_own = "$" in repr((metric, [trial.params for trial in trials]))
+        matplotlib.rcParams["text.parse_math"] = not has_own
+        if name == _LINES_OF_TRIALS:
+            trials = _best(trials, direction)
+        study = optuna.create_study(direction=direction)
+        study.add_trials(trials)
+        # Of importances a name is taken with a function of the trials alone.
+        has_name = metric is not None and name != _IMPORTANCES
+        named = {"target_name": metric} if has_name else {}
+        axes = getattr(drawing, name)(study, **named)
+        picture = io.BytesIO()
+        axes.figure.savefig(picture, format="svg", bbox_inches="tight")
+        pyplot.close("all")
+        return picture.getvalue(), ""
+    except ImportError as error:
+        return b"", f"{error}: {_INSTALL}"
+    except Exception as error:  # noqa: BLE001 - Optuna's, said on the page
+        return b"", f"{type(error).__name__}: {error}"
+
+
+def _best(trials: list[optuna.trial.FrozenTrial], direction: str) -> list[optuna.trial.FrozenTrial]:
+    """Of many the best complete ones."""
+    from optuna.trial import TrialState
+
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    complete.sort(key=lambda trial: trial.value, reverse=direction == "maximize")
+    return complete[:_MOST_LINES]
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,76 @@
+"""What a notebook shows of a search's result; its page begins with the same."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from hopsgpu import html
+from hopsgpu.display import search_words as say
+from hopsgpu.display.cards import gpu_seconds, timeline, told, warned
+from hopsgpu.display.charts import held_image
+from hopsgpu.display.search_cell import trials_table
+from hopsgpu.display.search_picture import held_and_used
+from hopsgpu.html import Html
+from hopsgpu.trials import COMPLETE, FAILED, SearchResult, TrialReport
+
+_BEST = 10
+_FAILED = 3
+_WIDTH, _HEIGHT = 560, 130
+
+
+def search_card(result: SearchResult) -> str:
+    """A search's result."""
+    return html.box(*summary(result))
+
+
+def summary(result: SearchResult) -> Sequence[Html]:
+    """What is to be seen first of a result."""
+    best = result.best
+    name = f"best {result.metric or 'value'}"
+    pairs: dict[str, object] = {
+        name: "" if best is None else html.bold(f"{float(best.value):.6g}"),
+        "of trial": "" if best is None else best.number,
+        "parameters": "" if best is None else say.shortened(best.params, 300),
+        "trials": say.ends(len(result.trials), result.states),
+        "seconds": timeline(result.timeline),
+        "GPU seconds": gpu_seconds(result.gpu_seconds) if result.gpu_seconds.held else "",
+    }
+    return [
+        html.title("SearchResult", result.run_id),
+        html.facts(told(pairs)),
+        *warned((*result.warnings, *_failures(result))),
+        _best(result),
+        _held(result),
+    ]
+
+
+def best_trials(result: SearchResult, most: int = _BEST) -> list[TrialReport]:
+    """The best complete trials, the best first."""
+    sign = 1.0 if result.direction == "minimize" else -1.0
+    values = (
+        (sign * float(trial.value), trial.number, trial)
+        for trial in result.trials
+        if trial.state == COMPLETE and trial.value is not None
+    )
+    return [trial for _, _, trial in heapq.nsmallest(most, values)]
+
+
+def _best(result: SearchResult) -> Html:
+    best = best_trials(result)
+    return trials_table("best trials", best) if best else Html("")
+
+
+def _failures(result: SearchResult) -> list[str]:
+    failed = [trial for trial in result.trials if trial.state == FAILED]
+    return [f"trial {trial.number} failed: {say.why(trial)}" for trial in failed[:_FAILED]]
+
+
+def _held(result: SearchResult) -> Html:
+    if not result.moments:
+        return Html("")
+    held, used = held_and_used(result.moments)
+    what = "GPUs" if result.gpu_seconds.held else "executors"
+    words = f"{what} held, and those on which trials ran, over time"
+    image = html.image(held_image(held, used, _WIDTH, _HEIGHT), _WIDTH, _HEIGHT, words)
+    return html.element("div", html.element("div", words, style="opacity:.7"), image)

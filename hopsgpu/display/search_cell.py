@@ -1,0 +1,125 @@
+"""A search in a notebook's cell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hopsgpu import html
+from hopsgpu.display import search_words as say
+from hopsgpu.display import words
+from hopsgpu.display.cell import folded_log, heading, plotted
+from hopsgpu.display.charts import lines_image
+from hopsgpu.display.search_picture import SearchPicture
+from hopsgpu.html import Html
+from hopsgpu.trials import TrialReport
+
+_WIDTH, _HEIGHT = 200, 36
+_PARAMS = 60
+
+
+def summary(picture: SearchPicture) -> str:
+    """A picture in a line, where no HTML is shown."""
+    told = say.summary(picture.status)
+    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {told}"
+
+
+def page(picture: SearchPicture, key: str) -> Html:
+    """A picture as HTML.
+
+    Args:
+        picture: of the search.
+        key: of the display, letters and digits; what a reader has unfolded stays so by it.
+    """
+    status = picture.status
+    counts = say.ends(status.wanted, say.states_of(status))
+    about = [words.seconds(picture.elapsed), counts, say.held_gpus(status)]
+    return html.box(
+        heading(status, status.state, about, status.waiting_for),
+        _best(picture),
+        _plots(picture),
+        _running(picture),
+        _ended(picture),
+        *_log(picture, key),
+    )
+
+
+def _best(picture: SearchPicture) -> Html:
+    best = picture.status.best
+    if best is None:
+        return Html("")
+    name = f"best {picture.status.metric or 'value'} "
+    told = f" of trial {best.number}: {say.shortened(best.params, 200)}"
+    return html.element("div", name, html.bold(say.number(float(best.value))), told)
+
+
+def _plots(picture: SearchPicture) -> Html:
+    status, plots = picture.status, []
+    if picture.curve:
+        name = f"best of {status.ended:,} trials"
+        image = html.image(lines_image([picture.curve], _WIDTH, _HEIGHT), _WIDTH, _HEIGHT, name)
+        first, last = picture.curve[0][1], picture.curve[-1][1]
+        below = "" if first == last else f"from {first:.4g}"
+        plots.append(plotted(name, f"{last:.4g}", image, below))
+    if picture.held:
+        what = say.unit(status)
+        bounds = (0.0, max(value for _, value in picture.held) or 1.0)
+        traces = [picture.used, picture.held]
+        image = html.image(
+            lines_image(traces, _WIDTH, _HEIGHT, bounds),
+            *(_WIDTH, _HEIGHT, f"{what} in use, and held"),
+        )
+        now = picture.status.moments[-1]
+        plots.append(plotted(f"{what} in use", f"{now.running:g}", image, f"of {now.held:g} held"))
+    return html.element("div", *plots) if plots else Html("")
+
+
+def _running(picture: SearchPicture) -> Html:
+    if not picture.running:
+        return Html("")
+    headers = ["running", "host", "GPU", "parameters", "step", "last value", ""]
+    rows = [
+        [
+            trial.number,
+            trial.host,
+            say.gpus(trial.gpu),
+            say.shortened(trial.params, _PARAMS),
+            "" if trial.step is None else trial.step,
+            say.measure(trial),
+            "" if ran is None else words.seconds(ran),
+        ]
+        for trial, ran in zip(picture.running, picture.seconds, strict=True)
+    ]
+    left = len(picture.status.running) - len(rows)
+    more = html.element("div", f"and {left:,} more that run") if left else ""
+    return Html(html.table(headers, rows) + html.escaped(more))
+
+
+def _ended(picture: SearchPicture) -> Html:
+    if not picture.ended:
+        return Html("")
+    return trials_table("ended last", picture.ended)
+
+
+def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
+    """Trials that have ended, a row each."""
+    headers = [first, "", "value", "parameters", "", "host", "GPU"]
+    return html.table(headers, [row_of(trial, _PARAMS) for trial in trials])
+
+
+def row_of(trial: TrialReport, params: int) -> Sequence[object]:
+    """A trial that has ended; its parameters in so many characters."""
+    return (
+        trial.number,
+        trial.state,
+        say.measure(trial),
+        say.shortened(trial.params, params),
+        "" if trial.duration is None else words.seconds(trial.duration),
+        trial.host,
+        say.gpus(trial.gpu),
+    )
+
+
+def _log(picture: SearchPicture, key: str) -> Iterable[Html]:
+    if picture.recent.total:
+        yield folded_log(picture.recent, "output of all trials", f"{key}-all")
+        yield html.element("div", say.WHOLE_LOGS, style="opacity:.7")

@@ -1,0 +1,175 @@
+"""What a live display shows of a search, as values of bounded size; nothing here draws."""
+
+from __future__ import annotations
+
+import bisect
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from hopsgpu.display.picture import Log, Point, Tail
+from hopsgpu.display.search_words import label
+from hopsgpu.gang import GangState
+from hopsgpu.trials import Moment, SearchStatus, TrialReport, Writer
+
+# Of many trials at a time so many have a row.
+SHOWN_TRIALS = 12
+_ENDED = 8
+_POINTS = 240
+
+
+@dataclass(frozen=True)
+class SearchPicture:
+    """A search at a moment.
+
+    Attributes:
+        status: of it.
+        elapsed: seconds since it was begun.
+        running: the first trials that run, by host and GPU.
+        seconds: how long each of them has run; None where it has not begun.
+        ended: the trials that ended last, the latest first.
+        curve: best value after so many trials, at evenly spaced numbers of them.
+        held: GPUs that were held, by seconds since the first moment; means over short times.
+        used: GPUs on which trials ran, as well.
+        recent: the last lines of all trials.
+    """
+
+    status: SearchStatus
+    elapsed: float
+    running: tuple[TrialReport, ...]
+    seconds: tuple[float | None, ...]
+    ended: tuple[TrialReport, ...]
+    curve: tuple[Point, ...]
+    held: tuple[Point, ...]
+    used: tuple[Point, ...]
+    recent: Log
+
+
+class SearchScene:
+    """What has been told of a search, in bounded memory; told by its thread, pictured by another.
+
+    Args:
+        status: the first one.
+        now: seconds, by whatever clock.
+        wall: seconds since the epoch.
+    """
+
+    def __init__(
+        self, status: SearchStatus, now: float, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._lock = threading.Lock()
+        self._wall = wall
+        self._status = status
+        self._told = now
+        self._recent = Tail()
+        self._news = 0
+
+    @property
+    def news(self) -> int:
+        """Grows with whatever is told."""
+        return self._news
+
+    def status(self, status: SearchStatus, now: float) -> None:
+        """Notes how the search stands."""
+        with self._lock:
+            self._status, self._told = status, now
+            self._news += 1
+
+    def line(self, who: Writer, host: str, texts: Sequence[str]) -> None:
+        """Notes the last lines of a trial's rank."""
+        with self._lock:
+            self._news += len(texts)
+            self._recent.take(texts, f"[{label(who, host, self._status.workers)}] ")
+
+    def picture(self, now: float) -> SearchPicture:
+        """What there is to be seen."""
+        with self._lock:
+            status, told, recent = self._status, self._told, self._recent.log()
+        over = 0.0 if GangState(status.state).is_terminal else max(now - told, 0.0)
+        running = sorted(status.running, key=attrgetter("host", "gpu", "number"))[:SHOWN_TRIALS]
+        wall = self._wall()
+        held, used = held_and_used(status.moments)
+        return SearchPicture(
+            status=status,
+            elapsed=status.elapsed + over,
+            running=tuple(running),
+            seconds=tuple(None if t.started is None else max(wall - t.started, 0) for t in running),
+            ended=tuple(reversed(status.recent[-_ENDED:])),
+            curve=curve_of(status.curve, status.ended),
+            held=held,
+            used=used,
+            recent=recent,
+        )
+
+
+def curve_of(curve: Sequence[tuple[int, float]], ended: int) -> tuple[Point, ...]:
+    """The best value so far at evenly spaced numbers of ended trials.
+
+    Args:
+        curve: pairs (trials ended, value), one for each time that it became better.
+        ended: trials that have ended.
+    """
+    points = [(float(at), value) for at, value in curve if math.isfinite(value)]
+    return evenly(points, float(ended)) if points else ()
+
+
+def held_and_used(
+    moments: Sequence[Moment], until: float | None = None
+) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """GPUs held, and those on which trials ran, by seconds since the first moment.
+
+    Args:
+        moments: in order.
+        until: seconds since the epoch, by default the last moment.
+    """
+    if not moments:
+        return (), ()
+    first = moments[0].time
+    last = (moments[-1].time if until is None else until) - first
+    held = [(m.time - first, m.held) for m in moments]
+    used = [(m.time - first, m.running) for m in moments]
+    return averaged(held, last), averaged(used, last)
+
+
+def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
+    """Steps, each of which lasts until the next, at so many points at most in even distances.
+
+    Args:
+        steps: at least one.
+        last: where the last step ends.
+    """
+    first = steps[0][0]
+    gap = max(last - first, 0.0) / (_POINTS - 1)
+    if not gap:
+        return (steps[-1],)
+    starts = [at for at, _ in steps]
+    points = (first + gap * n for n in range(_POINTS - 1))
+    shown = [(at, steps[bisect.bisect_right(starts, at) - 1][1]) for at in points]
+    return (*shown, (last, steps[-1][1]))
+
+
+def averaged(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
+    """Steps, each of which lasts until the next, by their means over so many even distances.
+
+    Of many short trials points alone would show whatever they meet.
+
+    Args:
+        steps: at least one.
+        last: where the last step ends.
+    """
+    first = steps[0][0]
+    gap = max(last - first, 0.0) / _POINTS
+    if not gap:
+        return (steps[-1],)
+    sums = [0.0] * _POINTS
+    ends = [at for at, _ in steps[1:]] + [last]
+    for (begin, value), end in zip(steps, ends, strict=True):
+        at, until = (begin - first) / gap, min((end - first) / gap, _POINTS)
+        while at < until:
+            following = min(math.floor(at) + 1.0, until)
+            sums[math.floor(at)] += value * (following - at)
+            at = following
+    return tuple((first + (n + 0.5) * gap, total) for n, total in enumerate(sums))
