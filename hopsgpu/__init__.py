@@ -30,13 +30,27 @@ if TYPE_CHECKING:
     from hopsgpu.spark.session import session
     from hopsgpu.spec import GangSpec, GpuRequest, LaunchPlan
     from hopsgpu.stores.models import ModelStore, ModelVersion
+    from hopsgpu.study.ablate import ablate
+    from hopsgpu.study.search import search
+    from hopsgpu.trials import (
+        AblationResult,
+        AblationRow,
+        Best,
+        SearchResult,
+        SearchStatus,
+        TrialReport,
+    )
     from hopsgpu.worker.context import Context, context
+    from hopsgpu.worker.trial import Trial
     from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
     from hopsgpu.yarn.inventory import inventory
 
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AblationResult": "hopsgpu.trials",
+    "AblationRow": "hopsgpu.trials",
+    "Best": "hopsgpu.trials",
     "ClusterGpus": "hopsgpu.yarn.gpus",
     "Context": "hopsgpu.worker.context",
     "Data": "hopsgpu.data.given",
@@ -55,17 +69,26 @@ _HOMES = {
     "RankReport": "hopsgpu.results",
     "Run": "hopsgpu.run",
     "RunStatus": "hopsgpu.results",
+    "SearchResult": "hopsgpu.trials",
+    "SearchStatus": "hopsgpu.trials",
     "Timeline": "hopsgpu.results",
+    "Trial": "hopsgpu.worker.trial",
+    "TrialReport": "hopsgpu.trials",
+    "ablate": "hopsgpu.study.ablate",
     "context": "hopsgpu.worker.context",
     "hold": "hopsgpu.launcher",
     "inventory": "hopsgpu.yarn.inventory",
     "launch": "hopsgpu.launcher",
     "plan": "hopsgpu.launcher",
+    "search": "hopsgpu.study.search",
     "session": "hopsgpu.spark.session",
     "submit": "hopsgpu.launcher",
 }
 
 __all__ = [
+    "AblationResult",
+    "AblationRow",
+    "Best",
     "Cancelled",
     "CapacityError",
     "ClusterError",
@@ -92,13 +115,19 @@ __all__ = [
     "RankReport",
     "Run",
     "RunStatus",
+    "SearchResult",
+    "SearchStatus",
     "StoreError",
     "Timeline",
+    "Trial",
+    "TrialReport",
+    "ablate",
     "context",
     "hold",
     "inventory",
     "launch",
     "plan",
+    "search",
     "session",
     "submit",
 ]

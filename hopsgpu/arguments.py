@@ -128,15 +128,15 @@ def arguments(
     Raises:
         ConfigError: naming the argument, what was given and what is accepted.
     """
-    _refuse_nested()
-    _check_callable(train_fn)
+    refuse_nested()
+    check_callable(train_fn)
     datasets = datasets_of(data, is_frame)
     wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
-    spec = _gang_spec(
+    spec = gang_spec(
         gpus_per_worker,
         memory_per_worker,
         acquire_timeout,
-        name=name if name is not None else _default_name(train_fn),
+        name=name if name is not None else default_name(train_fn),
         workers=workers,
         cores_per_worker=cores_per_worker,
         placement=placement,
@@ -153,7 +153,7 @@ def arguments(
     call, modules = _packed(Packer(), train_fn, args, kwargs)
     application = application_of(spark)
     check_data(datasets, application)
-    spec, wanted = _with_python(spec, wanted, application)
+    spec, wanted = with_python(spec, wanted, application)
     tracking = _tracking(application)
     return Arguments(
         spec,
@@ -191,9 +191,9 @@ def held_arguments(
     Raises:
         ConfigError: naming the argument, what was given and what is accepted.
     """
-    _refuse_nested()
+    refuse_nested()
     wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
-    spec = _gang_spec(
+    spec = gang_spec(
         gpus_per_worker,
         memory_per_worker,
         acquire_timeout,
@@ -209,7 +209,7 @@ def held_arguments(
     shown, application = progress_of(progress), application_of(spark)
     # Refused before the gang is acquired, and not with its first launch.
     _tracking(application)
-    spec, wanted = _with_python(spec, wanted, application)
+    spec, wanted = with_python(spec, wanted, application)
     return HeldArguments(spec, idle, likely_preloads(), shown, application, wanted)
 
 
@@ -233,11 +233,11 @@ def launch_on(
     Raises:
         ConfigError: naming the argument, what was given and what is accepted.
     """
-    _check_callable(train_fn)
+    check_callable(train_fn)
     datasets = datasets_of(data, is_frame)
     spec = dataclasses.replace(
         held.spec,
-        name=name if name is not None else _default_name(train_fn),
+        name=name if name is not None else default_name(train_fn),
         model=None if model is None else model_name(model),
         resume=None if resume is None else file_name(resume, "resume"),
         run_timeout=parse_duration(run_timeout, "run_timeout"),
@@ -261,17 +261,20 @@ def launch_on(
     )
 
 
-def _with_python(
+def with_python(
     spec: GangSpec, wanted: Wanted | None, application: Site
 ) -> tuple[GangSpec, Wanted | None]:
-    """The Python environment that was asked for, else the application's (`hopsgpu submit`)."""
+    """The gang with the Python environment that was asked for, else the application's.
+
+    `hopsgpu submit` gives an application one.
+    """
     default = application.option("python_env")
     if wanted is None and default:
         wanted = wanted_of(default)
     return dataclasses.replace(spec, python_env=None if wanted is None else wanted.name), wanted
 
 
-def _gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:
+def gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:
     """A GangSpec from GPUs per worker, memory and duration as users write them."""
     return GangSpec(
         gpus=GpuRequest(gpus),
@@ -281,12 +284,14 @@ def _gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> 
     )
 
 
-def _refuse_nested() -> None:
+def refuse_nested() -> None:
+    """Raises ConfigError in a rank."""
     if VARIABLE in os.environ:
         raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
 
 
-def _check_callable(train_fn: object) -> None:
+def check_callable(train_fn: object) -> None:
+    """Raises ConfigError where it cannot be called."""
     if not callable(train_fn):
         raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
 
@@ -295,9 +300,18 @@ def _packed(
     packer: Packer, train_fn: Callable[..., Any], args: object, kwargs: object
 ) -> tuple[bytes, PackedModules]:
     """The pickled function with its arguments, and the user's modules that it needs."""
-    positional, keywords = _positional(args), _keywords(kwargs)
-    _check_call(train_fn, positional, keywords)
-    call = pickle_call(train_fn, positional, keywords)
+    positional, named = _positional(args), keywords(kwargs)
+    check_call(train_fn, positional, named)
+    call = pickle_call(train_fn, positional, named)
+    return call, packed_modules(packer, train_fn, call)
+
+
+def packed_modules(packer: Packer, train_fn: Callable[..., Any], call: bytes) -> PackedModules:
+    """The user's modules that a function needs, which travel with it.
+
+    Raises:
+        ConfigError: they and the pickled call are too large to travel.
+    """
     modules = packer.pack(module_roots(train_fn))
     if len(call) + len(modules.archive) > _MOST_CALL:
         raise ConfigError(
@@ -305,7 +319,7 @@ def _packed(
             f" {len(modules.archive)}; at most {_MOST_CALL} together are accepted. Give data by"
             " data=, or read it in the ranks"
         )
-    return call, modules
+    return modules
 
 
 def _tracking(application: Site) -> Tracking | None:
@@ -322,7 +336,7 @@ def _provenance(
 ) -> Provenance | None:
     if model is None and tracking is None:
         return None
-    return provenance_of(train_fn, _positional(args), _keywords(kwargs), modules)
+    return provenance_of(train_fn, _positional(args), keywords(kwargs), modules)
 
 
 def _positional(args: object) -> tuple[Any, ...]:
@@ -331,7 +345,8 @@ def _positional(args: object) -> tuple[Any, ...]:
     return tuple(args)
 
 
-def _keywords(kwargs: object) -> Mapping[str, Any]:
+def keywords(kwargs: object) -> Mapping[str, Any]:
+    """Keyword arguments by name; raises ConfigError where they are none."""
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -339,21 +354,36 @@ def _keywords(kwargs: object) -> Mapping[str, Any]:
     return kwargs
 
 
-def _check_call(
-    train_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+def check_call(
+    train_fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    all_known: bool = True,
 ) -> None:
+    """Whether a function takes arguments.
+
+    Args:
+        train_fn: the function.
+        args, kwargs: what it is to be given.
+        all_known: whether it is given nothing else.
+
+    Raises:
+        ConfigError: it does not.
+    """
     try:
         signature = inspect.signature(train_fn)
     except (TypeError, ValueError):  # some built-in functions have none
         return
     try:
-        signature.bind(*args, **kwargs)
+        (signature.bind if all_known else signature.bind_partial)(*args, **kwargs)
     except TypeError as error:
         raise ConfigError(
             f"train_fn={name_of(train_fn)}{signature} does not take these args and kwargs: {error}"
         ) from error
 
 
-def _default_name(train_fn: Callable[..., Any]) -> str:
+def default_name(train_fn: Callable[..., Any]) -> str:
+    """The name of a run of a function."""
     letters = "".join(c if c.isalnum() else "-" for c in name_of(train_fn).rpartition(".")[2])
     return letters.strip("-")[:40] or "run"

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from hopsgpu.arguments import Arguments
 from hopsgpu.background import Background
@@ -25,9 +25,9 @@ from hopsgpu.recording import Recording
 from hopsgpu.records import environment
 from hopsgpu.results import GangResult
 from hopsgpu.retries import avoid_next, may_retry
-from hopsgpu.run import Board
+from hopsgpu.run import Board, Named
 from hopsgpu.spark.granted import Lease
-from hopsgpu.spark.request import Request
+from hopsgpu.spark.request import Request, Watcher
 from hopsgpu.spec import LaunchPlan
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
@@ -44,6 +44,10 @@ _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
 # What hopsgpu adds to the metrics that ranks report.
 _OF_GPUS = "gpu."
 _STEP = "step"
+
+
+class Told(Watcher, Named, Protocol):
+    """On which a run writes how its executors stand."""
 
 
 def execute(
@@ -103,7 +107,7 @@ def state_of_failure(error: BaseException) -> GangState:
 def request_of(
     plan: LaunchPlan,
     frameworks: tuple[str, ...],
-    board: Board,
+    board: Told,
     cancelled: threading.Event,
     python_env: PythonEnv | None = None,
 ) -> Request:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
-from hopsgpu.results import GangResult
-from hopsgpu.run import Run
+from hopsgpu.run import Handle, Run
 
 P = ParamSpec("P")
 A = TypeVar("A")
@@ -49,7 +48,7 @@ def interrupts_noted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def wait_for(run: Run, interrupted: threading.Event) -> GangResult:
+def wait_for(run: Handle[R], interrupted: threading.Event) -> R:
     """The run's result; once interrupted, the run is cancelled and its GPUs are back first.
 
     Raises:

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hopsgpu import records
 from hopsgpu.background import Background, Work
 from hopsgpu.errors import StoreError
-from hopsgpu.records import Standing
 from hopsgpu.results import GangResult, RankReport
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.runs import CANCEL
 
 if TYPE_CHECKING:
     from hopsgpu.python_env.value import PythonEnv
-    from hopsgpu.run import Board
     from hopsgpu.spec import LaunchPlan
 
 _LOOK_SECONDS = 1.0
@@ -47,6 +45,32 @@ class Followed(Protocol):
         """A report of each rank that has started, in order, and whether it was seen to end."""
 
 
+class Standing(Protocol):
+    """How a run stands.
+
+    Attributes:
+        state: a GangState's value.
+        attempt: the latest, from 0.
+    """
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def attempt(self) -> int: ...
+
+
+class Stood(Protocol):
+    """On which a run writes how it stands."""
+
+    @property
+    def run_id(self) -> str:
+        """Names the run."""
+
+    def status(self) -> Standing:
+        """How it stands now."""
+
+
 class Recording:
     """A run's record and logs, on their way to the lake; nothing here waits for the lake.
 
@@ -62,12 +86,13 @@ class Recording:
         cancelled: set where the lake says that the run is no longer wanted.
         data: gives the reference to what the ranks read, or None.
         python_env: gives what they run with, once it is there; or None.
+        search: gives what the record of a search has beside; or None.
     """
 
     def __init__(
         self,
         plan: LaunchPlan,
-        board: Board,
+        board: Stood,
         directory: Lake,
         *,
         application: str,
@@ -78,6 +103,7 @@ class Recording:
         cancelled: threading.Event,
         data: Callable[[], Mapping[str, Any] | None] = _nothing,
         python_env: Callable[[], PythonEnv | None] = _nothing,
+        search: Callable[[], Mapping[str, Any] | None] = _nothing,
     ) -> None:
         self._plan = plan
         self._board = board
@@ -89,6 +115,7 @@ class Recording:
         self._cancelled = cancelled
         self._data = data
         self._python_env = python_env
+        self._search = search
         self._directory = directory
         self._wish = Lake(directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
@@ -140,7 +167,7 @@ class Recording:
     def _work(self, state: str, error: str | None) -> Work:
         if self._followed is not None:
             self._look_at(self._followed)
-        standing = Standing(
+        standing = records.Standing(
             plan=self._plan,
             result=self._result(),
             application=self._application,
@@ -153,6 +180,7 @@ class Recording:
             logs=dict(self._logs),
             data=self._data(),
             python_env=self._python_env(),
+            search=self._search(),
         )
         return lambda: records.write(
             self._directory, records.content(standing, self._environment())

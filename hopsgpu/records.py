@@ -41,6 +41,7 @@ class Standing:
         logs: bytes of each log so far, by its path in the run's directory.
         data: what is told of the data that the ranks read, by its name; None without any.
         python_env: that the ranks run with, once it is on the lake; or None.
+        search: what is told of a search and its trials; None of another run.
     """
 
     plan: LaunchPlan
@@ -55,6 +56,7 @@ class Standing:
     logs: Mapping[str, int] = field(default_factory=dict)
     data: Mapping[str, Any] | None = None
     python_env: PythonEnv | None = None
+    search: Mapping[str, Any] | None = None
 
 
 def content(standing: Standing, environment: Mapping[str, Any]) -> bytes:
@@ -90,6 +92,7 @@ def content(standing: Standing, environment: Mapping[str, Any]) -> bytes:
             "logs": standing.logs,
             "warnings": result.warnings,
             "environment": environment,
+            **({} if standing.search is None else {"search": standing.search}),
         },
         indent=1,
         allow_nan=False,

@@ -7,11 +7,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.gang import GangState, may_follow
 from hopsgpu.progress import Progress
 from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+
+R = TypeVar("R")
 
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
 
@@ -175,21 +178,36 @@ def gpu_seconds(
     return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
 
 
-class Run:
-    """A run that `submit` started."""
+class Named(Protocol):
+    """What has a run's id."""
+
+    @property
+    def run_id(self) -> str:
+        """Names the run and its directory on the lake."""
+
+
+class Handle(Generic[R]):
+    """Work in a thread of its own, which can be waited for and cancelled.
+
+    Args:
+        board: of the run.
+        cancelled: set when it is no longer wanted.
+        work: what is to be done.
+        start_thread: has it done.
+    """
 
     def __init__(
         self,
-        board: Board,
+        board: Named,
         cancelled: threading.Event,
-        work: Callable[[], GangResult],
+        work: Callable[[], R],
         start_thread: Callable[[Callable[[], None]], None],
     ) -> None:
         self._board = board
         self._cancelled = cancelled
         self._work = work
         self._finished = threading.Event()
-        self._result: GangResult | None = None
+        self._result: R | None = None
         self._error: BaseException | None = None
         start_thread(self._body)
 
@@ -197,10 +215,6 @@ class Run:
     def run_id(self) -> str:
         """Names the run and its directory on the lake."""
         return self._board.run_id
-
-    def status(self) -> RunStatus:
-        """How the run stands now."""
-        return self._board.status()
 
     def wait(self, seconds: float | None = None) -> bool:
         """Waits for the end, at most so long; whether the run has ended."""
@@ -210,7 +224,7 @@ class Run:
         """Ends the run at whatever state it is; its executors go back. Returns at once."""
         self._cancelled.set()
 
-    def result(self) -> GangResult:
+    def result(self) -> R:
         """Waits for the end and gives the result.
 
         Raises:
@@ -231,6 +245,24 @@ class Run:
             self._error = error
         finally:
             self._finished.set()
+
+
+class Run(Handle[GangResult]):
+    """A run that `submit` started."""
+
+    def __init__(
+        self,
+        board: Board,
+        cancelled: threading.Event,
+        work: Callable[[], GangResult],
+        start_thread: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._stands = board
+        super().__init__(board, cancelled, work, start_thread)
+
+    def status(self) -> RunStatus:
+        """How the run stands now."""
+        return self._stands.status()
 
     def __repr__(self) -> str:
         status = self.status()

@@ -67,7 +67,8 @@ def check_name(value: object, what: str) -> str:
     )
 
 
-def _check_count(value: object, name: str, least: int) -> None:
+def check_count(value: object, name: str, least: int) -> None:
+    """Raises ConfigError where an argument is no whole number, or less than `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is wanted")
 
@@ -124,7 +125,7 @@ class GpuRequest:
                     " accepted, with so many ranks on one GPU"
                 )
             return
-        _check_count(given, "gpus_per_worker", 0)
+        check_count(given, "gpus_per_worker", 0)
         if given > MOST_GPUS:
             raise ConfigError(f"gpus_per_worker={given!r}: at most {MOST_GPUS} are accepted")
 
@@ -182,27 +183,27 @@ class GangSpec:
     python_env: str | None = None
 
     def __post_init__(self) -> None:
-        _check_count(self.workers, "workers", 1)
+        check_count(self.workers, "workers", 1)
         if self.workers % self.gpus.sharing:
             raise ConfigError(
                 f"workers={self.workers} with gpus_per_worker={self.gpus.per_worker!r}: a multiple"
                 f" of {self.gpus.sharing} is wanted, so that no GPU is left with a part"
             )
         if self.cores_per_worker is not None:
-            _check_count(self.cores_per_worker, "cores_per_worker", 1)
+            check_count(self.cores_per_worker, "cores_per_worker", 1)
         if self.placement not in PLACEMENTS:
             raise ConfigError(
                 f"placement={self.placement!r}: 'pack' (ranks share containers), 'spread' (one rank"
                 " on each node) or None is wanted"
             )
         _check_gpu_type(self.gpu_type, self.gpus)
-        _check_count(self.parameter_servers, "parameter_servers", 0)
+        check_count(self.parameter_servers, "parameter_servers", 0)
         if self.parameter_servers and self.workers < 2:
             raise ConfigError(
                 f"parameter_servers={self.parameter_servers} with workers={self.workers}: rank 0 is"
                 " the chief and counts in workers, so at least 2 workers are wanted"
             )
-        _check_count(self.retries, "retries", 0)
+        check_count(self.retries, "retries", 0)
         if self.visible not in VISIBLE:
             raise ConfigError(
                 f"visible={self.visible!r}: 'container' (the GPUs of all its ranks, in the order of"

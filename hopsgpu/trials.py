@@ -152,6 +152,11 @@ class SearchStatus:
     moments: tuple[Moment, ...] = ()
 
     @property
+    def attempt(self) -> int:
+        """0: its trials are tried again, and not the search."""
+        return 0
+
+    @property
     def ended(self) -> int:
         """Trials that have ended."""
         return self.complete + self.pruned + self.failed

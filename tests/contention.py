@@ -26,6 +26,7 @@ def start_script(
     return subprocess.Popen(
         [sys.executable, "-u", "-c", textwrap.dedent(script), *map(str, arguments)],
         env={**env, **more},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

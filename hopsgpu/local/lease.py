@@ -76,10 +76,7 @@ class LocalLease(Owner):
             tuple(sorted(gpu for _, gpu in request.avoid.gpus)),
             os.getpid(),
         )
-        package, env = None, None if request.warm is None else request.warm.python_env
-        if env is not None and env.interpreter is not None:
-            # As on a node: the driver's other packages are not for a Python of the ranks' own.
-            package = pack_package(directory / PACKAGE)
+        package = package_for(request, directory)
         self._job = ContainerJob(wanted, directory, request.watcher.warn, package)
         return self._job
 
@@ -147,14 +144,40 @@ def lease_here(
     Raises:
         ConfigError: no port of the range is free.
     """
-    secret = new_secret()
     with (
         tempfile.TemporaryDirectory(prefix="hopsgpu-", ignore_cleanup_errors=True) as directory,
-        serve(secret, _HERE, ports, heartbeat=heartbeat) as server,
+        here_served(user, heartbeat, ports) as (server, driver),
     ):
-        driver = Driver(_HERE, server.port, secret, user, heartbeat=heartbeat)
         owner = LocalLease(request, server, driver, Path(directory))
         try:
             yield owner
         finally:
             owner.release()
+
+
+@contextlib.contextmanager
+def here_served(
+    user: str | None, heartbeat: float, ports: range | None
+) -> Iterator[tuple[ControlServer, Driver]]:
+    """A control channel on this machine, and what its containers are told of it.
+
+    Args:
+        user, heartbeat, ports: as of `lease_here`.
+
+    Raises:
+        ConfigError: no port of the range is free.
+    """
+    secret = new_secret()
+    with serve(secret, _HERE, ports, heartbeat=heartbeat) as server:
+        yield server, Driver(_HERE, server.port, secret, user, heartbeat=heartbeat)
+
+
+def package_for(request: Request, directory: Path) -> Path | None:
+    """From what a container imports hopsgpu; None for where the driver does.
+
+    As on a node: the driver's other packages are not for a Python of the ranks' own.
+    """
+    env = None if request.warm is None else request.warm.python_env
+    if env is None or env.interpreter is None:
+        return None
+    return pack_package(directory / PACKAGE)

@@ -9,14 +9,13 @@ from typing import Protocol
 
 from pyspark.resource import ResourceProfile
 
-from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.errors import HopsGpuError
 from hopsgpu.gang import Container, Grants, Verdict, shared_hosts
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.checks import refuse_other_python
 from hopsgpu.spark.greeting import greeted, is_hello
-from hopsgpu.spark.jobs import GangJob, reason_of
+from hopsgpu.spark.jobs import GangJob, refuse_hopeless
 from hopsgpu.spark.request import Patience, Request
-from hopsgpu.worker.handshake import UnreachableError
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import Held
 
@@ -154,9 +153,7 @@ class Bringing:
         """What ends a holder in a way that Spark's next tries do not mend."""
         for job in self.jobs:
             for error in self._application.jvm.task_failures(job.tag):
-                if UnreachableError.__name__ in error:
-                    raise ConfigError(reason_of(error))
-                refuse_other_python(error)
+                refuse_hopeless(error)
 
     def _look(self) -> None:
         """What the ResourceManager shows of this gang, or why it does not answer."""

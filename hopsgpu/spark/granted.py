@@ -6,14 +6,14 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from hopsgpu.gang import Avoid, Container, GangState
 from hopsgpu.spark.request import Request
-from hopsgpu.worker.server import ControlServer
+from hopsgpu.worker.events import Event
 
 
 class Job(Protocol):
@@ -27,6 +27,23 @@ class Job(Protocol):
 
     def reason(self, seconds: float) -> str:
         """What a person needs of its end; waits so long for it to be known."""
+
+
+class Wire(Protocol):
+    """A gang's agents, as peers of the control channel."""
+
+    @property
+    def certificate(self) -> bytes | None:
+        """What agents must see of TLS (DER); None where the channel is not encrypted."""
+
+    def next_event(self, seconds: float) -> Event | None:
+        """The next event, or None when none came within `seconds`."""
+
+    def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
+        """Sends to a peer; False where its connection is gone."""
+
+    def hang_up(self, peers: Iterable[int]) -> None:
+        """Closes the connections of some peers."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class Lease:
         gone: keys of the agents whose connection has ended, as far as it was noticed.
     """
 
-    server: ControlServer
+    server: Wire
     containers: tuple[Container, ...]
     job: Job
     why_lost: Callable[[str, str], str]

@@ -11,7 +11,10 @@ from pyspark import RDD, InheritableThread
 from pyspark.resource import ResourceProfile
 from pyspark.serializers import CPickleSerializer
 
+from hopsgpu.errors import ConfigError
 from hopsgpu.spark.application import Application
+from hopsgpu.spark.checks import refuse_other_python
+from hopsgpu.worker.handshake import UnreachableError
 from hopsgpu.worker.holder import Warm
 from hopsgpu.worker.peer import Driver
 
@@ -119,3 +122,17 @@ def reason_of(error: str) -> str:
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
     python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
     return python[-1] if python else (raised or lines or ["no reason given"])[0]
+
+
+def refuse_hopeless(error: str) -> None:
+    """What ends a task in a way that Spark's next tries do not mend.
+
+    Args:
+        error: of a task or a job.
+
+    Raises:
+        ConfigError: it is such: the executor cannot reach the driver, or has another Python.
+    """
+    if UnreachableError.__name__ in error:
+        raise ConfigError(reason_of(error))
+    refuse_other_python(error)

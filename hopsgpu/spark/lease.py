@@ -21,6 +21,7 @@ from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import Container, GangState, backoff_seconds
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.bring import EVENT_SECONDS, Bringing, hosts_of
+from hopsgpu.spark.control import control_channel
 from hopsgpu.spark.granted import Lease, Owner
 from hopsgpu.spark.greeting import greeted, is_hello
 from hopsgpu.spark.jobs import GangJob, hold_in_task, supervise_in_task
@@ -30,11 +31,8 @@ from hopsgpu.spark.release import RELEASE_SECONDS, Release, let_go, let_part_go
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spark.tokens import read_tokens
 from hopsgpu.units import counted
-from hopsgpu.worker.channel import new_secret
-from hopsgpu.worker.encryption import network_is_encrypted
-from hopsgpu.worker.kernel import allow_descriptors
 from hopsgpu.worker.peer import Driver
-from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.worker.server import ControlServer
 
 # Executors are up and Python is: an agent only has to import and connect.
 _AGENTS_SECONDS = 120.0
@@ -290,24 +288,8 @@ def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]
     Raises:
         ConfigError: the driver cannot listen for the executors.
     """
-    allow_descriptors(request.executors)
-    secret = new_secret()
-    jvm = application.jvm
-    address = application.driver_address
-    bind = application.setting("spark.driver.bindAddress") or address
-    user = None if jvm.is_kerberized() else jvm.user()
-    heartbeat = application.heartbeat
-    encrypted = network_is_encrypted(application.setting)
-    with serve(secret, bind, application.ports, heartbeat=heartbeat, encrypted=encrypted) as server:
+    with control_channel(application, request.executors) as (server, driver):
         profile = application.profiles.check_out(request.shape)
-        driver = Driver(
-            address,
-            server.port,
-            secret,
-            user,
-            heartbeat=heartbeat,
-            certificate=server.certificate,
-        )
         owner = GpuLease(application, request, profile, server, driver)
         try:
             yield owner

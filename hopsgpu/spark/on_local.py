@@ -9,9 +9,11 @@ from pyspark import SparkContext
 
 from hopsgpu.errors import CapacityError, DiscoveryError
 from hopsgpu.gang import Avoid
+from hopsgpu.local.elastic import elastic_here
 from hopsgpu.local.lease import lease_here
 from hopsgpu.local.machine import check_gpus, fit_here, own_gpus, this_machine
 from hopsgpu.spark.base import SparkApplication
+from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spark.granted import Owner
 from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.request import Request
@@ -37,6 +39,13 @@ class OnLocal(SparkApplication):
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
         user = None if self.jvm.is_kerberized() else self.user
         return lease_here(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+
+    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
+        user = None if self.jvm.is_kerberized() else self.user
+        return elastic_here(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+
+    def goes_on(self, application_id: str) -> bool:
+        return False
 
 
 def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:

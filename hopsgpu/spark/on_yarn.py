@@ -11,6 +11,8 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.gang import Avoid
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.checks import check_python, check_session
+from hopsgpu.spark.elastic import ElasticLease
+from hopsgpu.spark.elastic_yarn import elastic_on_yarn
 from hopsgpu.spark.fitting import check_again, fit_on_yarn
 from hopsgpu.spark.granted import Owner
 from hopsgpu.spark.inside import act_for_submitter
@@ -35,6 +37,12 @@ class OnYarn(Application):
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
         return lease_gpus(self, request)
+
+    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
+        return elastic_on_yarn(self, request)
+
+    def goes_on(self, application_id: str) -> bool:
+        return not self.manager.end_of(application_id)
 
 
 def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:

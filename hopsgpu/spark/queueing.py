@@ -205,8 +205,17 @@ class Queueing:
 
 
 @contextlib.contextmanager
-def queueing(application: Application, request: Request, patience: Patience) -> Iterator[Queueing]:
-    """A gang's place in the line of its cluster, left on every path."""
+def queueing(
+    application: Application, request: Request, patience: Patience, *, grows: bool = False
+) -> Iterator[Queueing]:
+    """A gang's place in the line of its cluster, left on every path.
+
+    Args:
+        application: in which it runs.
+        request: what it asks for.
+        patience: how long it may take.
+        grows: whether it is a search that could do without, and stands behind all gangs.
+    """
     with contextlib.ExitStack() as stack:
         place = None
         try:
@@ -215,6 +224,7 @@ def queueing(application: Application, request: Request, patience: Patience) -> 
                 application=application.id,
                 executors=request.executors,
                 gpus=request.shape.gpus,
+                grows=grows,
             )
             stack.enter_context(stand_in_line(place))
         except StoreError as error:

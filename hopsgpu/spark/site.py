@@ -9,6 +9,7 @@ from typing import Protocol
 from pyspark import SparkContext
 
 from hopsgpu.gang import Avoid
+from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spark.granted import Owner
 from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.request import Request
@@ -104,4 +105,18 @@ class Site(Protocol):
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
+        """
+
+    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
+        """What can bring a search's executors one by one; all are released on every way out.
+
+        Raises:
+            ConfigError: the driver cannot listen for the executors.
+        """
+
+    def goes_on(self, application_id: str) -> bool:
+        """Whether another application, which left a record that goes on, is there still.
+
+        Raises:
+            HopsGpuError: that is not known.
         """

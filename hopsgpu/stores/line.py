@@ -37,7 +37,15 @@ class Place:
         owner: the user, as the lake knows it.
     """
 
-    def __init__(self, directory: Lake, *, application: str, executors: int, gpus: int) -> None:
+    def __init__(
+        self,
+        directory: Lake,
+        *,
+        application: str,
+        executors: int,
+        gpus: int,
+        grows: bool = False,
+    ) -> None:
         self._directory = directory
         self._name = ""
         self._filed = False
@@ -48,7 +56,7 @@ class Place:
         self.ticket = Ticket(
             filed=0,
             id=secrets.token_hex(4),
-            grows=False,
+            grows=grows,
             executors=executors,
             gpus=gpus,
             queue=queue_tag(""),

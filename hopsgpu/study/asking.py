@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Direction = Literal["minimize", "maximize"]
 # What a trial ran on and how it ended: an attribute of it in Optuna.
 ATTRIBUTE = "hopsgpu"
+# How often a trial was started: of one that is gone on with by another driver each try is another.
+_TRIES = "hopsgpu.tries"
 _STATES = {
     End.COMPLETE: optuna.trial.TrialState.COMPLETE,
     End.PRUNED: optuna.trial.TrialState.PRUNED,
@@ -42,11 +44,13 @@ class Proposed:
         number: Optuna's.
         params: by name, as Optuna has them.
         arguments: keyword arguments of the user's function.
+        tries: how often it was started in earlier runs of the study.
     """
 
     number: int
     params: Mapping[str, Any]
     arguments: Mapping[str, Any]
+    tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -156,6 +160,14 @@ class Asker:
         with self._changed:
             self._wanted += count
             self._changed.notify()
+
+    def started(self, number: int, tries: int) -> None:
+        """Has Optuna know how often a trial was started, in all runs of the study."""
+
+        def work() -> None:
+            self._trials[number].set_user_attr(_TRIES, tries)
+
+        self._put(work)
 
     def tell(self, number: int, how: End, value: float | None, about: Mapping[str, Any]) -> None:
         """Has Optuna know how a trial ended.
@@ -273,7 +285,8 @@ class Asker:
             return Declined(trial.number)
         self._trials[trial.number] = trial
         self._steps[trial.number] = reported
-        return Proposed(trial.number, dict(trial.params), arguments)
+        tries = int(trial.user_attrs.get(_TRIES, 0))
+        return Proposed(trial.number, dict(trial.params), arguments, tries)
 
     def _reported(self, number: int) -> set[int]:
         return set(self.study.get_trials(deepcopy=False)[number].intermediate_values)

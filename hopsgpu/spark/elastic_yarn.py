@@ -1,0 +1,397 @@
+"""A search's executors on YARN: a Spark job of one task for each, asked for in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.gang import PART_SECONDS, Container, GangState
+from hopsgpu.spark.application import Application
+from hopsgpu.spark.control import control_channel
+from hopsgpu.spark.elastic import ElasticLease, most_that_fit
+from hopsgpu.spark.granted import Job
+from hopsgpu.spark.jobs import GangJob, refuse_hopeless, supervise_in_task
+from hopsgpu.spark.queueing import Queueing, queueing
+from hopsgpu.spark.release import let_go
+from hopsgpu.spark.request import Patience, Request, Watcher, demand_of
+from hopsgpu.spark.threads import start_daemon
+from hopsgpu.spark.tokens import read_tokens
+from hopsgpu.turns import Bound
+from hopsgpu.worker.channel import Message
+from hopsgpu.worker.peer import Driver
+from hopsgpu.worker.server import ControlServer
+from hopsgpu.yarn.shortage import shortage
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+_LOOK_SECONDS = 0.2
+_GONE_SECONDS = 0.1
+# Nobody announces that a job has ended.
+_JOBS_SECONDS = 1.0
+_END_SECONDS = 10.0
+# An executor on which the agent ends again and again fails its job; so many in a row are no chance.
+_MOST_FAILED = 3
+
+
+@dataclass(frozen=True)
+class _Told:
+    """Tells the search's watcher; why it waits is kept for whoever asks."""
+
+    watcher: Watcher
+    owner: YarnElasticLease
+
+    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+        self.owner.why = why
+
+    def mark(self, point: str) -> None:
+        return
+
+    def arrived(self, times: Sequence[float]) -> None:
+        return
+
+    def warn(self, text: str) -> None:
+        self.watcher.warn(text)
+
+
+class YarnElasticLease(ElasticLease):
+    """Use `elastic_on_yarn`, which always releases.
+
+    Two threads: one asks for executors, in the line of all that wait; one sees those go that were
+    let go.
+
+    Attributes:
+        why: why it waits.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        request: Request,
+        profile: ResourceProfile,
+        server: ControlServer,
+        driver: Driver,
+    ) -> None:
+        super().__init__(request, server)
+        self.why = ""
+        self._application = application
+        self._profile = profile
+        self._driver = driver
+        self._changed = threading.Condition()
+        # All that follows under its lock.
+        self._live: dict[str, GangJob] = {}
+        # By the tag of its job the container of an agent that is connected.
+        self._ready: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._wanted = 0
+        self._at_once = 1
+        self._failed = 0
+        self._closed = False
+        # Set while no more are wanted than there are, or are asked for.
+        self._enough = threading.Event()
+        self._over = (threading.Event(), threading.Event())
+
+    def start(self) -> None:
+        """Starts its threads."""
+        for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
+            start_daemon(
+                f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
+            )
+
+    @property
+    def held(self) -> int:
+        with self._changed:
+            return len(self._ready) + len(self._leaving)
+
+    @property
+    def waiting_for(self) -> str:
+        with self._changed:
+            return self.why if self._wanted > len(self._ready) else ""
+
+    def want(self, executors: int, at_once: int) -> None:
+        with self._changed:
+            if (executors, at_once) != (self._wanted, self._at_once):
+                self._wanted, self._at_once = executors, at_once
+                self._note()
+
+    def _note(self) -> None:
+        """Under the lock: has the threads look again."""
+        if self._closed or self._wanted < self._count():
+            self._enough.set()
+        else:
+            self._enough.clear()
+        self._changed.notify_all()
+
+    def _count(self) -> int:
+        """Under the lock: executors that are here or are asked for, but for those put aside."""
+        return len(self._live) - self.aside
+
+    def _job_of(self, hello: Message) -> Job | None:
+        with self._changed:
+            job = self._live.get(str(hello["job"]))
+            if job is not None:
+                self._ready[job.tag] = str(hello["container"])
+                # It was let go, and a task that waited has come to it.
+                self._leaving.discard(self._ready[job.tag])
+                self._failed = 0
+                self._changed.notify_all()
+            return job
+
+    def _let_go(self, leaving: Mapping[int, Container]) -> None:
+        with self._changed:
+            for key, container in leaving.items():
+                self._drop(self._jobs[key])
+                self._leaving.add(container.container_id)
+            self._note()
+
+    def _lost(self, job: Job) -> None:
+        with self._changed:
+            self._ready = {t: c for t, c in self._ready.items() if self._live.get(t) is not job}
+
+    def _drop(self, job: Job) -> None:
+        """Under the lock."""
+        tag = next((tag for tag, one in self._live.items() if one is job), None)
+        if tag is not None:
+            del self._live[tag]
+            self._ready.pop(tag, None)
+
+    def _why_lost(self, reason: str, host: str) -> str:
+        return self._application.why_lost(reason, host)
+
+    def _tokens(self) -> bytes:
+        return read_tokens(self._application.jvm)
+
+    def _grow(self) -> None:
+        try:
+            while self._is_missing():
+                self._ask()
+        except HopsGpuError as error:
+            self._fail(error)
+        except Py4JError as error:
+            self._fail(HopsGpuError(f"Spark could not be asked for executors: {error}"))
+
+    def _is_missing(self) -> bool:
+        """Waits until executors are missing; False once it is closed.
+
+        Raises:
+            HopsGpuError: they end again and again.
+        """
+        while True:
+            self._forget_ended()
+            with self._changed:
+                if self._closed:
+                    return False
+                if self._wanted > self._count():
+                    self._note()
+                    return True
+                surplus = self._surplus()
+                if not surplus:
+                    self._changed.wait(_JOBS_SECONDS)
+            self._cancel(surplus)
+
+    def _surplus(self) -> list[GangJob]:
+        """Under the lock: jobs that wait for executors which nobody wants."""
+        return self._waiting()[: max(self._count() - self._wanted, 0)]
+
+    def _waiting(self) -> list[GangJob]:
+        """Under the lock: jobs whose task has no executor yet, the latest first."""
+        return [job for tag, job in reversed(self._live.items()) if tag not in self._ready]
+
+    def _cancel(self, jobs: Collection[GangJob]) -> None:
+        for job in jobs:
+            # One that has come meanwhile is ended with it.
+            while not job.ended.wait(_LOOK_SECONDS) and not self._is_closed():
+                self._application.jvm.cancel(job.tag)
+            with self._changed:
+                self._drop(job)
+
+    def _is_closed(self) -> bool:
+        with self._changed:
+            return self._closed
+
+    def _forget_ended(self) -> None:
+        """Drops jobs that have ended by themselves.
+
+        Raises:
+            ConfigError: their executors cannot reach the driver, or have another Python.
+            HopsGpuError: several have failed, and none has come between.
+        """
+        with self._changed:
+            over = [job for job in self._live.values() if job.ended.is_set()]
+            for job in over:
+                self._drop(job)
+            self._failed += sum(job.error is not None for job in over)
+            failed = self._failed
+        for job in over:
+            refuse_hopeless(str(job.error))
+        if failed >= _MOST_FAILED:
+            raise HopsGpuError(f"executors came and failed, the last one: {over[-1].reason(0)}")
+
+    def _ask(self) -> None:
+        with self._changed:
+            missing = self._wanted - self._count()
+            first = not self._ready
+            at_once = max(min(self._at_once, missing), 1)
+        request = replace(
+            self.request,
+            executors=at_once,
+            cancelled=self._enough,
+            timeout=self.request.timeout if first else None,
+            watcher=_Told(self.request.watcher, self),
+        )
+        patience = Patience(request)
+        # Cancelled: nobody wants more any longer.
+        with (
+            contextlib.suppress(Cancelled),
+            queueing(self._application, request, patience, grows=not first) as place,
+            place.turn(0),
+        ):
+            self._in_turn(place, patience, self._fitting(at_once, missing))
+
+    def _fitting(self, at_once: int, missing: int) -> int:
+        """How many to ask for in one turn: as many as seem to fit."""
+        try:
+            snapshot = self._application.snapshot(0.0).only(self.request.hosts)
+        except HopsGpuError:  # it asks for the least, and is told why that takes its time
+            return at_once
+        demand = demand_of(self.request.shape, 1, None)
+
+        def fits(count: int) -> bool:
+            return shortage(replace(demand, executors=count), snapshot).bound is Bound.NONE
+
+        return most_that_fit(at_once, missing, fits)
+
+    def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
+        """Asks for so many, until YARN has granted them or does not for half a minute."""
+        started = [self._start(place) for _ in range(count)]
+        until, granted = time.monotonic() + PART_SECONDS, 0
+        while not self._enough.wait(_LOOK_SECONDS):
+            self._forget_ended()
+            self._refuse_failing(started)
+            try:
+                held = self._application.manager.held(self._application.id, self._profile.id)
+            except HopsGpuError as error:
+                patience.tell((), str(error))
+                continue
+            with self._changed:
+                here, live = set(held.containers) - self._leaving, len(self._live)
+            if len(here) >= live:
+                place.granted()
+                patience.tell((), "granted and starting")
+                return
+            if len(here) > granted:
+                until, granted = time.monotonic() + PART_SECONDS, len(here)
+            if not place.keep() or time.monotonic() > until:
+                break
+            patience.tell((), f"YARN has not granted {live - len(here)}; {place.facts()}")
+        # Others go first; those that were granted meanwhile find another job, or are let go.
+        with self._changed:
+            waiting = [job for job in self._waiting() if job in started]
+            given_up = self._surplus() if self._enough.is_set() else waiting
+        self._cancel(given_up)
+
+    def _start(self, place: Queueing) -> GangJob:
+        tag = f"hopsgpu-{self.request.run_id}-trials-{uuid.uuid4().hex[:8]}"
+        job = GangJob(
+            self._application,
+            tag=tag,
+            description=f"hopsgpu {self.request.run_id}: an executor of trials",
+            tasks=1,
+            hosts=place.hosts(1),
+            profile=self._profile,
+            barrier=False,
+            task=supervise_in_task(replace(self._driver, job=tag)),
+        )
+        with self._changed:
+            self._live[tag] = job
+        job.start()
+        return job
+
+    def _refuse_failing(self, jobs: Collection[GangJob]) -> None:
+        for job in jobs:
+            for error in self._application.jvm.task_failures(job.tag):
+                refuse_hopeless(error)
+
+    def _shrink(self) -> None:
+        while self._is_leaving():
+            try:
+                self._see_gone()
+            except (HopsGpuError, Py4JError):  # asked again; at the end all of them are
+                with self._changed:
+                    self._changed.wait(_JOBS_SECONDS)
+
+    def _is_leaving(self) -> bool:
+        """Waits until executors are to go; False once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._leaving)
+            return not self._closed
+
+    def _see_gone(self) -> None:
+        """Kills executors that have nothing to do, and notes which are gone."""
+        jvm, profile = self._application.jvm, self._profile.id
+        with self._changed:
+            live, waits = len(self._live), bool(self._waiting())
+        busy = jvm.busy(profile)
+        # A kill while Spark still wants as many brings new ones, and one that has just come is
+        # not busy yet.
+        if not waits and len(busy) <= live and jvm.target(profile) <= live:
+            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
+        held = self._application.manager.held(self._application.id, profile).containers
+        with self._changed:
+            self._leaving.intersection_update(held)
+            self._changed.wait(_GONE_SECONDS)
+
+    def release(self) -> bool:
+        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        with self._changed:
+            self._closed = True
+            self._note()
+        for over in self._over:
+            over.wait(_END_SECONDS)
+        watcher = self.request.watcher
+        watcher.state(GangState.RELEASING, ())
+        with self._changed:
+            jobs = list(self._live.values())
+        release = let_go(self._application, self._profile.id, jobs, self.server, whole=False)
+        with self._changed:
+            self._ready.clear()
+            self._leaving.clear()
+        if release.confirmed:
+            watcher.mark("released")
+        if release.problem is not None:
+            watcher.warn(release.problem)
+        return release.confirmed
+
+
+def _do(body: Callable[[], None], over: threading.Event) -> None:
+    try:
+        body()
+    finally:
+        over.set()
+
+
+@contextlib.contextmanager
+def elastic_on_yarn(application: Application, request: Request) -> Iterator[YarnElasticLease]:
+    """What can bring a search's executors; all are released on every way out.
+
+    Raises:
+        ConfigError: the driver cannot listen for the executors.
+    """
+    with control_channel(application, request.executors) as (server, driver):
+        profile = application.profiles.check_out(request.shape)
+        lease = YarnElasticLease(application, request, profile, server, driver)
+        try:
+            lease.start()
+            yield lease
+        finally:
+            if lease.release():
+                application.profiles.check_in(request.shape, profile)

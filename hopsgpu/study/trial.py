@@ -1,0 +1,196 @@
+"""One try of a trial: its ranks, from their start to their end, in a thread of its own."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hopsgpu.background import Background
+from hopsgpu.call import Call
+from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
+from hopsgpu.gang import Container, World
+from hopsgpu.results import RunStatus
+from hopsgpu.retries import Fault, suspect
+from hopsgpu.spark.granted import Lease
+from hopsgpu.study.asking import Proposed
+from hopsgpu.study.board import SearchBoard
+from hopsgpu.study.outcome import NoMetric, Outcome, Reports, measured
+from hopsgpu.study.placing import End, Slot
+from hopsgpu.study.wires import Switch, TrialWire
+from hopsgpu.training import Trained, train_on
+from hopsgpu.worker.channel import Message
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A trial's output on the search's display; a `Progress`."""
+
+    board: SearchBoard
+    number: int
+
+    def status(self, status: RunStatus) -> None:
+        return
+
+    def line(self, rank: int, host: str, *texts: str) -> None:
+        self.board.line(self.number, rank, host, *texts)
+
+
+class Try:
+    """A trial on its slots; `start` begins it, and `over` is called at its end.
+
+    Args:
+        proposed: the trial.
+        slots: of its ranks.
+        switch: brings what its agents say.
+        lease: its executors, given the wire to them.
+        world: its ranks.
+        call: what they run.
+        metric: name of what is searched for, or None.
+        board: on which its output is shown.
+        background: brings its logs to the lake.
+        reported: called with the metric at steps that its first rank reports.
+        over: called in its thread at its end.
+
+    Attributes:
+        proposed, slots: as given.
+        outcome: how it ended, once it has.
+        fatal: what ends the search, or None.
+        warnings: what a person should know.
+    """
+
+    def __init__(
+        self,
+        proposed: Proposed,
+        slots: tuple[Slot, ...],
+        switch: Switch,
+        lease: Callable[[TrialWire], Lease],
+        world: World,
+        call: Call,
+        metric: str | None,
+        board: SearchBoard,
+        background: Background,
+        reported: Callable[[int, Sequence[tuple[int, float]]], None],
+        over: Callable[[Try], None],
+    ) -> None:
+        self.proposed = proposed
+        self.slots = slots
+        self.world = world
+        self.call = call
+        self.began = time.time()
+        self.outcome = Outcome(End.STOPPED)
+        self.fatal: HopsGpuError | None = None
+        self.warnings: tuple[str, ...] = ()
+        self._reports = Reports(metric)
+        self._was_pruned = False
+        self._switch = switch
+        self._lease = lease
+        self._metric = metric
+        self._board = board
+        self._background = background
+        self._reported = reported
+        self._over = over
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=call.run_id, daemon=True)
+
+    def start(self) -> None:
+        """Begins it."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it; it is put back."""
+        self._stopped.set()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its logs are not all on their way yet."""
+        return self._thread.is_alive()
+
+    @property
+    def containers(self) -> tuple[Container, ...]:
+        """Those of its ranks."""
+        return tuple(place.container for place in self.world.places)
+
+    def join(self, seconds: float) -> None:
+        """Waits until its logs are on their way."""
+        self._thread.join(seconds)
+
+    @property
+    def keys(self) -> frozenset[int]:
+        """Its agents'."""
+        return frozenset(slot.executor for slot in self.slots)
+
+    def _heard(self, message: Message) -> None:
+        """Takes in what its first rank says of itself, before its end is told."""
+        if message.kind == "record" and message["rank"] == 0:
+            if reported := self._reports.take(message.payload):
+                self._reported(self.proposed.number, reported)
+        elif message.kind == "ended" and message["rank"] == 0:
+            self._was_pruned = bool(message["pruned"])
+
+    def _run(self) -> None:
+        told = False
+        try:
+            with (
+                self._switch.wire(self.call.run_id, self.keys, self._heard) as wire,
+                train_on(
+                    self._lease(wire),
+                    self.world,
+                    self.call,
+                    Shown(self._board, self.proposed.number),
+                    _nothing,
+                    self._stopped,
+                ) as training,
+            ):
+                try:
+                    self.outcome = self._outcome(training.run())
+                    self.warnings = tuple(training.trained.warnings)
+                    told = True
+                    # What follows has time; the next trial has not.
+                    self._over(self)
+                finally:
+                    training.keep_logs(self._background)
+        except Cancelled:
+            self.outcome = Outcome(End.STOPPED)
+        except (ConfigError, DiscoveryError) as error:
+            self.fatal = error
+        except Exception as error:  # noqa: BLE001 - becomes the trial's own failure, and is told
+            if not told:
+                self.outcome = Outcome(End.FAILED, error=f"{type(error).__name__}: {error}")
+        finally:
+            if not told:
+                self._over(self)
+
+    def _outcome(self, trained: Trained) -> Outcome:
+        failure = trained.failure
+        if failure is not None:
+            if trained.fault is not Fault.INFRASTRUCTURE:
+                return Outcome(End.FAILED, error=str(failure))
+            taken = suspect(failure.host or "", str(failure)) is None
+            return Outcome(End.PREEMPTED if taken else End.LOST, error=str(failure))
+        if self._was_pruned:
+            return Outcome(End.PRUNED)
+        try:
+            pickled = trained.values[0].content(self.call.directory)
+            value, metrics = measured(_unpickled(pickled), self._metric)
+        except (NoMetric, HopsGpuError) as error:
+            return Outcome(End.FAILED, error=str(error))
+        return Outcome(End.COMPLETE, value, metrics)
+
+
+def _unpickled(pickled: bytes) -> object:
+    """A value from an agent that proved the run's secret; what lay on the lake bears its digest."""
+    try:
+        value: object = pickle.loads(pickled)
+    except Exception as error:
+        raise NoMetric(
+            "what the function returned cannot be unpickled at the driver"
+            f" ({type(error).__name__}: {error}); return numbers"
+        ) from error
+    return value
+
+
+def _nothing(metrics: object) -> None:
+    """The last metrics of each rank: a search reads each report instead."""

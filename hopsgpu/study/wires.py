@@ -1,0 +1,91 @@
+"""What agents say, dealt to the trials that it is about."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from hopsgpu.worker.channel import Message
+from hopsgpu.worker.server import ControlServer, Event
+
+
+class TrialWire:
+    """The agents of one trial, as a `spark.granted.Wire`; `Switch.wire` makes it."""
+
+    def __init__(
+        self, server: ControlServer, keys: Collection[int], heard: Callable[[Message], None]
+    ) -> None:
+        self.keys = frozenset(keys)
+        self._server = server
+        self._heard = heard
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+
+    @property
+    def certificate(self) -> bytes | None:
+        return self._server.certificate
+
+    def next_event(self, seconds: float) -> Event | None:
+        try:
+            return self._events.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
+        return self._server.send(peer, kind, payload, **fields)
+
+    def hang_up(self, peers: Iterable[int]) -> None:
+        self._server.hang_up(peers)
+
+    def put(self, event: Event) -> None:
+        """Has the trial told."""
+        if event.message is not None:
+            self._heard(event.message)
+        self._events.put(event)
+
+
+class Switch:
+    """Deals events to trials, by the run id that their agents' words bear.
+
+    Args:
+        server: whose events they are.
+    """
+
+    def __init__(self, server: ControlServer) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._wires: dict[str, TrialWire] = {}
+
+    @contextlib.contextmanager
+    def wire(
+        self, run_id: str, keys: Collection[int], heard: Callable[[Message], None]
+    ) -> Iterator[TrialWire]:
+        """While inside, what is said under a run id, or is the end of a connection, comes there.
+
+        Args:
+            run_id: of the trial, on the control channel.
+            keys: of its agents.
+            heard: told first of what they say, in the thread that deals.
+        """
+        wire = TrialWire(self._server, keys, heard)
+        with self._lock:
+            self._wires[run_id] = wire
+        try:
+            yield wire
+        finally:
+            with self._lock:
+                del self._wires[run_id]
+
+    def deal(self, event: Event) -> None:
+        """Brings an event to the trials that it concerns."""
+        if event.message is None:
+            with self._lock:
+                concerned = [wire for wire in self._wires.values() if event.peer in wire.keys]
+        else:
+            with self._lock:
+                found = self._wires.get(event.message.fields.get("run_id", ""))
+            concerned = [] if found is None else [found]
+        for wire in concerned:
+            wire.put(event)

@@ -1,0 +1,326 @@
+"""search() on a real cluster: it starts small, grows, shrinks, and loses nothing by failures."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.spark.attach import application_of
+from hopsgpu.stores.checkpoints import Checkpoints, complete
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.runs import parse
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.conftest import gpus_become, until
+from tests.contention import start_script
+from tests.in_ranks import executor_jvm
+
+SECONDS = 120.0
+X = {"x": optuna.distributions.FloatDistribution(-10.0, 10.0)}
+quiet = functools.partial(hopsgpu.search, cores_per_worker=1, memory_per_worker="1g")
+
+HOLDER = """
+    import sys
+    import hopsgpu
+
+    hopsgpu.session("holder")
+    with hopsgpu.hold(workers=3, cores_per_worker=1, progress="off"):
+        print("held", flush=True)
+        sys.stdin.readline()
+"""
+
+
+class Watched:
+    """What a search has shown, from its thread."""
+
+    def __init__(self) -> None:
+        self.all: list[hopsgpu.SearchStatus] = []
+
+    def __call__(self, status: hopsgpu.SearchStatus) -> None:
+        self.all.append(status)
+
+    @property
+    def last(self) -> hopsgpu.SearchStatus:
+        return self.all[-1]
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    found: list[Any] = []
+
+    def body() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001 - asserted on by the test
+            found.append(error)
+
+    thread = threading.Thread(target=body, daemon=True)
+    thread.start()
+    return thread, found
+
+
+def waits_for_a_word(directory: str, x: float) -> float:
+    trial = hopsgpu.context().trial
+    assert trial is not None
+    while not Path(directory, f"go-{trial.number}").exists():
+        time.sleep(0.05)
+    return x
+
+
+@pytest.fixture
+def holder(cluster_env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    """Another application that holds three of the four GPUs, until it is told to let go."""
+    process = start_script(cluster_env, HOLDER)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_starts_on_the_first_gpu_grows_with_the_others_and_shrinks_at_its_tail(
+    spark: SparkSession,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    holder: subprocess.Popen[str],
+    tmp_path: Path,
+) -> None:
+    assert holder.stdout is not None and holder.stdin is not None
+    assert holder.stdout.readline() == "held\n"
+    watched = Watched()
+    thread, found = in_thread(
+        lambda: quiet(
+            waits_for_a_word,
+            X,
+            trials=6,
+            max_concurrent=4,
+            kwargs={"directory": str(tmp_path)},
+            seed=1,
+            progress=watched,
+        )
+    )
+    assert until(lambda: bool(watched.all) and len(watched.last.running) == 1, SECONDS)
+    assert manager.gpus()[0] == 4
+    assert watched.last.executors == 1
+    assert until(lambda: "holder" in watched.last.waiting_for, SECONDS), watched.last
+    holder.stdin.write("\n")
+    holder.stdin.flush()
+    assert until(lambda: len(watched.last.running) == 4, SECONDS), watched.last
+    assert len({trial.gpu for trial in watched.last.running}) == 4
+    for number in range(5):
+        (tmp_path / f"go-{number}").touch()
+    # The last trial still runs, on the one GPU that is left.
+    assert gpus_become(manager, 1, SECONDS), watched.last
+    assert [trial.number for trial in watched.last.running] == [5]
+    (tmp_path / "go-5").touch()
+    thread.join(SECONDS)
+    (result,) = found
+    assert isinstance(result, hopsgpu.SearchResult), result
+    assert [trial.state for trial in result.trials] == ["complete"] * 6
+    assert result.best is not None
+    assert result.best.value == min(trial.value for trial in result.trials if trial.value)
+    assert result.timeline.released is not None
+    assert 0 < result.gpu_seconds.training <= result.gpu_seconds.held
+    assert gpus_become(manager, 0)
+
+
+def ends_badly(directory: str, x: float) -> float:
+    """Raises, kills itself or kills its executor, once, by the trial's number."""
+    trial = hopsgpu.context().trial
+    assert trial is not None
+    print("x is", x)
+    if trial.number == 1:
+        raise ValueError("this one has had enough")
+    if trial.number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    lost = Path(directory, "lost")
+    if trial.number == 3 and not lost.exists():
+        lost.touch()
+        os.kill(executor_jvm(), signal.SIGKILL)
+        time.sleep(SECONDS)
+    return x
+
+
+def test_failed_trials_and_a_lost_executor_take_no_others_with_them(
+    spark: SparkSession, gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    result = quiet(
+        ends_badly,
+        X,
+        trials=8,
+        max_concurrent=2,
+        kwargs={"directory": str(tmp_path)},
+        progress="off",
+    )
+    states = {trial.number: trial.state for trial in result.trials}
+    assert states == {n: "failed" if n in (1, 2) else "complete" for n in range(8)}
+    one, two, three = result.trials[1:4]
+    assert "ValueError: this one has had enough" in one.error
+    assert 'in ends_badly\n    raise ValueError("this one' in one.error
+    assert "SIGKILL" in two.error
+    assert three.tries == 2
+    record = parse((Lake(hdfs_run(spark, result.run_id)) / "run.json").read())
+    told = record.content["search"]["trials"]
+    assert [trial["number"] for trial in told] == list(range(8))
+    assert told[1]["error"] == one.error and told[4]["gpu"] and told[4]["value"] is not None
+    log = Lake(result.trials[4].log) / "rank-0.log"
+    assert log.read().decode().startswith("x is")
+
+
+def hdfs_run(spark: SparkSession, run_id: str) -> str:
+    return f"{application_of(spark).root}/runs/{run_id}"
+
+
+def always_fails(x: float) -> float:
+    raise ValueError(f"no {x}")
+
+
+def test_too_many_failures_end_the_search(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    with pytest.raises(hopsgpu.HopsGpuError, match=r"(?s)max_failures=1.*ValueError: no") as failed:
+        quiet(always_fails, X, trials=20, max_concurrent=1, max_failures=1, progress="off")
+    result = failed.value.result
+    assert isinstance(result, hopsgpu.SearchResult)
+    assert [trial.state for trial in result.trials][:2] == ["failed", "failed"]
+    assert result.best is None
+
+
+def improves(x: float) -> float:
+    context = hopsgpu.context()
+    loss = abs(x)
+    for step in range(200):
+        context.report(step, loss=loss)
+        if context.should_prune():
+            return loss
+        time.sleep(0.05)
+        if loss < 3 and step > 4:
+            break
+    return loss
+
+
+def test_bad_trials_are_pruned_and_their_gpu_serves_the_next(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=2)
+    result = quiet(
+        improves,
+        {"x": optuna.distributions.CategoricalDistribution([1, 8, 9, 2, 7, 10])},
+        trials=6,
+        max_concurrent=1,
+        sampler=optuna.samplers.GridSampler({"x": [1, 8, 9, 2, 7, 10]}, seed=3),
+        pruner=pruner,
+        progress="off",
+    )
+    pruned = [trial for trial in result.trials if trial.state == "pruned"]
+    assert pruned
+    assert all(trial.value is not None and abs(trial.params["x"]) > 3 for trial in pruned)
+    # None ran for its 10 seconds but perhaps the first.
+    assert all(trial.duration is not None and trial.duration < 6 for trial in pruned)
+    assert result.study.trials[pruned[0].number].state is optuna.trial.TrialState.PRUNED
+
+
+def where_it_runs(x: float) -> dict[str, float]:
+    context = hopsgpu.context()
+    began = time.time()
+    time.sleep(1.0)
+    return {
+        "loss": x,
+        "began": began,
+        "ended": time.time(),
+        "world": context.world_size,
+        "share": float(os.environ.get("HOPSGPU_MEMORY_SHARE", "1")),
+    }
+
+
+def test_trials_share_a_gpu_and_others_are_gangs(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    """Two searches at a time: trials that share GPUs, and trials of two ranks each."""
+    searching = functools.partial(quiet, where_it_runs, X, metric="loss", progress="off")
+    thread, found = in_thread(
+        lambda: searching(trials=6, max_concurrent=4, gpus_per_trial=0.5, name=None)
+    )
+    gangs = searching(trials=3, max_concurrent=2, workers_per_trial=2)
+    thread.join(SECONDS)
+    (shared,) = found
+    assert isinstance(shared, hopsgpu.SearchResult), shared
+    assert {trial.metrics["share"] for trial in shared.trials} == {0.5}
+    assert {trial.metrics["world"] for trial in gangs.trials} == {2.0}
+    assert all(len(trial.gpu.split(",")) == 2 for trial in gangs.trials)
+    by_gpu: dict[str, list[hopsgpu.TrialReport]] = {}
+    for trial in shared.trials:
+        assert trial.state == "complete", trial.error
+        by_gpu.setdefault(trial.gpu, []).append(trial)
+    assert len(by_gpu) <= 2
+    assert any(
+        one.metrics["began"] < other.metrics["ended"]
+        and other.metrics["began"] < one.metrics["ended"]
+        for trials in by_gpu.values()
+        for one in trials
+        for other in trials
+        if one is not other
+    )
+
+
+RESUMED = """
+    import sys, time
+    from pathlib import Path
+    import optuna, hopsgpu
+
+    def train(directory, x):
+        context = hopsgpu.context()
+        kept = context.latest_checkpoint()
+        Path(directory, f"{context.trial.number}-{time.time()}").touch()
+        if context.trial.number == 2 and kept is None:
+            Path("state").write_text("half done")
+            context.save_checkpoint("state", 1)
+            time.sleep(300)
+        return x
+
+    hopsgpu.session("resumed")
+    result = hopsgpu.search(
+        train, {"x": optuna.distributions.FloatDistribution(0, 1)}, trials=5, max_concurrent=1,
+        cores_per_worker=1, memory_per_worker="1g", name=sys.argv[2], seed=1,
+        kwargs={"directory": sys.argv[1]}, progress="lines")
+    print("ended", [trial.state for trial in result.trials], result.trials[2].tries, flush=True)
+"""
+
+
+def test_a_killed_driver_loses_no_trial_that_has_ended(
+    cluster_env: dict[str, str],
+    hdfs_url: str,
+    manager: ResourceManager,
+    gpus_back: Callable[[], int],
+    tmp_path: Path,
+) -> None:
+    name = f"resumed-{os.getpid()}"
+    first = start_script(cluster_env, RESUMED, tmp_path, name)
+    try:
+        assert until(lambda: len(list(tmp_path.iterdir())) == 3, SECONDS), tmp_path
+        run = f"{hdfs_url}/user/{getpass.getuser()}/hopsgpu/runs/{name}"
+        there = Checkpoints(Lake(f"{run}/trials/2/checkpoints"), rank=0)
+        assert until(lambda: bool(complete(there.parts(), there.ranks())), SECONDS)
+    finally:
+        first.kill()
+        first.communicate()
+    assert gpus_become(manager, 0, SECONDS)
+    second = start_script(cluster_env, RESUMED, tmp_path, name)
+    try:
+        out, errors = second.communicate(timeout=SECONDS)
+    finally:
+        second.kill()
+    assert "ended ['complete', 'complete', 'complete', 'complete', 'complete'] 2" in out, errors
+    started = [file.name.partition("-")[0] for file in sorted(tmp_path.iterdir())]
+    assert sorted(started) == ["0", "1", "2", "2", "3", "4"]

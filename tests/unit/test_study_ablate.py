@@ -1,0 +1,63 @@
+"""What an ablation takes, and the table that it comes to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.study.ablate import ablation, rows_of
+from hopsgpu.trials import TrialReport
+
+
+def trial(number: int, component: str, value: float | None, state: str = "complete") -> TrialReport:
+    return TrialReport(number, {"component": component, "seed": 0}, state, value)
+
+
+def test_each_component_is_held_against_the_whole() -> None:
+    trials = [
+        trial(0, "", 1.0),
+        trial(1, "", 3.0),
+        trial(2, "dropout", 5.0),
+        trial(3, "dropout", 7.0),
+        trial(4, "dropout", None, "failed"),
+        trial(5, "layer", 2.5),
+        trial(6, "head", None, "failed"),
+    ]
+    whole, dropout, layer, head = rows_of(["dropout", "layer", "head"], trials)
+    assert (whole.component, whole.mean, whole.difference) == ("", 2.0, None)
+    assert whole.spread == pytest.approx(2**0.5)
+    assert (dropout.mean, dropout.difference, dropout.failed) == (6.0, 4.0, 1)
+    assert (layer.mean, layer.spread, layer.difference) == (2.5, None, 0.5)
+    assert (head.mean, head.difference, head.failed) == (None, None, 1)
+
+
+def test_without_the_whole_nothing_is_compared() -> None:
+    (whole, one) = rows_of(["one"], [trial(0, "", None, "failed"), trial(1, "one", 1.0)])
+    assert whole.mean is None and one.difference is None
+
+
+def train(width: int = 4, seed: int = 0) -> float:
+    return 1.0 / width + seed
+
+
+def no_seed(width: int = 4) -> float:
+    return 1.0 / width
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "told"),
+    [
+        (train, {"components": {}}, "components={}"),
+        (train, {"components": {"": {"width": 1}}}, "no name of a component"),
+        (train, {"components": {"narrow": {}}}, r"components\['narrow'\]"),
+        (train, {"components": {"narrow": {"depth": 1}}}, "does not take"),
+        (train, {"components": {"narrow": {"width": 1}}, "seeds": 0}, "seeds=0"),
+        (no_seed, {"components": {"narrow": {"width": 1}}, "seeds": 2}, "takes no argument `seed`"),
+        (3, {"components": {"narrow": {"width": 1}}}, "train_fn=3"),
+    ],
+)
+def test_what_cannot_work_is_refused(function: Any, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ablation(function, max_concurrent=1, **given)

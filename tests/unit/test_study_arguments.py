@@ -1,0 +1,59 @@
+"""What a search takes, and the calls of its trials."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from typing import Any
+
+import optuna
+import pytest
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.pickling import pickle_call
+from hopsgpu.study.arguments import _function, _Pickled, search_arguments
+
+X = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
+
+
+def train(x: float, scale: float = 1.0) -> float:
+    return x * scale
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"trials": 0}, "trials=0"),
+        ({"max_concurrent": 0}, "max_concurrent=0"),
+        ({"min_concurrent": 3}, "min_concurrent=3 with max_concurrent=2"),
+        ({"workers_per_trial": 0}, "workers_per_trial=0"),
+        ({"gpus_per_trial": 0.3}, "gpus_per_trial=0.3"),
+        ({"gpus_per_trial": 0.5, "workers_per_trial": 2}, "one worker each"),
+        ({"max_failures": -1}, "max_failures=-1"),
+        ({"direction": "up"}, "direction='up'"),
+        ({"metric": ""}, "metric=''"),
+        ({"name": "a", "resume": "b"}, "give one of them"),
+        ({"space": {}}, "space={}"),
+        ({"space": {"y": X["x"]}}, "does not take"),
+        ({"kwargs": {"x": 1.0}}, "both give x"),
+        ({"kwargs": {"scale": threading.Lock()}}, "cannot be pickled"),
+        ({"search_timeout": "soon"}, "search_timeout='soon'"),
+        ({"trial_timeout": -1}, "trial_timeout=-1"),
+        ({"train_fn": 3}, "train_fn=3"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_session_is_looked_for(
+    given: dict[str, Any], told: str
+) -> None:
+    arguments = {"train_fn": train, "space": X, "trials": 2, "max_concurrent": 2, **given}
+    with pytest.raises(ConfigError, match=told):
+        search_arguments(**arguments)
+
+
+def test_a_trials_call_is_the_users_own_function_with_all_arguments() -> None:
+    function, _ = _function(train, X, {"scale": 3.0})
+    called, args, kwargs = pickle.loads(pickle_call(_Pickled(function), (), {"x": 2.0}))
+    assert called(*args, **kwargs) == 6.0
+    plain, _ = _function(train, X, {})
+    called, _, _ = pickle.loads(pickle_call(_Pickled(plain), (), {"x": 2.0}))
+    assert called is train
