@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import queue
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -59,9 +62,13 @@ class Hand:
     """A thread that does one thing after another, each waited for no longer than is said.
 
     A daemon, as `Bounded`; once something took too long, the hand is of no more use.
+
+    Attributes:
+        free: whether nothing that it was given is under way still.
     """
 
     def __init__(self, name: str) -> None:
+        self.free = True
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -76,6 +83,10 @@ class Hand:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Its thread ends, after what it was given."""
         self._asked.put(None)
 
     def do(self, work: Callable[[], T], seconds: float) -> T:
@@ -84,11 +95,13 @@ class Hand:
         Raises:
             TimeoutError: it takes longer, and goes on.
         """
+        self.free = False
         self._asked.put(work)
         try:
             result, error = self._done.get(timeout=seconds)
         except queue.Empty as late:
             raise TimeoutError from late
+        self.free = True
         if error is not None:
             try:
                 raise error
@@ -103,3 +116,36 @@ class Hand:
             except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
                 self._done.put((None, error))
             del work  # what it holds is large
+
+
+class Hands:
+    """Hands that are lent, and kept for whoever comes next.
+
+    A thread costs more than a small file: to start, and since its memory is new to the system. They
+    end when nobody has the `Hands` any more.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._free: collections.deque[Hand] = collections.deque()
+        weakref.finalize(self, _end, self._free).atexit = False
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[Hand]:
+        """A hand that nobody else has meanwhile."""
+        try:
+            hand = self._free.pop()
+        except IndexError:
+            hand = Hand(self._name).__enter__()
+        try:
+            yield hand
+        finally:
+            if hand.free:
+                self._free.append(hand)
+            else:
+                hand.end()
+
+
+def _end(hands: collections.deque[Hand]) -> None:
+    for hand in hands:
+        hand.end()

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from hopsgpu.stores.bounded import Bounded, Hand
+from hopsgpu.stores.bounded import Hands
 from hopsgpu.stores.filesystem import Status
 from hopsgpu.stores.troubles import Refused, refusal
 from hopsgpu.stores.umask import creation_mask
@@ -62,6 +62,7 @@ class Hdfs:
         self._client = Client(url, _QUICK if quick else _PATIENT)
         self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
+        self._hands = Hands("hopsgpu-hdfs")
 
     def make(self, path: str) -> None:
         """Creates a directory, with those above it."""
@@ -82,15 +83,18 @@ class Hdfs:
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
         """A file's bytes."""
-        yield _Reader(self._ask(lambda: self._client.read(path)))
+        yield _Reader(self._ask(lambda: self._client.read(path)), self._hands)
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """A file's bytes in a row, read ahead by hdfs-native, in packets of 64 kB."""
         reader = self._ask(lambda: self._client.read(path))
-        with Hand("hopsgpu-hdfs") as hand, _errors(_READ_SECONDS):
+        with self._hands.one() as hand, _errors(_READ_SECONDS):
             packets = iter(reader.read_range_stream(0, len(reader)))
             more = functools.partial(_some, packets)
-            while some := hand.do(more, _READ_SECONDS):
+            some = hand.do(more, _READ_SECONDS)
+            yield from some
+            while len(some) == _PACKETS:
+                some = hand.do(more, _READ_SECONDS)
                 yield from some
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
@@ -125,11 +129,10 @@ class Hdfs:
             self._ask(lambda: self._client.delete(path, True))
 
     def _ask(self, call: Callable[[], T]) -> T:
-        return _within(self._answer, call)
+        return _within(self._hands, self._answer, call)
 
     def _fill(self, writer: Any, blocks: Iterable[bytes]) -> None:
-        # One thread for all blocks: memory of threads that come and go is always new to the system.
-        with Hand("hopsgpu-hdfs") as hand:
+        with self._hands.one() as hand:
             for block in blocks:
                 if block:
                     with _errors(_DATA_SECONDS):
@@ -141,8 +144,9 @@ class Hdfs:
 class _Reader(io.RawIOBase):
     """hdfs-native's reader, which has no `readinto`, as other readers of Python."""
 
-    def __init__(self, reader: Any) -> None:
+    def __init__(self, reader: Any, hands: Hands) -> None:
         self._reader = reader
+        self._hands = hands
 
     def readable(self) -> bool:
         return True
@@ -161,7 +165,7 @@ class _Reader(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         wanted = -1 if size is None else size
-        content: bytes = _within(_DATA_SECONDS, lambda: self._reader.read(wanted))
+        content: bytes = _within(self._hands, _DATA_SECONDS, lambda: self._reader.read(wanted))
         return content
 
     def readall(self) -> bytes:
@@ -177,10 +181,10 @@ def _some(packets: Iterator[bytes]) -> list[bytes]:
     return list(itertools.islice(packets, _PACKETS))
 
 
-def _within(seconds: float, call: Callable[[], T]) -> T:
+def _within(hands: Hands, seconds: float, call: Callable[[], T]) -> T:
     """What a call of hdfs-native returns, where it does in time; else it goes on in its thread."""
-    with _errors(seconds):
-        return Bounded("hopsgpu-hdfs", call).result(seconds)
+    with hands.one() as hand, _errors(seconds):
+        return hand.do(call, seconds)
 
 
 @contextlib.contextmanager
