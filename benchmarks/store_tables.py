@@ -28,9 +28,10 @@ class Contender:
         name: for the table.
         up: names in `transfers.WAYS`, or FsShell's options.
         threads: of its own, where it does not choose them itself.
-        part: it is given a file in so many: HDFS takes half a second to close one, and what closes
-            each by itself would need a quarter of an hour for all.
-        once: it has a turn in the first round alone.
+        part: it is given a file in so many to bring up: HDFS takes half a second to close one, and
+            what closes each by itself would need a quarter of an hour for all.
+        once_up: it brings up in the first round alone.
+        once_down: it brings down in the first round alone.
     """
 
     name: str
@@ -38,31 +39,39 @@ class Contender:
     down: str = ""
     threads: int = 1
     part: int = 1
-    once: bool = False
+    once_up: bool = False
+    once_down: bool = False
 
     def cut(self, files: int, rounds: int) -> str:
         """What it was not given of so many files and rounds; "" where it had them all."""
-        if self.part == 1 and not self.once:
-            return ""
-        given = -(-files // self.part)
-        return f"{given} of the {files} files, in {1 if self.once else rounds} of {rounds} rounds"
+        told = [f"up {-(-files // self.part)} of the {files} files"] if self.part > 1 else []
+        told += [f"up in 1 of {rounds} rounds"] if self.once_up else []
+        told += [f"down in 1 of {rounds} rounds"] if self.once_down else []
+        return ", ".join(told)
 
 
-_PART = 20
+# What lets a file wait for another is given few, and what takes minutes for all a quarter.
+_FEW, _QUARTER = 20, 4
 LARGE = (
     Contender(OURS, "publish", "download"),
     Contender(RAW, "raw-write", "raw-read"),
-    Contender("hdfs", "web-write", "web-read", once=True),
-    Contender(SHELL, "-put", "-get", once=True),
+    Contender("hdfs", "web-write", "web-read", once_up=True, once_down=True),
+    Contender(SHELL, "-put", "-get", once_up=True, once_down=True),
     Contender(COPY, "copy"),
 )
 SMALL = (
     Contender(OURS, "publish", "download"),
-    Contender(RAW, "raw-write", "raw-read", part=_PART, once=True),
+    Contender(RAW, "raw-write", "raw-read", part=_FEW, once_up=True),
     Contender(f"{RAW}, {_THREADS} threads", "raw-write", "raw-read", _THREADS),
-    Contender(f"hdfs, {_THREADS} threads", "web-write", "web-read", _THREADS, once=True),
-    Contender(SHELL, "-put", "-get", part=_PART, once=True),
-    Contender(f"{SHELL}, {_THREADS} threads", "-put", "-get", _THREADS, once=True),
+    Contender(
+        f"hdfs, {_THREADS} threads",
+        *("web-write", "web-read", _THREADS),
+        part=_QUARTER,
+        once_up=True,
+        once_down=True,
+    ),
+    Contender(SHELL, "-put", "-get", part=_FEW, once_up=True),
+    Contender(f"{SHELL}, {_THREADS} threads", "-put", "-get", _THREADS, once_up=True),
     Contender(COPY, "copy"),
 )
 
@@ -100,8 +109,9 @@ def show(
     print(f"\n{title}; medians, CPU in seconds\n\n{'':34}", end="")
     heads = ("times", "s", "least", "most", unit, "CPU", "DN", "NN", "MiB")
     print("".join(f"{head:>9}" for head in heads))
-    amounts = {each.name: -(-amount // each.part) for each in contenders}
-    for way, costs in (("up", up), ("down", down)):
+    parts = {each.name: -(-amount // each.part) for each in contenders}
+    wholes = dict.fromkeys(parts, amount)
+    for way, costs, amounts in (("up", up, parts), ("down", down, wholes)):
         for name, each in costs.items():
             seconds = [cost.seconds for cost in each]
             middle = [_median(each, of) for of in ("cpu", "datanode", "namenode", "memory")]
@@ -138,12 +148,16 @@ def judge_small(up: Costs, down: Costs) -> None:
     """
     start = _median(up[START], "seconds")
     for way, costs in (("publish", up), ("download", down)):
+        ours = _median(costs[OURS], "seconds")
         for each in SMALL:
             if each.name.startswith(SHELL):
-                theirs = (_median(costs[each.name], "seconds") - start) * each.part
-                ratio = theirs / _median(costs[OURS], "seconds")
+                part = each.part if costs is up else 1
+                work = (_median(costs[each.name], "seconds") - start) * part
                 wanted = "measured" if each.threads > 1 else "at least 5 is wanted"
-                print(f"{way} has {ratio:.1f} times the rate of {each.name} once up ({wanted})")
+                print(
+                    f"{way} has {work / ours:.1f} times the rate of {each.name} once up ({wanted}),"
+                    f" and {(start + work) / ours:.1f} times that of one call, its start included"
+                )
     _judge_memory(up, down)
 
 

@@ -27,6 +27,7 @@ from benchmarks.store_tables import (
     show,
     show_cuts,
 )
+from benchmarks.transfers import MODEL
 from hopsgpu import cluster
 from hopsgpu.cluster.layout import DATANODE, NAMENODE
 from hopsgpu.cluster.status import DaemonStatus
@@ -97,6 +98,7 @@ def _files(directory: Path, number: int, size: int) -> Path:
 def _rounds(
     contenders: Sequence[Contender], rounds: int, source: Path, lake: Lake
 ) -> tuple[Costs, Costs]:
+    """All bring down what the first of them, hopsgpu, has brought up in the same round."""
     up: Costs = {each.name: [] for each in contenders}
     up |= {START: [], VERSION: []}
     down: Costs = {each.name: [] for each in contenders if each.down}
@@ -104,20 +106,39 @@ def _rounds(
     for number in range(rounds):
         up[START].append(_shell(["-test", "-e", "/"]))
         up[VERSION].append(_smallest(source.parent, lake))
+        published = lake / uuid.uuid4().hex
         for each in contenders:
-            if each.once and number:
-                continue
             with tempfile.TemporaryDirectory(dir=source.parent) as scratch:
-                own, local = sources[each.part], Path(scratch) / "down"
-                place = lake / uuid.uuid4().hex
-                target = f"file://{local}" if each.up == "copy" else place.url
-                up[each.name].append(_transfer(each.up, own, target, each.threads))
-                if each.down:
-                    down[each.name].append(_transfer(each.down, local, target, each.threads))
-                if (came := _size(local)) != _size(own):
-                    raise RuntimeError(f"{each.name}: {came} bytes of {_size(own)} came back")
-                place.remove()
+                if not (each.once_up and number):
+                    ours = each.up == "publish"
+                    place = published if ours else lake / uuid.uuid4().hex
+                    if each.up == "copy":
+                        place = Lake(f"file://{scratch}/up")
+                    own = sources[each.part]
+                    up[each.name].append(_transfer(each.up, own, place.url, each.threads))
+                    _compare(each, _arrived(_version_in(place) if ours else place), _size(own))
+                    if not ours:
+                        place.remove()
+                if each.down and not (each.once_down and number):
+                    local = Path(scratch) / "down"
+                    origin = published if each.down == "download" else _version_in(published)
+                    down[each.name].append(_transfer(each.down, local, origin.url, each.threads))
+                    _compare(each, _size(local), _size(source))
+        published.remove()
     return up, down
+
+
+def _version_in(published: Lake) -> Lake:
+    return published / MODEL / "1"
+
+
+def _arrived(place: Lake) -> int:
+    return sum(entry.size for entry in place.entries() if entry.name.endswith(".bin"))
+
+
+def _compare(each: Contender, came: int, wanted: int) -> None:
+    if came != wanted:
+        raise RuntimeError(f"{each.name}: {came} bytes of {wanted} came")
 
 
 def _part(source: Path, part: int) -> Path:

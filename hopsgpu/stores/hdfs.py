@@ -87,14 +87,16 @@ class Hdfs:
 
     def blocks(self, path: str) -> Iterator[bytes]:
         """A file's bytes in a row, read ahead by hdfs-native, in packets of 64 kB."""
-        reader = self._ask(lambda: self._client.read(path))
-        with self._hands.one() as hand, _errors(_READ_SECONDS):
-            packets = iter(reader.read_range_stream(0, len(reader)))
-            more = functools.partial(_some, packets)
-            some = hand.do(more, _READ_SECONDS)
+        # A small file comes whole in one step: to wake a thread costs as much as to read it.
+        seconds = min(self._answer, _READ_SECONDS)
+        with self._hands.one() as hand:
+            with _errors(seconds):
+                packets, some = hand.do(functools.partial(_first, self._client, path), seconds)
             yield from some
+            more = functools.partial(_some, packets)
             while len(some) == _PACKETS:
-                some = hand.do(more, _READ_SECONDS)
+                with _errors(_READ_SECONDS):
+                    some = hand.do(more, _READ_SECONDS)
                 yield from some
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
@@ -175,6 +177,12 @@ class _Reader(io.RawIOBase):
         content = self.read(len(buffer))
         buffer[: len(content)] = content
         return len(content)
+
+
+def _first(client: Any, path: str) -> tuple[Iterator[bytes], list[bytes]]:
+    reader = client.read(path)
+    packets = iter(reader.read_range_stream(0, len(reader)))
+    return packets, _some(packets)
 
 
 def _some(packets: Iterator[bytes]) -> list[bytes]:
