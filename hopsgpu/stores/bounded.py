@@ -8,7 +8,6 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
@@ -71,19 +70,7 @@ class Hand:
         self.free = True
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-
-    def __enter__(self) -> Hand:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.end()
+        threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def end(self) -> None:
         """Its thread ends, after what it was given."""
@@ -136,7 +123,7 @@ class Hands:
         try:
             hand = self._free.pop()
         except IndexError:
-            hand = Hand(self._name).__enter__()
+            hand = Hand(self._name)
         try:
             yield hand
         finally:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from hopsgpu.stores.bounded import Bounded, Hand
+from hopsgpu.stores.bounded import Bounded, Hands
 from tests.conftest import until
 
 
-def asked_of_a_hand(work: Callable[[], None]) -> None:
-    with Hand("t") as hand:
+def asked_of_hands(work: Callable[[], None]) -> None:
+    with Hands("t").one() as hand:
         hand.do(work, 30)
 
 
@@ -34,28 +34,41 @@ def test_what_hangs_is_left_and_can_be_asked_again() -> None:
     assert work.result(30) is True
 
 
-def test_a_hand_does_one_thing_after_another_in_one_thread() -> None:
-    with Hand("t") as hand:
-        first = hand.do(threading.current_thread, 30)
+def test_hands_are_lent_again_and_to_one_at_a_time() -> None:
+    hands = Hands("t")
+    with hands.one() as first, hands.one() as second:
+        threads = {first.do(threading.current_thread, 30), second.do(threading.current_thread, 30)}
         with pytest.raises(ZeroDivisionError):
-            hand.do(lambda: 1 // 0, 30)
-        assert hand.do(threading.current_thread, 30) is first
-    first.join(30)
-    assert not first.is_alive()
+            second.do(lambda: 1 // 0, 30)
+    assert len(threads) == 2
+    with hands.one() as third, hands.one() as fourth:
+        again = {third.do(threading.current_thread, 30), fourth.do(threading.current_thread, 30)}
+    assert again == threads
 
 
-def test_a_hand_that_hangs_is_left() -> None:
-    go = threading.Event()
-    with Hand("t") as hand:
+def test_a_hand_that_hangs_is_not_lent_again() -> None:
+    go, hands = threading.Event(), Hands("t")
+    with pytest.raises(TimeoutError), hands.one() as hand:
         thread = hand.do(threading.current_thread, 30)
-        with pytest.raises(TimeoutError):
-            hand.do(go.wait, 0.01)
+        hand.do(go.wait, 0.01)
+    with hands.one() as other:
+        assert other.do(threading.current_thread, 30) is not thread
     go.set()
     thread.join(30)
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("ask", [lambda work: Bounded("t", work).result(30), asked_of_a_hand])
+def test_hands_end_when_nobody_has_them() -> None:
+    hands = Hands("t")
+    with hands.one() as hand:
+        thread = hand.do(threading.current_thread, 30)
+    assert thread.is_alive()
+    del hands, hand
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("ask", [lambda work: Bounded("t", work).result(30), asked_of_hands])
 def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], None]) -> None:
     class Connection:
         def fail(self) -> None:
