@@ -21,10 +21,14 @@ from hopsgpu.stores.troubles import ABSENT, DAMAGED, explain
 
 # Of 128 bits, no shield against forgers: what is damaged is found, at 10 GB/s and more a core.
 DIGEST = "xxh3_128"
-# How many files at once, by their least size. A large one is as fast as its DataNode; a small one's
-# time is the half second that closing waits for the DataNode's report to the name node. Each holds
-# up to 15 MB of what is on its way.
-_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4), (0, 64))
+# How many files at once, by their least size: a large one is as fast as its DataNode. Each holds up
+# to 15 MB of what is on its way.
+_LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
+# Of those that are smaller. To write one takes the half second that closing waits for the
+# DataNode's report to the name node; to read one takes milliseconds, and of more threads most would
+# wait for the interpreter.
+_WRITTEN_AT_ONCE = 64
+_READ_AT_ONCE = 16
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ def upload_files(
         found[name] = _upload(paths[name], root / name, stopped, tell)
 
     sizes = {name: _size(source) for name, source in paths.items()}
-    _each(sizes, upload, stop)
+    _each(sizes, _WRITTEN_AT_ONCE, upload, stop)
     return {name: found[name] for name in paths}
 
 
@@ -167,7 +171,7 @@ def _all(
     # One client for all threads: hdfs-native's hand each other their connections to DataNodes, and
     # one whose own client is gone by then answers nothing, for a minute.
     root.files  # noqa: B018
-    _each({name: fact.bytes for name, fact in facts.items()}, work, stop)
+    _each({name: fact.bytes for name, fact in facts.items()}, _READ_AT_ONCE, work, stop)
 
 
 def _make_directories(names: Mapping[str, object], root: Lake) -> None:
@@ -270,6 +274,7 @@ def _check_stop(stop: threading.Event, place: Lake) -> None:
 
 def _each(
     sizes: Mapping[str, int],
+    small_at_once: int,
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
 ) -> None:
@@ -277,7 +282,7 @@ def _each(
     stopped = threading.Event()
     problems: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     threads = []
-    for names, most in _by_size(sizes):
+    for names, most in _by_size(sizes, small_at_once):
         waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name in names:
             waiting.put(name)
@@ -309,10 +314,10 @@ def _run(
                 thread.join()
 
 
-def _by_size(sizes: Mapping[str, int]) -> Iterator[tuple[list[str], int]]:
+def _by_size(sizes: Mapping[str, int], small_at_once: int) -> Iterator[tuple[list[str], int]]:
     """Files of about the same size, and how many of them at once."""
     above: float = math.inf
-    for least, most in _AT_ONCE:
+    for least, most in (*_LARGE_AT_ONCE, (0, small_at_once)):
         yield [name for name, size in sizes.items() if least <= size < above], most
         above = least
 

@@ -98,8 +98,9 @@ class ModelVersion:
                 draft.mkdir(mode=0o700, parents=True)
                 _refuse_ways_out(target, files)
                 download_files(files, Lake(self.url), draft)
+                for directory in {PurePosixPath(path).parent for path in files}:
+                    (target / directory).mkdir(parents=True, exist_ok=True)
                 for path in files:
-                    (target / path).parent.mkdir(parents=True, exist_ok=True)
                     (draft / path).replace(target / path)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
