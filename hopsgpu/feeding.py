@@ -21,7 +21,7 @@ from hopsgpu.spark.writing import Written, write_frame
 from hopsgpu.spec import LaunchPlan
 from hopsgpu.stores.bounded import Bounded
 from hopsgpu.stores.lake import Lake
-from hopsgpu.units import MIB
+from hopsgpu.units import MIB, counted
 
 _OWNERS_ONLY = 0o700
 _LOOK_SECONDS = 0.2
@@ -128,7 +128,7 @@ class Feed:
             if self._cancelled.is_set():
                 raise Cancelled(gone)
             if done % _TOLD_FILES == 0:
-                self._tell(f"reading the footers of {label}: {done} of {files} files")
+                self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
 
         self._tell(f"reading the footers of {label}")
         # In a thread of its own, since a lake that hangs does so for longer than anybody waits.
@@ -191,7 +191,8 @@ def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple
         if size > MOST_DEALT:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)
             raise ConfigError(
-                f"data has {groups} row groups, whose plan for {ranks} ranks is over"
-                f" {MOST_DEALT // MIB} MiB: write it anew with fewer, of about 8 MB each"
+                f"data has {counted(groups, 'row group')}, whose plan for"
+                f" {counted(ranks, 'rank')} is over {MOST_DEALT // MIB} MiB:"
+                " write it anew with fewer, of about 8 MB each"
             )
     return tuple(dealt)

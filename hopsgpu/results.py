@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.units import counted
+
 if TYPE_CHECKING:
     from hopsgpu.stores.models import ModelVersion
 
@@ -131,7 +133,7 @@ class GangResult:
         if self.model is not None:
             parts.append(f"model={self.model.url!r}")
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
-        parts += [f"{len(self.ranks)} ranks", str(self.timeline), str(self.gpu_seconds)]
+        parts += [counted(len(self.ranks), "rank"), str(self.timeline), str(self.gpu_seconds)]
         return f"GangResult({', '.join(parts)})"
 
     def _repr_html_(self) -> str:

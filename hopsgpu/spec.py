@@ -342,7 +342,7 @@ class LaunchPlan:
                 if self.hosts
                 else []
             ),
-            f"  each executor: {s.gpus} GPU, {s.cores} cores,"
+            f"  each executor: {counted(s.gpus, 'GPU')}, {counted(s.cores, 'core')},"
             f" {heap}{s.overhead_mib} MiB{' beside it' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",
             *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),

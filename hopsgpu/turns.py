@@ -22,6 +22,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from hopsgpu.units import counted
+
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 4.0
 # How often one gang may be passed by later ones that fit beside it.
@@ -250,7 +252,7 @@ def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> 
         return Turn(
             False,
             f"another gang's turn: {len(ahead)} before this one, first that of"
-            f" {first.application} of {user} ({first.executors} x {first.gpus} GPUs)",
+            f" {first.application} of {user} ({first.executors} x {counted(first.gpus, 'GPU')})",
         )
     return Turn(own.ticket.bound is Bound.NONE or probe)
 

@@ -71,6 +71,12 @@ def parse_memory(value: object, name: str) -> int:
     return size
 
 
-def counted(number: int, what: str) -> str:
-    """A number of things, as "1 file" or "2 files"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def counted(number: int, what: str, several: str = "") -> str:
+    """A number of things, as "1 file" or "2 files".
+
+    Args:
+        number: of them.
+        what: one of them.
+        several: more of them, where that is not with an "s".
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hopsgpu.cli.tables import Cell, Layout, Row, aligned, headers
+from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -94,13 +95,14 @@ def _shortened(found: ClusterGpus) -> ClusterGpus:
 
 def _summary(found: ClusterGpus) -> Iterator[Cell]:
     if not found.nodes:
-        said = f"no node of this YARN has GPUs ({found.nodes_without} nodes run): NodeManagers with"
+        running = counted(found.nodes_without, "node") + " running"
+        said = f"no node of this YARN has GPUs ({running}): NodeManagers with"
         yield f"{said} yarn.nodemanager.resource-plugins=yarn.io/gpu have them", _CARE
         return
     broken = f", {found.unhealthy} unhealthy" if found.unhealthy else ""
     when = time.strftime("%H:%M:%S", time.localtime(found.time))
     yield (
-        f"{found.free} of {found.total} GPUs free, {found.used} used{broken} ({when})",
+        f"{found.free} of {counted(found.total, 'GPU')} free, {found.used} used{broken} ({when})",
         _GOOD if found.free else _CARE,
     )
     best = max(
@@ -214,8 +216,9 @@ def _obtainable(queue: GpuQueue) -> str:
 
 def _remarks(found: ClusterGpus) -> Iterator[Cell]:
     if found.unexplained:
+        used = "1 GPU is" if found.unexplained == 1 else f"{found.unexplained} GPUs are"
         who = "applications that YARN does not show to the caller, or that have just ended"
-        yield f"{found.unexplained} GPUs are in use by {who}", ""
+        yield f"{used} in use by {who}", ""
     if found.queues and found.acls is not False:
         what = "queues have ACLs" if found.acls else "YARN does not tell whether queues have ACLs"
         yield f"{what}; who may submit where is shown to administrators only", ""

@@ -146,7 +146,8 @@ def _data(told: Any) -> Iterator[tuple[str, str]]:
     """What the ranks read, a line each."""
     for name, one in told.items() if isinstance(told, dict) else ():
         if isinstance(one, dict) and isinstance(one.get("bytes"), int):
-            many = f"{one.get('rows')} rows, {size(one['bytes'])}"
+            rows = counted(one.get("rows", 0), "row")
+            many = f"{rows}, {size(one['bytes'])}"
             gone = "" if one.get("kept") else ", removed with the run's end"
             yield (name if name == "data" else f"data {name}"), f"{many} of {one.get('url')}{gone}"
 

@@ -18,6 +18,7 @@ from hopsgpu.cluster.layout import DATANODE, MASTERS, NAMENODE, RESOURCEMANAGER,
 from hopsgpu.cluster.sites import GPU_PLUGIN
 from hopsgpu.cluster.state import State, save
 from hopsgpu.errors import ClusterError
+from hopsgpu.units import counted
 
 _HADOOP = "org.apache.hadoop"
 _MAIN = {
@@ -182,7 +183,9 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
             _all_alive(layout, state)
             if time.monotonic() > deadline:
                 nodes = probe.nodes(state.ports) or ()
-                states = ", ".join(f"{n.name} {n.state} with {n.gpus} GPUs" for n in nodes)
+                states = ", ".join(
+                    f"{n.name} {n.state} with {counted(n.gpus, 'GPU')}" for n in nodes
+                )
                 raise ClusterError(
                     f"{what} is not ready after {_READY_S:.0f} s (nodes: {states or 'none'}); "
                     f"the logs are in {layout.logs}"

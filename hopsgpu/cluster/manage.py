@@ -22,6 +22,7 @@ from hopsgpu.cluster.packages import daemon_jars, pyspark_home
 from hopsgpu.cluster.ports import held_ports, port_names
 from hopsgpu.cluster.state import State, load, locked, save
 from hopsgpu.errors import ClusterError
+from hopsgpu.units import counted
 
 Say = Callable[[str], object]
 _SWEEPS = 5
@@ -168,7 +169,11 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
         ended = _leave_nothing(layout, state)
         if state:
             save(layout, replace(state, processes={}))
-    say(f"down: {ended} processes ended" if ended else f"no cluster runs in {layout.root}")
+    say(
+        f"down: {counted(ended, 'process', 'processes')} ended"
+        if ended
+        else f"no cluster runs in {layout.root}"
+    )
 
 
 def environment(dir: str | Path | None = None) -> dict[str, str]:
@@ -227,7 +232,7 @@ def _same(spec: ClusterSpec, given: Mapping[str, object], layout: Layout) -> Non
     if other:
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(other)} differ; "
-            f"it has {spec.nodes} nodes of {spec.gpus_per_node} GPUs): "
+            f"it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}): "
             "`hopsgpu cluster down` first, or use another --dir"
         )
 

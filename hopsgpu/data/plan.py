@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.source import Source
 from hopsgpu.errors import ConfigError
+from hopsgpu.units import counted
 
 REMAINDERS = ("drop", "pad", "keep")
 
@@ -52,7 +53,8 @@ def plan_slices(
     total = sum(map(sum, groups))
     if total < ranks:
         raise ConfigError(
-            f"{total} rows for {ranks} ranks: each rank needs one at least; ask for fewer workers"
+            f"{counted(total, 'row')} for {counted(ranks, 'rank')}: each rank needs one at"
+            " least; ask for fewer workers"
         )
     order = [Slice(f, g, 0, n) for f, rows in enumerate(groups) for g, n in enumerate(rows) if n]
     random.Random(seed).shuffle(order)

@@ -87,7 +87,7 @@ def report(seconds: float, hang: Path, pci_devices: Path = PCI_DEVICES) -> List[
     lines = [_line(device) for device in devices if device.verdict.state != HEALTHY]
     if devices and all(device.verdict.state == BAD for device in devices):
         return [f"{_UNUSABLE}: {'; '.join(lines)}"]
-    return lines or [f"{len(devices)} GPUs, all healthy"]
+    return lines or ["1 GPU, healthy" if len(devices) == 1 else f"{len(devices)} GPUs, all healthy"]
 
 
 def _unanswered(error: DriverError, hang: Path) -> str:

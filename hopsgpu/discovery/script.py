@@ -216,8 +216,9 @@ def _why(
         elif address in owners and address not in leases.held:
             told = [f"{key} {value}" for key, value in owners[address].items() if value]
             said.append(f"{address} is leased to another executor ({', '.join(told)})")
+    asked = "1 GPU was" if amount == 1 else f"{amount} GPUs were"
     return (
-        f"{amount} GPUs were asked for; this node shows {len(listing.devices)}, and"
+        f"{asked} asked for; this node shows {len(listing.devices)}, and"
         f" {len(leases.held)} of them can be had" + "".join(f"; {one}" for one in said)
     )
 

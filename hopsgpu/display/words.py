@@ -60,7 +60,7 @@ def others(picture: Picture) -> str:
         return ""
     busy = picture.utilisations
     mean = f"; GPU utilisation of all: {sum(busy) / len(busy):.0%} on average" if busy else ""
-    return f"and {left:,} more ranks{mean}"
+    return f"and {left:,} more {'rank' if left == 1 else 'ranks'}{mean}"
 
 
 def whole_log(run_id: str) -> str:

@@ -9,6 +9,7 @@ from hopsgpu.discovery.health import BAD, HEALTHY
 from hopsgpu.doctor.node import Framework, NodeFacts
 from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
+from hopsgpu.units import counted
 
 NAMES = (
     "discovery",
@@ -86,7 +87,7 @@ def check_discovery(
     broken = [f"{host}: {why}" for host, why in sorted({**failed, **nothing}.items())]
     well = [node for node in facts if node.gpus]
     where = listed(node.host for node in well)
-    seen = f"ran on {len(well)} nodes ({where})" if well else "ran nowhere"
+    seen = f"ran on {counted(len(well), 'node')} ({where})" if well else "ran nowhere"
     if broken:
         return wrong(
             name,
@@ -156,7 +157,7 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
     if broken:
         return wrong(
             name,
-            f"the directory of leases serves not all users on {len(broken)} nodes",
+            f"the directory of leases serves not all users on {counted(len(broken), 'node')}",
             "make it as root, mode 1777; yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR of the nodes"
             " names another, for all containers",
             broken,
@@ -220,7 +221,7 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     if problems:
         return wrong(
             name,
-            f"the executors' Python and the driver do not fit on {len(problems)} counts",
+            f"the executors' Python and the driver do not fit on {counted(len(problems), 'count')}",
             "install a newer NVIDIA driver on these nodes, or a framework built with an older CUDA"
             " into the executors' Python",
             problems,

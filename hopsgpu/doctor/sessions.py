@@ -119,7 +119,7 @@ def check_gang(trial: Trial) -> Check:
     if trial.failed:
         return unknown(_GANG, f"executors ended again on {listed(sorted(trial.failed))}")
     if isinstance(error, GangTimeout | Cancelled):
-        return unknown(_GANG, f"not all executors came: {error}")
+        return unknown(_GANG, f"not all executors came: {error}", "hopsgpu doctor --seconds 180")
     if UnreachableError.__name__ in str(error):
         return wrong(
             _GANG,

@@ -21,6 +21,7 @@ from hopsgpu.spark.checks import check_gang
 from hopsgpu.spark.request import demand_of
 from hopsgpu.spec import ExecutorShape
 from hopsgpu.stores.lake import Lake
+from hopsgpu.units import counted
 from hopsgpu.yarn.capacity import check_possible
 
 _SHAPE: Mapping[str, Any] = {
@@ -89,7 +90,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
             return watched.unfinished(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     left = sorted(set(hosts) - {node.host for node in facts})
-    allowed = f"queue and user may have {workers} of {len(hosts)} containers at once"
+    allowed = f"queue and user may have {workers} of {counted(len(hosts), 'container')} at once"
     line = result.timeline
     return Trial(
         facts=facts,

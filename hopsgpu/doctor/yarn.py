@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.spec import AGENT_MIB, HEAP_MIB
+from hopsgpu.units import counted
 from hopsgpu.yarn.amounts import GPU, Amount
 from hopsgpu.yarn.gpus import ClusterGpus, GpuNode
 from hopsgpu.yarn.queues import chain_of, check_queue
@@ -82,15 +83,16 @@ def check_gpus(yarn: Yarn) -> Check:
     name, found = "gpus", yarn.gpus
     running = [node for node in found.nodes if node.state == "RUNNING"]
     if not found.nodes:
-        nodes = sum(node.state == "RUNNING" for node in yarn.nodes)
+        others = sum(node.state == "RUNNING" for node in yarn.nodes)
         return wrong(
             name,
-            f"none of the {nodes} nodes that run has {GPU}",
+            f"no node has {GPU} ({counted(others, 'node')} running)",
             "yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
             " (yarn-scripts/yarn-site-gpus.xml), resource-types.xml there too",
         )
     where = listed(f"{node.host} {node.total}" for node in running)
-    seen = f"{sum(node.total for node in running)} on {len(running)} nodes ({where or 'none'})"
+    nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
+    seen = f"{sum(node.total for node in running)} on {nodes}"
     # One that is taken out on purpose is no fault.
     ill = [node for node in found.nodes if node.unhealthy]
     if ill:
@@ -136,9 +138,8 @@ def check_submission(yarn: Yarn, name: str) -> Check:
         return unknown("queue", f"{name} is not among the queues yet; the scheduler may make it")
     gpus = min(queue.maximum.gpus for queue in chain)
     own = chain[0]
-    seen = (
-        f"{own.path}: {own.guaranteed.gpus} GPUs guaranteed, at most {gpus}, {own.used.gpus} used"
-    )
+    guaranteed = counted(own.guaranteed.gpus, "GPU")
+    seen = f"{own.path}: {guaranteed} guaranteed, at most {gpus}, {own.used.gpus} used"
     if gpus == 0 and yarn.gpus.total:
         return wrong("queue", seen, f"give it a share of GPUs, or {another}")
     acls = "; its access control is YARN's to decide at submission" if yarn.gpus.acls else ""
@@ -164,12 +165,16 @@ def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]
                 " (--conf spark.yarn.executor.nodeLabelExpression)"
             )
         elif not gpus.free:
-            why[gpus.host] = f"its {gpus.total} GPUs are in use{_by(yarn.gpus, gpus)}"
+            why[gpus.host] = f"{_its(gpus.total)} in use{_by(yarn.gpus, gpus)}"
         elif not (node.total - node.used).room_for(CONTAINER):
             why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are wanted"
         else:
             free.append(gpus.host)
     return tuple(free), why
+
+
+def _its(gpus: int) -> str:
+    return "its GPU is" if gpus == 1 else f"its {gpus} GPUs are"
 
 
 def _by(gpus: ClusterGpus, node: GpuNode) -> str:

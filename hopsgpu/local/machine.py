@@ -11,6 +11,7 @@ from hopsgpu.discovery.health import BAD
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.gpu_types import has_type
 from hopsgpu.spec import ExecutorShape, GangSpec, GpuRequest
+from hopsgpu.units import counted
 
 _MIB = 2**20
 NO_GPU = "this machine has no GPU, so the ranks run on its CPUs"
@@ -32,8 +33,8 @@ class Machine:
 
     def __str__(self) -> str:
         names = sorted({gpu.name or "GPU" for gpu in self.gpus})
-        gpus = f"{len(self.gpus)} GPUs ({', '.join(names)})" if self.gpus else "no GPU"
-        return f"{self.cores} cores, {self.memory_mib / 1024:.0f} GiB, {gpus}"
+        gpus = f"{counted(len(self.gpus), 'GPU')} ({', '.join(names)})" if self.gpus else "no GPU"
+        return f"{counted(self.cores, 'core')}, {self.memory_mib / 1024:.0f} GiB, {gpus}"
 
 
 def this_machine(*, gpus: bool = True) -> Machine:
@@ -108,7 +109,7 @@ def check_gpus(
     ]
     why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
     raise CapacityError(
-        f"the gang wants {wanted} GPUs, and this machine has {found} that it may have"
+        f"the gang wants {counted(wanted, 'GPU')}, and this machine has {found} that it may have"
         f"{''.join(f'; {text}' for text in why)}. On a local master all ranks are on this machine:"
         " ask for fewer workers, for gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs), or run"
         " it on a cluster"
@@ -136,7 +137,8 @@ def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape,
     memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
     if spec.cores_per_worker is not None and cores > machine.cores:
         warnings.append(
-            f"the ranks want {cores} cores, and share the {machine.cores} of this machine"
+            f"the ranks want {counted(cores, 'core')}, and share the {machine.cores} of this"
+            " machine"
         )
     if memory > machine.memory_mib:
         warnings.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hopsgpu.errors import ConfigError, DiscoveryError
 from hopsgpu.gang import Container, Device
+from hopsgpu.units import counted
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.events import Event
 
@@ -21,9 +22,10 @@ def greeted(event: Event, hello: Message, gpus: int) -> Container:
         DiscoveryError: its GPUs were not given out by hopsgpu's discovery script.
     """
     if len(hello["devices"]) != gpus:
+        told = counted(len(hello["devices"]), "GPU")
         raise DiscoveryError(
-            f"{hello['container']} on {hello['host']} tells {len(hello['devices'])} GPUs where"
-            f" {gpus} were asked for: hopsgpu's discovery script must give them out (is another"
+            f"{hello['container']} on {hello['host']} tells {told}, and not the {gpus} asked for:"
+            " hopsgpu's discovery script must give them out (is another"
             " one in its place, by spark.resources.discoveryPlugin?)"
         )
     if hello["missing"]:

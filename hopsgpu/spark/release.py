@@ -15,6 +15,7 @@ from hopsgpu.gang import Container
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.jobs import GangJob
 from hopsgpu.spark.jvm import wait_until
+from hopsgpu.units import counted
 from hopsgpu.worker.server import ControlServer
 
 RELEASE_SECONDS = 30.0
@@ -175,7 +176,7 @@ class _Letting:
         except HopsGpuError as error:
             self._shown = str(error)
             return False
-        self._shown = f"{len(held.containers)} containers, {held.pending} asked for"
+        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} asked for"
         return not held.containers and not held.pending
 
     def _confirmed(self) -> bool:

@@ -18,7 +18,7 @@ from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
 from hopsgpu.spark.jobs import reason_of
 from hopsgpu.spark.jvm import wait_until
 from hopsgpu.spark.site import Site
-from hopsgpu.units import MIB
+from hopsgpu.units import MIB, counted
 
 # A rank whose rows begin inside a row group decodes its head in vain.
 _OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
@@ -43,7 +43,7 @@ class Written:
     tasks: int
 
     def __str__(self) -> str:
-        told = f"{self.done} of {self.tasks} tasks"
+        told = f"{self.done} of {counted(self.tasks, 'task')}"
         if self.done == self.tasks:
             return told if self.tasks else "Spark plans it"
         waits = "" if self.running else "; none runs: Spark waits for executors"

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.units import counted
+
 GPU, CORES, MEMORY = "yarn.io/gpu", "vcores", "memory-mb"
 
 
@@ -26,7 +28,7 @@ class Amount:
     memory_mib: int
 
     def __str__(self) -> str:
-        return f"{self.gpus} GPUs, {self.cores} cores, {self.memory_mib} MiB"
+        return f"{counted(self.gpus, 'GPU')}, {counted(self.cores, 'core')}, {self.memory_mib} MiB"
 
     def __add__(self, other: Amount) -> Amount:
         return Amount(

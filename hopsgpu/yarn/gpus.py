@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hopsgpu import html
+from hopsgpu.units import counted
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class GpuType:
     count: int
 
 
-def counted(gpus: Iterable[tuple[str, int | None, int]]) -> tuple[GpuType, ...]:
+def types_of(gpus: Iterable[tuple[str, int | None, int]]) -> tuple[GpuType, ...]:
     """Types from (name, MiB, how many), in the order in which they come."""
     found: Counter[tuple[str, int | None]] = Counter()
     for name, memory_mib, count in gpus:
@@ -176,7 +177,7 @@ class ClusterGpus:
     @property
     def types(self) -> tuple[GpuType, ...]:
         """The products of all nodes."""
-        return counted(
+        return types_of(
             (each.name, each.memory_mib, each.count) for node in self.nodes for each in node.types
         )
 
@@ -188,10 +189,11 @@ class ClusterGpus:
 
     def __repr__(self) -> str:
         kinds = ", ".join(f"{each.count} × {each.name}" for each in self.types)
+        nodes = counted(len(self.nodes), "node") + (f" ({kinds})" if kinds else "")
         return (
-            f"ClusterGpus({self.free} of {self.total} GPUs free, {self.used} used,"
-            f" {self.unhealthy} unhealthy; {len(self.nodes)} nodes{f' ({kinds})' if kinds else ''},"
-            f" {len(self.users)} users, {self.user} could get {self.obtainable} now)"
+            f"ClusterGpus({self.free} of {counted(self.total, 'GPU')} free, {self.used} used,"
+            f" {self.unhealthy} unhealthy; {nodes},"
+            f" {counted(len(self.users), 'user')}, {self.user} could get {self.obtainable} now)"
         )
 
     def _repr_html_(self) -> str:

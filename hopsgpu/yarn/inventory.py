@@ -20,7 +20,7 @@ from hopsgpu.turns import Bound
 from hopsgpu.yarn.amounts import NOTHING, Amount, total
 from hopsgpu.yarn.capacity import cores_per_gpu
 from hopsgpu.yarn.demand import container_of
-from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, counted
+from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.node_manager import NodeManagers, Told
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -164,7 +164,7 @@ def _node(node: Node, told: Told) -> GpuNode:
         host=node.host,
         state=node.state,
         label=node.partition,
-        types=counted((gpu.name, gpu.memory_mib, 1) for gpu in devices.gpus) if devices else (),
+        types=types_of((gpu.name, gpu.memory_mib, 1) for gpu in devices.gpus) if devices else (),
         driver=devices.driver if devices else "",
         total=gpus,
         used=used,

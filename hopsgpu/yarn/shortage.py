@@ -11,7 +11,8 @@ from hopsgpu.yarn.amounts import Amount, total
 from hopsgpu.yarn.demand import Demand, places_on, user_room
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
-_NAMES = ("GPUs", "cores", "MiB")
+# The last is no word that has another form for several.
+_NAMES = ("GPU", "core", "MiB")
 _NODES_SHOWN = 4
 
 
@@ -93,9 +94,10 @@ def _queue(queue: Queue, one: Amount, wanted: int, beside: int) -> tuple[int, Sh
     )
     each = dict(zip(_NAMES, one.parts, strict=True))[name]
     if spare <= 0:
-        text = f"queue {queue.path} is at its limit ({used} of {most} {name} in use)"
+        text = f"queue {queue.path} is at its limit ({used} of {_counted(most, name)} in use)"
     else:
-        text = f"queue {queue.path} has {spare} of {most} {name} left, {each * wanted} are wanted"
+        text = f"queue {queue.path} has {spare} of {_counted(most, name)} left,"
+        text = f"{text} {each * wanted} {_are(each * wanted)} wanted"
     return beside + left.room_for(one), Shortage(Bound.QUEUE, text, queue.path)
 
 
@@ -121,15 +123,19 @@ def _nodes(
     # What is scarce by nature is named first.
     for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
         if have < want:
-            return Shortage(Bound.CLUSTER, f"{have} of {want} {name} wanted are free")
+            return Shortage(
+                Bound.CLUSTER, f"{have} of {_counted(want, name)} wanted {_are(want)} free"
+            )
     if demand.spread and sum(places.values()) < wanted:
-        where = f"{sum(places.values())} of {wanted} nodes wanted have room for an executor"
-        return Shortage(Bound.NODES, f"{where} ({_each(free, one)})")
+        nodes = f"{sum(places.values())} of {counted(wanted, 'node')} wanted"
+        verb = "has" if wanted == 1 else "have"
+        return Shortage(Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, one)})")
     if one.gpus and sum(amount.gpus // one.gpus for amount in free.values()) < wanted:
         return Shortage(Bound.NODES, _scattered(free, one, wanted))
     if one.gpus:
         starved = [
-            f"{node.host} has {amount.gpus} GPUs free but only {_lacking(node, amount, one)}"
+            f"{node.host} has {counted(amount.gpus, 'GPU')} free but only"
+            f" {_lacking(node, amount, one)}"
             for node, amount in free.items()
             if places[node] < amount.gpus // one.gpus
         ]
@@ -139,10 +145,10 @@ def _nodes(
 
 def _scattered(free: dict[Node, Amount], one: Amount, wanted: int) -> str:
     if one.gpus:
-        room, what = sum(a.gpus // one.gpus for a in free.values()), f"{one.gpus} GPUs"
+        room, what = sum(a.gpus // one.gpus for a in free.values()), counted(one.gpus, "GPU")
     else:
         room = sum(amount.room_for(one) for amount in free.values())
-        what = f"{one.cores} cores and {one.memory_mib} MiB"
+        what = f"{counted(one.cores, 'core')} and {one.memory_mib} MiB"
     if room:
         executors = counted(wanted, "executor")
         return f"room for {room} of {executors} with {what} each ({_each(free, one)})"
@@ -155,17 +161,25 @@ def _each(free: dict[Node, Amount], one: Amount) -> str:
         said = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
     else:
         said = [
-            f"{n.host} {a.cores} of {n.total.cores} cores, {a.memory_mib} of"
+            f"{n.host} {a.cores} of {counted(n.total.cores, 'core')}, {a.memory_mib} of"
             f" {n.total.memory_mib} MiB"
             for n, a in free.items()
         ]
     return _first(said, _NODES_SHOWN, ", " if one.gpus else "; ")
 
 
+def _counted(number: int, name: str) -> str:
+    return f"{number} MiB" if name == "MiB" else counted(number, name)
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
 def _lacking(node: Node, free: Amount, one: Amount) -> str:
     fit = free.gpus // one.gpus
     lacks = [
-        f"{own} of {whole} {name}"
+        f"{own} of {_counted(whole, name)}"
         for name, own, each, whole in zip(
             _NAMES, free.parts, one.parts, node.total.parts, strict=True
         )

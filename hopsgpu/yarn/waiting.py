@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hopsgpu.units import counted
 from hopsgpu.yarn.amounts import Amount, total
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.snapshot import App, Snapshot
@@ -29,7 +30,7 @@ def waiting_facts(snapshot: Snapshot, demand: Demand) -> str:
 def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
     if with_gpus:
         return f"{max(free.gpus, 0)} of {whole.gpus}"
-    cores = f"{max(free.cores, 0)} of {whole.cores} cores"
+    cores = f"{max(free.cores, 0)} of {counted(whole.cores, 'core')}"
     return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
 
 
@@ -59,4 +60,8 @@ def _holder(app: App, own: str, with_gpus: bool) -> str:
 
 
 def _size(amount: Amount, with_gpus: bool) -> str:
-    return f"{amount.gpus}" if with_gpus else f"{amount.cores} cores, {amount.memory_mib} MiB"
+    return (
+        f"{amount.gpus}"
+        if with_gpus
+        else f"{counted(amount.cores, 'core')}, {amount.memory_mib} MiB"
+    )

@@ -79,7 +79,7 @@ def test_a_whole_cluster_with_one_node_in_use(
     unknown = {"discovery", *(["cuda"] if simulated else [])}
     assert {name for name, state in states(found).items() if state != "ok"} == unknown
     assert code == 0
-    assert found["discovery"]["seen"] == f"ran on 1 nodes ({free}); 1 not checked"
+    assert found["discovery"]["seen"] == f"ran on 1 node ({free}); 1 not checked"
     (why,) = found["discovery"]["details"]
     user = spark.sparkContext.applicationId
     assert re.match(f"{held.host} not checked: its 2 GPUs are in use by {user} .* \\(2\\)", why)

@@ -81,7 +81,7 @@ def test_nodes_that_fail_or_are_slow_are_named_and_the_others_are_looked_at(
         code, found = doctor(env, *QUEUE, "--seconds", str(PATIENCE_SECONDS))
     assert code == 1, found
     assert [name for name, state in states(found).items() if state == "wrong"] == ["discovery"]
-    assert found["discovery"]["seen"] == "ran on 1 nodes (node1), and not on node2"
+    assert found["discovery"]["seen"] == "ran on 1 node (node1), and not on node2"
     failed, late = found["discovery"]["details"]
     assert re.match("node2: .*could not communicate with the NVIDIA driver", failed)
     assert late.startswith("node3 not checked: no container came there in time: ")

@@ -178,5 +178,7 @@ def test_many_that_were_held_aside_are_counted() -> None:
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_gpus_that_our_script_did_not_give_out_are_refused(gpus: int) -> None:
     cluster = cluster_of(("comes", 1, {"gpus": gpus}))
-    with pytest.raises(DiscoveryError, match=rf"tells {gpus} GPUs where 1 were asked for.*Plugin"):
+    with pytest.raises(
+        DiscoveryError, match=rf"tells {gpus} GPUs?, and not the 1 asked for.*Plugin"
+    ):
         bringing(cluster, 1).run()

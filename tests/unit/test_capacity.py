@@ -226,14 +226,14 @@ def refusal(demand: Demand, snapshot: Snapshot) -> str:
 
 def test_a_container_that_no_node_has() -> None:
     said = refusal(Demand(Amount(3, 1, 1024), 1), snap(*TWO))
-    assert "an executor of 3 GPUs, 1 cores, 1024 MiB fits nowhere" in said
+    assert "an executor of 3 GPUs, 1 core, 1024 MiB fits nowhere" in said
     assert "node1 has 2 GPUs, 6 cores" in said
 
 
 def test_more_executors_than_places() -> None:
     check_possible(Demand(ONE_GPU, 4), snap(*TWO))
     assert refusal(Demand(ONE_GPU, 9), snap(*TWO)) == (
-        "9 executors of 1 GPUs, 2 cores, 5120 MiB can never fit: the cluster's nodes have room for"
+        "9 executors of 1 GPU, 2 cores, 5120 MiB can never fit: the cluster's nodes have room for"
         " 4 (node1 2, node2 2); they want 9 GPUs, 18 cores, 46080 MiB. Ask for at most 4 of them"
     )
 
@@ -314,7 +314,7 @@ def test_a_queues_maximum_holds_for_each_resource(maximum: Amount, possible: int
     assert most_possible(below, ONE_GPU) == possible
     said = refusal(Demand(ONE_GPU, 3), below)
     assert f"queue root.a may have at most {maximum} (its effective maximum)" in said
-    assert "3 executors of 1 GPUs" in said
+    assert "3 executors of 1 GPU" in said
     assert "they want 3 GPUs, 6 cores, 15360 MiB" in said
 
 
@@ -513,7 +513,7 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Shortage(
                 Bound.USER,
                 "user alice is at the user limit in queue root.a (has 2 GPUs, 3 cores, 2560 MiB,"
-                " limit 1 GPUs, 3 cores, 7168 MiB)",
+                " limit 1 GPU, 3 cores, 7168 MiB)",
                 "root.a",
             ),
         ),
@@ -528,7 +528,7 @@ def test_what_it_waits_for(
 def test_no_node_runs() -> None:
     gone = snap(node("node1", BIG, state="LOST"))
     assert shortage(Demand(ONE_GPU, 1), gone) == Shortage(
-        Bound.CLUSTER, "0 of 1 GPUs wanted are free"
+        Bound.CLUSTER, "0 of 1 GPU wanted is free"
     )
     assert waiting_facts(gone, Demand(ONE_GPU, 1)) == "GPUs free: 0 of 0 in the cluster"
 
@@ -554,8 +554,8 @@ def test_who_holds_what() -> None:
     assert waiting_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == (
         "free: 7 of 12 cores and 24576 of 28672 MiB in the cluster, 3 of 6 cores and 12288 of"
         " 14336 MiB in queue root.a; held by application_1_0007 'train-x' of alice (2 cores, 2048"
-        " MiB), application_1_0009 of bob (1 cores, 1024 MiB), this application (1 cores, 1024 MiB)"
-        ", applications that are not shown or just ended (1 cores, 0 MiB)"
+        " MiB), application_1_0009 of bob (1 core, 1024 MiB), this application (1 core, 1024 MiB)"
+        ", applications that are not shown or just ended (1 core, 0 MiB)"
     )
 
 

@@ -49,7 +49,7 @@ FOUND = ClusterGpus(
     ),
     unexplained=1,
     acls=True,
-    executor="1 GPUs, 2 cores, 6144 MiB",
+    executor="1 GPU, 2 cores, 6144 MiB",
     problems=("node3: the NodeManager does not describe its GPUs: timed out",),
 )
 EXPECTED = """\
@@ -67,9 +67,9 @@ GPUS  USER     FOR  APPLICATION         QUEUE   NODES    NAME
 QUEUE   LABEL  GUARANTEED  MAXIMUM  USED  PENDING  COULD GET
 root.a  -               2        4     1        3  1 (user limit in root.a)
 root.b  slow            2        2     0        -  0 (it is STOPPED)
-COULD GET: in executors of 1 GPUs, 2 cores, 6144 MiB, if nobody else asks
+COULD GET: in executors of 1 GPU, 2 cores, 6144 MiB, if nobody else asks
 
-1 GPUs are in use by applications that YARN does not show to the caller, or that have just ended
+1 GPU is in use by applications that YARN does not show to the caller, or that have just ended
 queues have ACLs; who may submit where is shown to administrators only
 node2 is UNHEALTHY: ERROR no GPU can be used
 node3: the NodeManager does not describe its GPUs: timed out
@@ -191,7 +191,7 @@ def test_how_long(seconds: float, shown: str) -> None:
 
 def test_no_gpus_at_all() -> None:
     said = rendered(ClusterGpus(NOW, "alice", (), 3, (), (), 0, False, "", ()))
-    assert said.startswith("no node of this YARN has GPUs (3 nodes run)")
+    assert said.startswith("no node of this YARN has GPUs (3 nodes running)")
     assert len(said.splitlines()) == 1
 
 

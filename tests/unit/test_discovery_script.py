@@ -141,7 +141,7 @@ def test_a_driver_that_tells_no_gpus(node: Node, driver: dict[str, Any], words: 
 
 def test_no_gpus(told: Node) -> None:
     told.play([])
-    assert "1 GPUs were asked for; this node shows 0" in told.start(1).refusal
+    assert "1 GPU was asked for; this node shows 0" in told.start(1).refusal
 
 
 def test_a_node_without_a_driver(node: Node) -> None:

@@ -144,7 +144,7 @@ def test_the_resource_calculator(changes: dict[str, object], state: str, mend: s
 def test_gpus_of_the_nodes() -> None:
     assert state_of(yarn.check_gpus(CLUSTER), "4 on 2 nodes (node1 2, node2 2)") == "ok"
     none = yarn.check_gpus(replace(CLUSTER, gpus=gpus()))
-    assert state_of(none, "none of the 2 nodes", "resource-plugins=yarn.io/gpu") == "wrong"
+    assert state_of(none, "(2 nodes running)", "resource-plugins=yarn.io/gpu") == "wrong"
     ill = gpus(gpu_node("node1"), gpu_node("node2", state="UNHEALTHY"))
     check = yarn.check_gpus(replace(CLUSTER, gpus=ill))
     assert state_of(check, "node2 is UNHEALTHY: ERROR no GPU") == "wrong"

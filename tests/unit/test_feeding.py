@@ -149,7 +149,7 @@ def test_what_is_read_in_place_stays(feed: Make, home: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("data", "error", "words"),
     [
-        (Frame(1), ConfigError, "data .*1 rows for 2 ranks"),
+        (Frame(1), ConfigError, "data .*1 row for 2 ranks"),
         (Frame(0), ConfigError, "Parquet files without a row"),
         (Frame(9, HopsGpuError("boom")), HopsGpuError, "boom"),
         ({"a": Frame(9), "b": Frame(9, Cancelled("no"))}, Cancelled, "no"),

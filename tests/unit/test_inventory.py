@@ -287,7 +287,7 @@ def test_the_repr_says_it_in_a_line() -> None:
     found = seen("capacity_half", told=Told({"node2:24317": DEVICES}, {}))
     assert repr(found) == (
         "ClusterGpus(2 of 4 GPUs free, 2 used, 0 unhealthy; 2 nodes"
-        " (2 × NVIDIA A100-SXM4-80GB), 1 users, alice could get"
+        " (2 × NVIDIA A100-SXM4-80GB), 1 user, alice could get"
         f" {found.obtainable} now)"
     )
     with pytest.raises(dataclasses.FrozenInstanceError):

@@ -81,7 +81,7 @@ def test_a_container_that_fits_nowhere_names_the_bounds() -> None:
         with pytest.raises(CapacityError, match=r"node n has 2 GPUs, 8 cores, 1024 MiB") as error:
             check_container(wanted, largest, nodes)
         assert str(wanted) in str(error.value)
-    with pytest.raises(CapacityError, match="largest container has 1 GPUs"):
+    with pytest.raises(CapacityError, match="largest container has 1 GPU,"):
         check_container(Amount(2, 8, 1024), Amount(1, 32, 2048), nodes)
 
 

@@ -110,6 +110,8 @@ def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: Ru
     put_run(tmp_path, NEW)
     (tmp_path / "runs" / "empty").mkdir()
     (tmp_path / "runs" / "odd name#").mkdir()
+    for name in ("empty", "odd name#"):  # a foreign directory is as old as its last change
+        os.utime(tmp_path / "runs" / name, (0.0, 0.0))
     (put_run(tmp_path, MIDDLE) / "run.json").write_bytes(b"{")
     copy = put_run(tmp_path, OLD)
     (copy / "run.json").write_bytes((tmp_path / "runs" / NEW / "run.json").read_bytes())
@@ -124,6 +126,7 @@ def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: Ru
     assert "written by another version of hopsgpu? `hopsgpu logs ID` may" in found[MIDDLE].problem
     for name, newest in (("odd name#", NEW), ("fit-20261124-120000-a#b", NEW)):
         (tmp_path / "runs" / name).mkdir(exist_ok=True)
+        os.utime(tmp_path / "runs" / name, (0.0, 0.0))
         assert name in store.ids() and store.find("last") == newest
     assert f"is the record of {NEW}" in found[OLD].problem
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.units import parse_duration, parse_memory
+from hopsgpu.units import counted, parse_duration, parse_memory
 
 
 @pytest.mark.parametrize(
@@ -54,3 +54,8 @@ def test_memory(given: object, size: int) -> None:
 def test_wrong_memory_is_named(given: object) -> None:
     with pytest.raises(ConfigError, match="memory_per_worker=.*'4g'"):
         parse_memory(given, "memory_per_worker")
+
+
+def test_one_thing_is_no_several() -> None:
+    assert [counted(n, "GPU") for n in (0, 1, 2)] == ["0 GPUs", "1 GPU", "2 GPUs"]
+    assert [counted(n, "process", "processes") for n in (1, 3)] == ["1 process", "3 processes"]
