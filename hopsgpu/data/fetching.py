@@ -101,9 +101,9 @@ class Fetcher:
 class PartFile:
     """A range of a file, in memory, at its place; it has what pyarrow asks of a Python file."""
 
-    def __init__(self, begin: int, content: bytes) -> None:
+    def __init__(self, begin: int, content: memoryview) -> None:
         self._begin = begin
-        self._content = memoryview(content)  # of which a part is no copy
+        self._content = content  # of which a part is no copy
         self._at = 0
         self.closed = False
 

@@ -32,11 +32,11 @@ class LakeFile:
             "read", lake.url, lambda _: self._opened().seek(0, os.SEEK_END)
         )
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> memoryview:
         """So many bytes, or what there is to the end."""
         left = max(self.size - self._at, 0)
         wanted = left if size is None or size < 0 else min(size, left)
-        content: bytes = self._patience(
+        content: memoryview = self._patience(
             "read", self._lake.url, lambda _: self._range(self._at, wanted)
         )
         self._at += len(content)
@@ -54,21 +54,23 @@ class LakeFile:
         self.closed = True
         self._let_go()
 
-    def _range(self, at: int, wanted: int) -> bytes:
+    def _range(self, at: int, wanted: int) -> memoryview:
+        import numpy as np
+
+        content = np.empty(wanted, np.uint8).data
+        filled = 0
         try:
             raw = self._opened()
             raw.seek(at)
-            parts = []
-            while wanted:
-                part = raw.read(wanted)
-                if not part:
-                    raise OSError(f"it ends {wanted} bytes before it should")
-                parts.append(part)
-                wanted -= len(part)
+            while filled < wanted:
+                count = raw.readinto(content[filled:])
+                if not count:
+                    raise OSError(f"it ends {wanted - filled} bytes before it should")
+                filled += count
         except BaseException:
             self._let_go()  # another attempt has another connection
             raise
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return content
 
     def _opened(self) -> io.RawIOBase:
         if self._raw is None:

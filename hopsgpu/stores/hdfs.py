@@ -86,18 +86,14 @@ class Hdfs:
         yield _Reader(self._ask(lambda: self._client.read(path)), self._hands)
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file's bytes in a row, read ahead by hdfs-native, in packets of 64 kB."""
-        # A small file comes whole in one step: to wake a thread costs as much as to read it.
-        seconds = min(self._answer, _READ_SECONDS)
-        with self._hands.one() as hand:
-            with _errors(seconds):
-                packets, some = hand.do(functools.partial(_first, self._client, path), seconds)
-            yield from some
-            more = functools.partial(_some, packets)
-            while len(some) == _PACKETS:
-                with _errors(_READ_SECONDS):
-                    some = hand.do(more, _READ_SECONDS)
-                yield from some
+        """A file's bytes in a row."""
+
+        def begin() -> Iterator[bytes]:
+            reader = self._client.read(path)
+            return iter(reader.read_range_stream(0, len(reader)))
+
+        # Opened in the first step too: to wake a thread costs as much as to read a small file.
+        return _packets(self._hands, begin, min(self._answer, _READ_SECONDS))
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
         """Makes a file of blocks."""
@@ -174,14 +170,44 @@ class _Reader(io.RawIOBase):
         return self.read()
 
     def readinto(self, buffer: Any) -> int:
-        content = self.read(len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
+        """The quick way for many bytes: `read` has them in memory three times, new each time."""
+        at = filled = self.tell()
+        view = memoryview(buffer).cast("B")
+        size = min(len(view), len(self._reader) - at)
+
+        def begin() -> Iterator[bytes]:
+            return iter(self._reader.read_range_stream(at, size))
+
+        for packet in _packets(self._hands, begin, _READ_SECONDS) if size else ():
+            view[filled - at : filled - at + len(packet)] = packet
+            filled += len(packet)
+        self.seek(filled)
+        return filled - at
 
 
-def _first(client: Any, path: str) -> tuple[Iterator[bytes], list[bytes]]:
-    reader = client.read(path)
-    packets = iter(reader.read_range_stream(0, len(reader)))
+def _packets(
+    hands: Hands, begin: Callable[[], Iterator[bytes]], seconds: float
+) -> Iterator[bytes]:
+    """Bytes of a file in a row, read ahead by hdfs-native, in packets of 64 kB.
+
+    Args:
+        hands: in which it is waited for.
+        begin: gives hdfs-native's stream.
+        seconds: that it may take until the first packets.
+    """
+    with hands.one() as hand:
+        with _errors(seconds):
+            packets, some = hand.do(functools.partial(_begun, begin), seconds)
+        yield from some
+        more = functools.partial(_some, packets)
+        while len(some) == _PACKETS:
+            with _errors(_READ_SECONDS):
+                some = hand.do(more, _READ_SECONDS)
+            yield from some
+
+
+def _begun(begin: Callable[[], Iterator[bytes]]) -> tuple[Iterator[bytes], list[bytes]]:
+    packets = begin()
     return packets, _some(packets)
 
 

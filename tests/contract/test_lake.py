@@ -69,6 +69,20 @@ def test_names_come_back(lake: Lake, name: str) -> None:
     assert below.names() == (f"{name}.new",)
 
 
+def test_ranges_come_into_a_buffer(lake: Lake) -> None:
+    lake.make()
+    content = os.urandom((2 << 20) + 4321)
+    (lake / "file").write(content)
+    with lake.files.read((lake / "file").path) as file:
+        for at, size in ((0, 7), (65_535, 200_001), (1, 2 << 20), (2 << 20, 9_000), (0, 7)):
+            file.seek(at)
+            buffer, filled = memoryview(bytearray(size)), 0
+            while count := file.readinto(buffer[filled:]):
+                filled += count
+            assert buffer[:filled] == content[at : at + size]
+            assert file.tell() == at + filled == min(at + size, len(content))
+
+
 def test_rename_is_strict(lake: Lake) -> None:
     for name in ("new", "old"):
         (lake / name).make()

@@ -36,7 +36,7 @@ def test_every_row_goes_to_one_rank(seed: int) -> None:
     groups, rows = some_groups(chance)
     ranks = chance.randrange(1, max(2, min(len(rows), 9) + 1))
     if len(rows) < ranks:
-        with pytest.raises(ConfigError, match=f"{len(rows)} rows? for {ranks} ranks"):
+        with pytest.raises(ConfigError, match=f"{len(rows)} rows? for {ranks} ranks?"):
             plan_slices(groups, ranks)
         return
     kept = plan_slices(groups, ranks, remainder="keep", seed=seed)
