@@ -32,10 +32,12 @@ $(VENV)/bin/python: | python
 
 # A stamp for each set of packages, so that a second run installs nothing.
 $(VENV)/.installed: $(PACKAGING) | $(VENV)/bin/python
+	@echo "installing hopsgpu into $(VENV)"
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
 	@touch $@
 
 $(VENV)/.installed-%: $(PACKAGING) | $(VENV)/bin/python
+	@echo "installing hopsgpu and what $* needs into $(VENV): minutes, the first time"
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[$*]'
 	@touch $@
 

@@ -220,7 +220,7 @@ class ModelStore:
             )
         tagged = [f"{tag} → {number}" for tag, number in self.tags(name).items()]
         return StoreError(
-            f"no version {version!r} of {name!r} in {self._root.url}; its versions:"
+            f"no version {version!r} of {name!r} in {self._root.url}; versions:"
             f" {', '.join(str(v.version) for v in there)}; tags: {', '.join(tagged) or 'none'}",
             kind="absent",
         )
