@@ -14,6 +14,7 @@ from hopsgpu.cluster import probe
 from hopsgpu.cluster.config import ClusterSpec
 from hopsgpu.cluster.daemons import MARKER, last_lines, marker, members, spawn, stop
 from hopsgpu.cluster.files import container_environ
+from hopsgpu.cluster.java import QUICK
 from hopsgpu.cluster.layout import DATANODE, MASTERS, NAMENODE, RESOURCEMANAGER, Layout, node_names
 from hopsgpu.cluster.sites import GPU_PLUGIN
 from hopsgpu.cluster.state import State, save
@@ -116,10 +117,7 @@ class Starter:
         return [
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
-            "-XX:+UseSerialGC",
-            # Start on two cores is mostly compilation.
-            "-XX:TieredStopAtLevel=1",
-            "-Xshare:auto",
+            *QUICK,
             "-XX:+ExitOnOutOfMemoryError",
             f"-XX:ErrorFile={self._layout.logs}/{daemon}-crash-%p.log",
             "--add-opens=java.base/java.lang=ALL-UNNAMED",

@@ -8,6 +8,7 @@ import socket
 from pathlib import Path
 
 from hopsgpu.cluster import sites
+from hopsgpu.cluster.archive import archive_of
 from hopsgpu.cluster.config import ClusterSpec
 from hopsgpu.cluster.daemons import MARKER, marker
 from hopsgpu.cluster.gpus import GpuPlan
@@ -60,7 +61,9 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
     fair.unlink(missing_ok=True)
     if spec.conf.fair_scheduler:
         write(fair, spec.conf.fair_scheduler)
-    spark = sites.spark_defaults(layout, Path(state.spark)) | over.get("spark-defaults", {})
+    archive = archive_of(Path(state.java), Path(state.spark))
+    spark = sites.spark_defaults(layout, Path(state.spark), archive)
+    spark |= over.get("spark-defaults", {})
     write(layout.client / "spark-defaults.conf", sites.properties_text(spark))
     _write_hosts(layout, spec)
     _write_smi(layout, gpus)

@@ -14,7 +14,7 @@ MAX_NODES = 32
 MASTER = "127.0.0.1"
 NAMENODE, DATANODE, RESOURCEMANAGER = "namenode", "datanode", "resourcemanager"
 MASTERS = (NAMENODE, DATANODE, RESOURCEMANAGER)
-_BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
+BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
@@ -43,7 +43,7 @@ class Layout:
 
     def check(self) -> None:
         """Refuses a path that YARN's own scripts and lists of directories do not bear."""
-        if not _BORNE.fullmatch(str(self.root)):
+        if not BORNE.fullmatch(str(self.root)):
             raise ConfigError(
                 f"the cluster's directory is {str(self.root)!r}, but YARN bears only letters, "
                 "digits and / . _ + @ - in it: use another --dir"

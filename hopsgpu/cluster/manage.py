@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.cluster import boot, files
+from hopsgpu.cluster.archive import archive_of, make_archive
 from hopsgpu.cluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.cluster.daemons import members, stop
 from hopsgpu.cluster.gpus import plan_gpus
@@ -133,6 +134,9 @@ def _start(
         with boot.Starter(layout, state, jars).undone_on_failure() as starter:
             boot.start_all(starter, missing)
             boot.wait_ready(layout, starter.state, files.user_name(), starter.started)
+            if archive := archive_of(java.home, spark):
+                url = f"{_filesystem(starter.state)}/tmp/hopsgpu-classes"
+                make_archive(archive, layout, _client_environ(layout, starter.state), url, say)
     return starter.state
 
 
@@ -186,6 +190,10 @@ def environment(dir: str | Path | None = None) -> dict[str, str]:
     state = load(layout)
     if state is None or not state.running:
         raise ClusterError(f"no cluster runs in {layout.root}: hopsgpu cluster up{_option(dir)}")
+    return _client_environ(layout, state)
+
+
+def _client_environ(layout: Layout, state: State) -> dict[str, str]:
     return {
         "JAVA_HOME": state.java,
         "SPARK_HOME": state.spark,
@@ -241,13 +249,17 @@ def _option(dir: str | Path | None) -> str:
     return "" if dir is None else f" --dir {shlex.quote(str(dir))}"
 
 
+def _filesystem(state: State) -> str:
+    return f"hdfs://{MASTER}:{state.ports['namenode.rpc']}"
+
+
 def _info(layout: Layout, state: State, started: tuple[str, ...]) -> ClusterInfo:
     return ClusterInfo(
         directory=layout.root,
         nodes=state.spec.nodes,
         gpus_per_node=state.spec.gpus_per_node,
         gpus=state.gpus,
-        filesystem=f"hdfs://{MASTER}:{state.ports['namenode.rpc']}",
+        filesystem=_filesystem(state),
         resourcemanager=f"http://{MASTER}:{state.ports['resourcemanager.http']}",
         logs={daemon: layout.log(daemon) for daemon in state.processes},
         started=started,

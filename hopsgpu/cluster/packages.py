@@ -57,7 +57,7 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
         ClusterError: the resolver could not fetch them; with what it said.
     """
     version = hadoop_version(spark)
-    kept = _cache() / f"hadoop-daemons-{version}-bc-{_BOUNCY_CASTLE}"
+    kept = cache() / f"hadoop-daemons-{version}-bc-{_BOUNCY_CASTLE}"
     if kept.is_dir():
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,8 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
     return kept
 
 
-def _cache() -> Path:
+def cache() -> Path:
+    """What is made once for all clusters of a user lies there."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative one.
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hopsgpu"

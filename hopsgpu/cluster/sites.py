@@ -7,8 +7,10 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from hopsgpu.cluster import admin
+from hopsgpu.cluster.archive import Archive
 from hopsgpu.cluster.config import ClusterSpec, Properties
 from hopsgpu.cluster.gpus import GpuPlan
+from hopsgpu.cluster.java import QUICK
 from hopsgpu.cluster.layout import MASTER, Layout, address_of, node_names
 
 Ports = Mapping[str, int]
@@ -137,13 +139,14 @@ def resource_types() -> Properties:
     return admin.yarn_file("resource-types")
 
 
-def spark_defaults(layout: Layout, spark: Path) -> Properties:
+def spark_defaults(layout: Layout, spark: Path, archive: Archive | None) -> Properties:
     # A JVM that has this file knows no other host name; the "default" options of driver and
     # executors stay when a session sets extraJavaOptions, the AM has only the one property.
     hosts = f"-Djdk.net.hosts.file={layout.hosts}"
-    # Several JVMs start at once on a few cores: the quick compiler has two executors there
-    # after 7 s rather than 10, and a driver's own start takes half of what the other one takes.
-    quick = f"{hosts} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xshare:auto"
+    quick = " ".join([hosts, *QUICK, *([archive.options] if archive else [])])
+    # An archive is for who has its jars before all else; in a container a directory is first.
+    jars = archive.class_path if archive else None
+    first = {f"spark.{who}.extraClassPath": jars for who in ("driver", "executor") if jars}
     return {
         **admin.spark_defaults(),
         "spark.submit.deployMode": "client",
@@ -154,6 +157,7 @@ def spark_defaults(layout: Layout, spark: Path) -> Properties:
         # The address of an application master, which is the driver in cluster mode.
         "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": MASTER,
         "spark.yarn.jars": f"local:{spark}/jars/*",
+        **first,
     }
 
 
