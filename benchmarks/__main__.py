@@ -1,7 +1,7 @@
 """Runs the benchmarks, or those that are named; prints tables and writes bench.json.
 
-`python -m benchmarks [release | acquisition | cold | warm | contention | stores | data | channel |
-output] …`
+`python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
+channel | output] …`
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from benchmarks import channel, contention, data, launches, output, stores, warm
+from benchmarks import channel, contention, data, launches, output, search, stores, warm
 from hopsgpu import cluster
 
 # Which of them want an application of ours, a cluster, or neither.
@@ -24,6 +24,7 @@ IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
     "release": launches.release,
     "acquisition": launches.acquisition,
     "cold": warm.cold,
+    "search": search.measure,
 }
 ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "warm": warm.measure,

@@ -38,7 +38,8 @@ def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("cluster")
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
-    cluster.up(directory, conf={"yarn-site": {f"{CONTAINERS_ENV}.TMPDIR": str(own_tmpdir)}})
+    tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": str(own_tmpdir)}
+    cluster.up(directory, conf={"yarn-site": tmpdir}, keep_classes=True)
     try:
         yield directory
     finally:

@@ -59,7 +59,7 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
         spark: the PySpark's.
     """
     base, jars = java / "lib" / "server" / "classes.jsa", spark / "jars"
-    if not base.is_file() or not jars.is_dir():
+    if not base.is_file() or not jars.is_dir() or not _fits(java):
         return None
     place = hashlib.sha256(f"{base}\n{jars}".encode())
     # What the JVM itself compares; and the names, which are the class path.
@@ -71,6 +71,12 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
     if not all(BORNE.fullmatch(str(path)) for path in (base, jars, file)):
         return None  # it could not stand among a JVM's options
     return Archive(file, base, jars)
+
+
+def _fits(java: Path) -> bool:
+    """Whether it is a JDK 17; later ones move what they map, and YARN counts that as memory."""
+    release = java / "release"
+    return release.is_file() and 'JAVA_VERSION="17' in release.read_text()
 
 
 def make_archive(

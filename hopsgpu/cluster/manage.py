@@ -64,6 +64,7 @@ def up(
     gpus_per_node: int | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     say: Say = print,
+    keep_classes: bool = False,
 ) -> ClusterInfo:
     """Starts a cluster, or what is missing of one, and waits until it is ready.
 
@@ -73,6 +74,8 @@ def up(
         gpus_per_node: real ones where nvidia-smi answers, else simulated; what runs, else 2.
         conf: a YAML file, or the mapping it would hold, of site file → property → value.
         say: gets a line at a time.
+        keep_classes: whether to keep what Spark's JVMs load in the cache (about 200 MB), where that
+            is not done yet: it takes half a minute, and their starts are quicker from then on.
 
     Raises:
         ConfigError: a value that cannot be.
@@ -102,6 +105,9 @@ def up(
             _leave_nothing(layout, before)
             before = replace(before, processes={}) if before else None
         state = _start(layout, before, spec, missing, say)
+        if keep_classes and (archive := archive_of(Path(state.java), Path(state.spark))):
+            url = f"{_filesystem(state)}/tmp/hopsgpu-classes"
+            make_archive(archive, layout, _client_environ(layout, state), url, say)
     info = _info(layout, state, tuple(missing))
     say(
         f"up after {time.monotonic() - began:.1f} s: HDFS {info.filesystem}, "
@@ -134,9 +140,6 @@ def _start(
         with boot.Starter(layout, state, jars).undone_on_failure() as starter:
             boot.start_all(starter, missing)
             boot.wait_ready(layout, starter.state, files.user_name(), starter.started)
-            if archive := archive_of(java.home, spark):
-                url = f"{_filesystem(starter.state)}/tmp/hopsgpu-classes"
-                make_archive(archive, layout, _client_environ(layout, starter.state), url, say)
     return starter.state
 
 

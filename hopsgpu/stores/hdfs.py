@@ -185,9 +185,7 @@ class _Reader(io.RawIOBase):
         return filled - at
 
 
-def _packets(
-    hands: Hands, begin: Callable[[], Iterator[bytes]], seconds: float
-) -> Iterator[bytes]:
+def _packets(hands: Hands, begin: Callable[[], Iterator[bytes]], seconds: float) -> Iterator[bytes]:
     """Bytes of a file in a row, read ahead by hdfs-native, in packets of 64 kB.
 
     Args:

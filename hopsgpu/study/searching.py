@@ -267,7 +267,8 @@ class Searching:
             self._fail(error)
             return
         if event.message is None:
-            self._placement.gone(event.peer, now)
+            for number in self._placement.gone(event.peer, now):
+                self._tries[number].lost(event)
         if container is not None:
             self._board.mark("granted")
             self._placement.came(container.key, container.host, now)

@@ -22,6 +22,7 @@ from hopsgpu.study.placing import End, Slot
 from hopsgpu.study.wires import Switch, TrialWire
 from hopsgpu.training import Trained, train_on
 from hopsgpu.worker.channel import Message
+from hopsgpu.worker.server import Event
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class Try:
         self._reports = Reports(metric)
         self._was_pruned = False
         self._switch = switch
-        self._lease = lease
+        self._wire = switch.add(call.run_id, self.keys, self._heard)
+        self._lease = lease(self._wire)
         self._metric = metric
         self._board = board
         self._background = background
@@ -98,6 +100,10 @@ class Try:
     def start(self) -> None:
         """Begins it."""
         self._thread.start()
+
+    def lost(self, event: Event) -> None:
+        """Tells it that an executor is gone: it may have begun just then, and not have heard."""
+        self._wire.put(event)
 
     def stop(self) -> None:
         """Ends it; it is put back."""
@@ -133,17 +139,14 @@ class Try:
     def _run(self) -> None:
         told = False
         try:
-            with (
-                self._switch.wire(self.call.run_id, self.keys, self._heard) as wire,
-                train_on(
-                    self._lease(wire),
-                    self.world,
-                    self.call,
-                    Shown(self._board, self.proposed.number),
-                    _nothing,
-                    self._stopped,
-                ) as training,
-            ):
+            with train_on(
+                self._lease,
+                self.world,
+                self.call,
+                Shown(self._board, self.proposed.number),
+                _nothing,
+                self._stopped,
+            ) as training:
                 try:
                     self.outcome = self._outcome(training.run())
                     self.warnings = tuple(training.trained.warnings)
@@ -160,6 +163,7 @@ class Try:
             if not told:
                 self.outcome = Outcome(End.FAILED, error=f"{type(error).__name__}: {error}")
         finally:
+            self._switch.drop(self.call.run_id)
             if not told:
                 self._over(self)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from hopsgpu.worker.channel import Message
@@ -13,7 +12,7 @@ from hopsgpu.worker.server import ControlServer, Event
 
 
 class TrialWire:
-    """The agents of one trial, as a `spark.granted.Wire`; `Switch.wire` makes it."""
+    """The agents of one trial, as a `spark.granted.Wire`; `Switch.add` makes it."""
 
     def __init__(
         self, server: ControlServer, keys: Collection[int], heard: Callable[[Message], None]
@@ -58,11 +57,10 @@ class Switch:
         self._lock = threading.Lock()
         self._wires: dict[str, TrialWire] = {}
 
-    @contextlib.contextmanager
-    def wire(
+    def add(
         self, run_id: str, keys: Collection[int], heard: Callable[[Message], None]
-    ) -> Iterator[TrialWire]:
-        """While inside, what is said under a run id, or is the end of a connection, comes there.
+    ) -> TrialWire:
+        """From now on what is said under a run id, or is the end of a connection, comes there.
 
         Args:
             run_id: of the trial, on the control channel.
@@ -72,11 +70,12 @@ class Switch:
         wire = TrialWire(self._server, keys, heard)
         with self._lock:
             self._wires[run_id] = wire
-        try:
-            yield wire
-        finally:
-            with self._lock:
-                del self._wires[run_id]
+        return wire
+
+    def drop(self, run_id: str) -> None:
+        """The trial is over: what is said of it now is nobody's."""
+        with self._lock:
+            del self._wires[run_id]
 
     def deal(self, event: Event) -> None:
         """Brings an event to the trials that it concerns."""

@@ -29,6 +29,7 @@ def java(tmp_path: Path) -> Path:
     base = tmp_path / "jdk" / "lib" / "server" / "classes.jsa"
     base.parent.mkdir(parents=True)
     base.write_bytes(b"base")
+    (tmp_path / "jdk" / "release").write_text('IMPLEMENTOR="A"\nJAVA_VERSION="17.0.9"\n')
     return tmp_path / "jdk"
 
 
@@ -82,6 +83,9 @@ def test_none_where_there_is_nothing_to_stand_on(
 ) -> None:
     assert archive_of(tmp_path, spark) is None
     assert archive_of(java, tmp_path) is None
+    (java / "release").write_text('JAVA_VERSION="21.0.1"\n')
+    assert archive_of(java, spark) is None
+    (java / "release").write_text('JAVA_VERSION="17.0.9"\n')
     # It would be two words among a JVM's options.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "my cache"))
     assert archive_of(java, spark) is None

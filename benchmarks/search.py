@@ -1,0 +1,182 @@
+"""A search of 60 uneven trials on one GPU that become four: what is lost between trials.
+
+The same trials in rounds on a gang that is held, and by a plain Spark map, for comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import optuna
+from pyspark.sql import SparkSession
+
+import hopsgpu
+from hopsgpu.spark.attach import application_of
+from hopsgpu.spark.profiles import build_profile
+from hopsgpu.spec import GangSpec
+from hopsgpu.trials import SearchStatus
+
+TRIALS = 60
+GPUS = 4
+_SHORTEST, _LONGEST = 0.5, 5.0
+# So long there is one GPU.
+_ALONE_SECONDS = 10.0
+_LOOK_SECONDS = 0.1
+_WAIT_SECONDS = 600.0
+
+
+def lengths() -> list[float]:
+    """Seconds of each trial."""
+    chance = random.Random(7)
+    return [chance.uniform(_SHORTEST, _LONGEST) for _ in range(TRIALS)]
+
+
+def trial(index: int, seconds: Sequence[float]) -> dict[str, float]:
+    """A trial that takes as long as is said."""
+    began = time.time()
+    time.sleep(seconds[index])
+    return {"loss": seconds[index], "began": began, "ended": time.time()}
+
+
+def measure(spark: SparkSession) -> Mapping[str, object]:
+    """Prints and returns what a search, rounds and a map make of the same trials."""
+    print(f"\n{TRIALS} trials of {_SHORTEST} to {_LONGEST} s on 1, then {GPUS} GPUs")
+    figures = {
+        "search": _search(),
+        "rounds": _rounds(),
+        "map": _map(spark),
+    }
+    for name, told in figures.items():
+        print(
+            f"  {name:8} {told['seconds']:6.1f} s; a trial ran in {told['share']:.1%} of the held"
+            " GPU time (95 % are wanted of the search)"
+        )
+    told = figures["search"]
+    print(f"  from the call to the first trial {told['first']:.1f} s, to {GPUS} GPUs ", end="")
+    print(f"{told['whole']:.1f} s ({_ALONE_SECONDS:g} s of them after the first trial)")
+    print(
+        f"  from a trial's end to the next on its GPU: {told['gap']:.0f} ms,"
+        f" 99 %: {told['gap 99']:.0f} ms (under 50 are wanted)"
+    )
+    return figures
+
+
+def _search() -> dict[str, float]:
+    seconds = lengths()
+    seen = _Seen()
+    found: list[hopsgpu.SearchResult] = []
+    began = time.time()
+
+    def work() -> None:
+        found.append(
+            hopsgpu.search(
+                trial,
+                {"index": optuna.distributions.IntDistribution(0, TRIALS - 1)},
+                trials=TRIALS,
+                max_concurrent=GPUS,
+                kwargs={"seconds": seconds},
+                sampler="grid",
+                metric="loss",
+                cores_per_worker=1,
+                memory_per_worker="1g",
+                progress=seen,
+            )
+        )
+
+    with hopsgpu.hold(workers=GPUS - 1, cores_per_worker=1, progress="off"):
+        thread = threading.Thread(target=work, daemon=True)
+        began = time.time()
+        thread.start()
+        assert seen.first.wait(_WAIT_SECONDS), "no trial has run"
+        time.sleep(_ALONE_SECONDS)
+    thread.join(_WAIT_SECONDS)
+    (result,) = found
+    ran = [(t.gpu, t.metrics["began"], t.metrics["ended"]) for t in result.trials]
+    gaps = _gaps(ran)
+    busy = sum(ended - start for _, start, ended in ran)
+    assert seen.whole_at is not None, "all GPUs were never there"
+    return {
+        "seconds": max(ended for _, _, ended in ran) - began,
+        "share": busy / result.gpu_seconds.held,
+        "first": min(start for _, start, _ in ran) - began,
+        "whole": seen.whole_at - began,
+        "gap": statistics.median(gaps),
+        "gap 99": sorted(gaps)[int(0.99 * (len(gaps) - 1))],
+    }
+
+
+class _Seen:
+    """When a search had its first trial, and all GPUs."""
+
+    def __init__(self) -> None:
+        self.first = threading.Event()
+        self.whole_at: float | None = None
+
+    def __call__(self, status: SearchStatus) -> None:
+        if status.running:
+            self.first.set()
+        if status.executors == GPUS and self.whole_at is None:
+            self.whole_at = time.time()
+
+
+def _gaps(ran: Sequence[tuple[str, float, float]]) -> list[float]:
+    """Milliseconds from a trial's end to the next one's begin on the same GPU."""
+    by_gpu: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for gpu, began, ended in ran:
+        by_gpu[gpu].append((began, ended))
+    return [
+        1000 * (later[0] - earlier[1])
+        for spans in by_gpu.values()
+        for earlier, later in zip(sorted(spans), sorted(spans)[1:], strict=False)
+    ]
+
+
+def _rounds() -> dict[str, float]:
+    """From the moment when all GPUs are there."""
+    seconds, ran = lengths(), []
+    with hopsgpu.hold(workers=GPUS, cores_per_worker=1, progress="off") as gang:
+        granted = time.time()
+        for first in range(0, TRIALS, GPUS):
+            result = gang.launch(_own_trial, (first, seconds), progress="off")
+            ran += [(value["began"], value["ended"]) for value in result.values]
+        return _told(ran, GPUS * (time.time() - granted))
+
+
+def _own_trial(first: int, seconds: Sequence[float]) -> dict[str, float]:
+    return trial(first + hopsgpu.context().rank, seconds)
+
+
+def _map(spark: SparkSession) -> dict[str, float]:
+    """From each executor's first trial to the end of all: it goes by the idle timeout, later."""
+    seconds = lengths()
+    site = application_of(spark)
+    shape = site.fit(GangSpec("map", cores_per_worker=1, memory_per_worker=2**30)).shape
+    numbers = spark.sparkContext.parallelize(range(TRIALS), TRIALS)
+    found = (
+        numbers.withResources(build_profile(shape))
+        .map(lambda index: {**trial(index, seconds), "executor": os.environ["CONTAINER_ID"]})
+        .collect()
+    )
+    until = time.monotonic() + _WAIT_SECONDS
+    while hopsgpu.inventory().used and time.monotonic() < until:
+        time.sleep(_LOOK_SECONDS)
+    ran = [(value["began"], value["ended"]) for value in found]
+    last = max(ended for _, ended in ran)
+    firsts: dict[str, float] = {}
+    for value in sorted(found, key=lambda value: float(value["began"])):
+        firsts.setdefault(value["executor"], value["began"])
+    return _told(ran, sum(last - first for first in firsts.values()))
+
+
+def _told(ran: Sequence[tuple[float, float]], held: float) -> dict[str, float]:
+    busy = sum(ended - began for began, ended in ran)
+    return {
+        "seconds": max(ended for _, ended in ran) - min(began for began, _ in ran),
+        "share": busy / held,
+    }
