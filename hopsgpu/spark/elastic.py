@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hopsgpu.errors import DiscoveryError, HopsGpuError
-from hopsgpu.gang import Container, duplicate_gpu
+from hopsgpu.gang import Avoid, Container, duplicate_gpu
 from hopsgpu.spark.granted import Job, Lease, Wire
 from hopsgpu.spark.greeting import greeted
 from hopsgpu.spark.request import Request
@@ -93,6 +93,20 @@ class ElasticLease(ABC):
         leaving = {key: self.here.pop(key) for key in keys if key in self.here}
         self.server.hang_up(leaving)
         self._let_go(leaving)
+
+    def avoid(self, blamed: Avoid) -> list[int]:
+        """Puts aside what is to blame for a failure; the keys of agents that get no trial more.
+
+        Raises:
+            HopsGpuError: so many are aside that there is no sense in it.
+        """
+        self.request = replace(self.request, avoid=self.request.avoid | blamed)
+        found = []
+        for key, container in list(self.here.items()):
+            if (reason := self.request.unwanted(container)) is not None:
+                found.append(key)
+                self._put_aside(self.here.pop(key), reason)
+        return found
 
     def check(self) -> None:
         """Whether executors can come.

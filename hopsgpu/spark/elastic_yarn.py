@@ -86,6 +86,8 @@ class YarnElasticLease(ElasticLease):
         self._application = application
         self._profile = profile
         self._driver = driver
+        # Asked once: each trial asks for tokens.
+        self._is_kerberized = application.jvm.is_kerberized()
         self._changed = threading.Condition()
         # All that follows under its lock.
         self._live: dict[str, GangJob] = {}
@@ -168,7 +170,7 @@ class YarnElasticLease(ElasticLease):
         return self._application.why_lost(reason, host)
 
     def _tokens(self) -> bytes:
-        return read_tokens(self._application.jvm)
+        return read_tokens(self._application.jvm) if self._is_kerberized else b""
 
     def _grow(self) -> None:
         try:

@@ -245,12 +245,12 @@ class _Search:
 
     def _conclude(self, asker: Asker, journal: Journal) -> None:
         """Has Optuna told of all, and the journal on the lake."""
-        from hopsgpu.study.searching import followed
-
         if not asker.close(_KEEP_SECONDS):
             self._board.warn(f"Optuna did not take in all trials within {_KEEP_SECONDS:g} s")
-        if (problem := followed(journal)) is not None:
-            self._board.warn(problem)
+        try:
+            journal.follow()
+        except StoreError as error:
+            self._board.warn(f"the search's journal did not come to the lake whole: {error}")
 
     def _end(self, recording: Recording, state: GangState, error: str | None) -> None:
         recording.put(state.value, error)

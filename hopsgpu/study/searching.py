@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from hopsgpu.background import Background
 from hopsgpu.call import Call
-from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
-from hopsgpu.gang import GangState, assign_ranks, backoff_seconds
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.gang import Avoid, GangState, assign_ranks, backoff_seconds
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spec import LaunchPlan
@@ -36,7 +36,7 @@ from hopsgpu.study.journal import Journal
 from hopsgpu.study.placing import Decision, End, Placement, Start
 from hopsgpu.study.trial import Try
 from hopsgpu.study.wires import Switch
-from hopsgpu.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
+from hopsgpu.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.units import counted
 from hopsgpu.worker.server import Event
 from hopsgpu.worker.trial import Trial
@@ -57,8 +57,8 @@ class _Reported:
 
 
 # What the search's thread takes in: an executor that comes or is gone, a try that is over, what a
-# trial reports, and that Optuna has news.
-_Item = Event | Try | _Reported | None
+# trial reports, what went wrong in dealing, and that Optuna has news.
+_Item = Event | Try | _Reported | Exception | None
 
 
 class Searching:
@@ -195,7 +195,7 @@ class Searching:
         )
         self._tries[start.trial] = running
         self._asker.started(start.trial, call.attempt + 1)
-        self._board.started(_report(running), len(start.slots))
+        self._board.started(running.report(), len(start.slots))
         running.start()
         if not self._has_begun:
             self._has_begun = True
@@ -253,7 +253,9 @@ class Searching:
             for news in self._asker.news():
                 self._learn(news, lease)
         elif isinstance(item, Try):
-            self._end(item)
+            self._end(item, lease)
+        elif isinstance(item, Exception):
+            self._fail(item)
         elif isinstance(item, _Reported):
             self._judge(item)
         else:
@@ -300,7 +302,7 @@ class Searching:
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
-    def _end(self, running: Try) -> None:
+    def _end(self, running: Try, lease: ElasticLease) -> None:
         """A try is over: what becomes of its trial."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
@@ -309,6 +311,8 @@ class Searching:
             self._board.warn(f"trial {number}: {text}")
         if running.fatal is not None:
             self._fail(running.fatal)
+        if running.avoid.is_any:
+            self._avoid(running.avoid, lease)
         how = self._placement.left(number, outcome.how, time.monotonic())
         if how not in _STATES:
             self._board.left(number, len(running.slots), None)
@@ -335,6 +339,17 @@ class Searching:
         self._asker.tell(number, how, value if how is End.COMPLETE else None, about(report))
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
+    def _avoid(self, blamed: Avoid, lease: ElasticLease) -> None:
+        """A GPU or node that failed gets no trial more; all that follow would fail there too."""
+        try:
+            aside = lease.avoid(blamed)
+        except HopsGpuError as error:
+            self._fail(error)
+            return
+        for key in aside:
+            # Trials that share it come to their own ends.
+            self._placement.gone(key, time.monotonic())
+
     @contextlib.contextmanager
     def _pumping(self, lease: ElasticLease, switch: Switch) -> Iterator[None]:
         """While inside, what comes from the control channel is dealt to the trials and noted."""
@@ -347,7 +362,10 @@ class Searching:
                     continue
                 if event.message is None or event.message.kind == "hello":
                     self._inbox.put(event)
-                switch.deal(event)
+                try:
+                    switch.deal(event)
+                except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
+                    self._inbox.put(error)
 
         thread = threading.Thread(
             target=pump, name=f"hopsgpu-{self._board.run_id}-events", daemon=True
@@ -358,27 +376,3 @@ class Searching:
         finally:
             over.set()
             thread.join()
-
-
-def _report(running: Try) -> TrialReport:
-    """A trial that begins."""
-    containers = running.containers
-    return TrialReport(
-        number=running.proposed.number,
-        params=running.proposed.params,
-        state=RUNNING,
-        gpu=",".join(gpu for container in containers for gpu in container.gpus),
-        host=",".join(dict.fromkeys(container.host for container in containers)),
-        started=running.began,
-        tries=running.call.attempt + 1,
-        log=running.call.logs.url,
-    )
-
-
-def followed(journal: Journal) -> str | None:
-    """Brings the rest of a journal to the lake; what is wrong where that cannot be."""
-    try:
-        journal.follow()
-    except StoreError as error:
-        return f"the search's journal did not come to the lake whole: {error}"
-    return None

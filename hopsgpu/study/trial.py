@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hopsgpu.background import Background
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
-from hopsgpu.gang import Container, World
+from hopsgpu.gang import Avoid, Container, World
 from hopsgpu.results import RunStatus
 from hopsgpu.retries import Fault, suspect
 from hopsgpu.spark.granted import Lease
@@ -21,6 +21,7 @@ from hopsgpu.study.outcome import NoMetric, Outcome, Reports, measured
 from hopsgpu.study.placing import End, Slot
 from hopsgpu.study.wires import Switch, TrialWire
 from hopsgpu.training import Trained, train_on
+from hopsgpu.trials import RUNNING, TrialReport
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
 
@@ -58,6 +59,7 @@ class Try:
     Attributes:
         proposed, slots: as given.
         outcome: how it ended, once it has.
+        avoid: the GPUs and nodes that were to blame for its failure.
         fatal: what ends the search, or None.
         warnings: what a person should know.
     """
@@ -82,6 +84,7 @@ class Try:
         self.call = call
         self.began = time.time()
         self.outcome = Outcome(End.STOPPED)
+        self.avoid = Avoid()
         self.fatal: HopsGpuError | None = None
         self.warnings: tuple[str, ...] = ()
         self._reports = Reports(metric)
@@ -119,6 +122,19 @@ class Try:
         """Those of its ranks."""
         return tuple(place.container for place in self.world.places)
 
+    def report(self) -> TrialReport:
+        """What is known of it when it begins."""
+        return TrialReport(
+            number=self.proposed.number,
+            params=self.proposed.params,
+            state=RUNNING,
+            gpu=",".join(gpu for container in self.containers for gpu in container.gpus),
+            host=",".join(dict.fromkeys(container.host for container in self.containers)),
+            started=self.began,
+            tries=self.call.attempt + 1,
+            log=self.call.logs.url,
+        )
+
     def join(self, seconds: float) -> None:
         """Waits until its logs are on their way."""
         self._thread.join(seconds)
@@ -148,7 +164,8 @@ class Try:
                 self._stopped,
             ) as training:
                 try:
-                    self.outcome = self._outcome(training.run())
+                    trained = training.run()
+                    self.outcome, self.avoid = self._outcome(trained), trained.avoid
                     self.warnings = tuple(training.trained.warnings)
                     told = True
                     # What follows has time; the next trial has not.
