@@ -51,6 +51,8 @@ def test_a_notebook(
     notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     resources = {"metadata": {"path": str(tmp_path)}}
     NotebookClient(notebook, timeout=CELL_SECONDS, resources=resources).execute()
+    # For whoever wants to look at it.
+    nbformat.write(notebook, tmp_path / f"{name}.ipynb")
     said = outputs(notebook)
     for told in TOLD[name]:
         assert told in said, f"{told!r} is not in the outputs of {name}"
