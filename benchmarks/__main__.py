@@ -1,7 +1,7 @@
 """Runs the benchmarks, or those that are named; prints tables and writes bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
-channel | output] …`
+channel | output | trials] …`
 """
 
 from __future__ import annotations
@@ -16,7 +16,17 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from benchmarks import channel, contention, data, launches, output, search, stores, warm
+from benchmarks import (
+    channel,
+    contention,
+    data,
+    launches,
+    many_trials,
+    output,
+    search,
+    stores,
+    warm,
+)
 from hopsgpu import cluster
 
 # Which of them want an application of ours, a cluster, or neither.
@@ -32,7 +42,11 @@ ON_CLUSTER: Mapping[str, Callable[[], object]] = {
     "stores": stores.measure,
     "data": data.measure,
 }
-ALONE: Mapping[str, Callable[[], object]] = {"channel": channel.measure, "output": output.measure}
+ALONE: Mapping[str, Callable[[], object]] = {
+    "channel": channel.measure,
+    "output": output.measure,
+    "trials": many_trials.measure,
+}
 
 
 def main(names: Sequence[str]) -> None:

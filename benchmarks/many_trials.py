@@ -1,0 +1,252 @@
+"""A search of 10,000 trials on 256 executors, which are simulated: what it costs the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from hopsgpu.background import Background
+from hopsgpu.gang import Container
+from hopsgpu.modules import PackedModules
+from hopsgpu.progress import search_progress_of
+from hopsgpu.spark.elastic import ElasticLease
+from hopsgpu.spark.granted import Job
+from hopsgpu.spark.request import Request
+from hopsgpu.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
+from hopsgpu.stores.lake import Lake
+from hopsgpu.study.arguments import SearchArguments
+from hopsgpu.study.asking import Asker, open_study
+from hopsgpu.study.board import SearchBoard
+from hopsgpu.study.journal import Journal
+from hopsgpu.study.placing import Terms
+from hopsgpu.study.searching import Searching
+from hopsgpu.worker.channel import Channel, Message, new_secret
+from hopsgpu.worker.kernel import allow_descriptors
+from hopsgpu.worker.peer import Driver, greet
+from hopsgpu.worker.server import ControlServer, serve
+
+EXECUTORS = 256
+TRIALS = 10_000
+# Seconds of a trial: 85 of them end in a second.
+_SHORTEST, _LONGEST = 1.0, 5.0
+_HEARTBEAT = 30.0
+_SPAWN = multiprocessing.get_context("spawn")
+_NUMBER = b"\x80\x04K\x01."  # pickle.dumps(1)
+
+
+def measure(executors: int = EXECUTORS, trials: int = TRIALS) -> Mapping[str, float]:
+    """Prints and returns the driver's share of a core, and how long executors had no trial."""
+    ours, theirs = _SPAWN.Pipe()
+    driver = _SPAWN.Process(target=_drive, args=(theirs, executors, trials))
+    driver.start()
+    theirs.close()
+    try:
+        told: dict[str, float] = ours.recv()
+    finally:
+        driver.join()
+    print(
+        f"\n{trials} trials of {_SHORTEST:g} to {_LONGEST:g} s on {executors} simulated executors"
+    )
+    print(f"  {told['seconds']:.0f} s; the driver took {told['share']:.0%} of a core (under one is")
+    print(f"  wanted), and {told['memory']:.0f} MiB; sampler: random, asked ahead")
+    print(
+        f"  from a trial's end to the next on its executor: {told['gap']:.1f} ms,"
+        f" 99 %: {told['gap 99']:.1f} ms"
+    )
+    return told
+
+
+def _drive(results: Connection, executors: int, trials: int) -> None:
+    """The driver's process."""
+    allow_descriptors(4 * executors)
+    secret = new_secret()
+    ours, theirs = _SPAWN.Pipe()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        serve(secret, "127.0.0.1", heartbeat=_HEARTBEAT) as server,
+    ):
+        simulating = _SPAWN.Process(target=_simulate, args=(theirs, executors))
+        simulating.start()
+        try:
+            driver = Driver("127.0.0.1", server.port, secret, None, heartbeat=_HEARTBEAT)
+            figures = _search(server, Path(directory), executors, trials, lambda: ours.send(driver))
+            server.end_all()
+            gaps = sorted(ours.recv())
+        finally:
+            simulating.kill()
+            simulating.join()
+    figures |= {"gap": statistics.median(gaps), "gap 99": gaps[int(0.99 * (len(gaps) - 1))]}
+    results.send(figures)
+
+
+def _search(
+    server: ControlServer, directory: Path, executors: int, trials: int, bring: Any
+) -> dict[str, float]:
+    terms, shape = Terms(trials, executors), ExecutorShape(1, 0, 0, 1024)
+    given = _arguments(terms)
+    run = Lake(f"file://{directory}/run")
+    run.make()
+    plan = LaunchPlan(
+        given.spec, 1, 1, shape, "", {}, {"root": f"file://{directory}", "run": run.url}
+    )
+    board = SearchBoard("simulated", terms, 0, "minimize", None, given.progress)
+    journal = Journal(run / "journal.log")
+    study = open_study(journal, "simulated", "minimize", given.sampler, given.pruner)
+    cancelled = threading.Event()
+    request = Request("simulated", shape, executors, None, None, cancelled, board)
+    asker = Asker(study, given.space, lambda: searching.wake())
+    background = Background("simulated")
+    searching = Searching(given, plan, board, cancelled, background, asker, journal, 0)
+    asker.start()
+    cpu, began = time.process_time(), time.monotonic()
+    searching.run(_Simulated(request, server, bring), None)
+    took = time.monotonic() - began
+    used = time.process_time() - cpu
+    asker.close(60)
+    background.flush(60)
+    assert board.status().complete == trials, board.status()
+    statm = Path("/proc/self/statm").read_text().split()
+    resident = int(statm[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    return {"seconds": took, "share": used / took, "memory": resident}
+
+
+def _arguments(terms: Terms) -> SearchArguments:
+    return SearchArguments(
+        terms=terms,
+        spec=GangSpec("simulated", gpus=GpuRequest(0), memory_per_worker=2**30),
+        space={"x": optuna.distributions.FloatDistribution(0, 1)},
+        direction="minimize",
+        metric=None,
+        sampler=optuna.samplers.RandomSampler(seed=1),
+        pruner=optuna.pruners.NopPruner(),
+        seed=None,
+        timeout=None,
+        function=_NUMBER,
+        modules=PackedModules(b"", 0, ()),
+        frameworks=(),
+        progress=search_progress_of("off"),
+        application=_NoSite(),  # type: ignore[arg-type]
+        python_env=None,
+        named=None,
+        resume=None,
+    )
+
+
+class _NoSite:
+    """There is no Spark."""
+
+    interface = None
+
+
+class _Going:
+    """What runs an agent; a `Job`."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def reason(self, seconds: float) -> str:
+        return ""
+
+
+class _Simulated(ElasticLease):
+    """Executors that all come at once."""
+
+    def __init__(self, request: Request, server: ControlServer, bring: Any) -> None:
+        super().__init__(request, server)
+        self._bring = bring
+        self._brought = False
+        self._going = _Going()
+
+    @property
+    def held(self) -> int:
+        return len(self.here)
+
+    @property
+    def waiting_for(self) -> str:
+        return ""
+
+    def want(self, executors: int, at_once: int) -> None:
+        if not self._brought:
+            self._brought = True
+            self._bring()
+
+    def _let_go(self, leaving: Mapping[int, Container]) -> None:
+        return
+
+    def _lost(self, job: Job) -> None:
+        return
+
+    def _job_of(self, hello: Message) -> Job | None:
+        return self._going
+
+    def _why_lost(self, reason: str, host: str) -> str:
+        return reason
+
+    def _tokens(self) -> bytes:
+        return b""
+
+
+def _simulate(pipe: Connection, agents: int) -> None:
+    """The process of all agents; it tells how long each waited for its next trial, in ms."""
+    allow_descriptors(agents)
+    driver: Driver = pipe.recv()
+    gaps: list[float] = []
+    asyncio.run(_agents(driver, agents, gaps))
+    pipe.send(gaps)
+
+
+async def _agents(driver: Driver, agents: int, gaps: list[float]) -> None:
+    await asyncio.gather(*(_agent(driver, random.Random(n), gaps) for n in range(agents)))
+
+
+async def _agent(driver: Driver, chance: random.Random, gaps: list[float]) -> None:
+    channel = await greet(driver)
+    ended: float | None = None
+    while (message := await channel.receive()) is not None:
+        if message.kind == "reserve":
+            await _say(channel, message, "reserved", ports=[1] * int(message["ports"]), store=None)
+        elif message.kind == "run":
+            if ended is not None:
+                gaps.append(1000 * (time.monotonic() - ended))
+            await _say(channel, message, "started", rank=0, pid=1)
+            await asyncio.sleep(chance.uniform(_SHORTEST, _LONGEST))
+            ended = time.monotonic()
+            await _end(channel, message)
+
+
+async def _say(channel: Channel, message: Message, kind: str, **fields: Any) -> None:
+    about = {"run_id": message["run_id"], "address": "127.0.0.1", "interface": ""}
+    await channel.send(kind, **about, **fields)
+
+
+async def _end(channel: Channel, message: Message) -> None:
+    await channel.send(
+        "ended",
+        _NUMBER,
+        run_id=message["run_id"],
+        attempt=message["attempt"],
+        rank=0,
+        value=None,
+        exit_code=0,
+        signal=None,
+        peak_memory=1,
+        outcome={"status": "returned"},
+        log_tail=(),
+        time=time.time(),
+        stopped=False,
+        oom_kills=0,
+        gpu_events=[],
+        pruned=False,
+    )
