@@ -195,8 +195,11 @@ class Agent:
 
     async def _run(self, message: Message, slot: Slot) -> None:
         before, slot.attempt = slot.attempt, None
-        if before is not None:
+        if before is not None and before.is_trial:
             await before.give_way()
+        elif before is not None:
+            # What a launch has left may be large, and the next one needs the disk.
+            await before.end()
         slot.attempt = attempt = Attempt(self._channel, self._tasks, message)
         try:
             await attempt.start(await self._keeper_here(), slot.unpacked, slot.home)

@@ -162,6 +162,11 @@ class Attempt:
             await asyncio.wait(self._watching)
         await self._remove(self._directory)
 
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is one of a search."""
+        return self._message["ranks"][0]["context"].get("trial") is not None
+
     async def give_way(self) -> None:
         """As `end`, for a next attempt; where all ranks have ended, that is not held up."""
         if len(self._ended) < len(self._message["ranks"]):

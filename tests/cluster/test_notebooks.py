@@ -16,6 +16,7 @@ CELL_SECONDS = 200
 
 # What the last outputs of each must say.
 TOLD = {
+    "search": ["SearchResult", "accuracy", "(whole)"],
     "tour": ["GangResult", "(0, 100)", "ZeroDivisionError"],
     "pytorch_on_the_lake": ["GangResult", "hdfs://", "accuracy"],
     "tensorflow_digits": ["GangResult", "'replicas': 2"],

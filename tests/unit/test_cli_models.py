@@ -136,7 +136,7 @@ def test_versions_are_tagged_and_deleted(store: ModelStore, model: Path) -> None
         (("show", "digits", "9"), "no version '9' of 'digits'"),
         (("show", "../runs"), "hopsgpu: "),
         (("tag", "digits", "1", "latest"), "tag='latest'"),
-        (("verify", "digits", "9"), "there are 1"),
+        (("verify", "digits", "9"), "versions: 1"),
     ],
 )
 def test_errors_have_no_traceback(
