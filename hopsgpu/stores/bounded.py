@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import queue
 import threading
 import weakref
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+
+_IDLE_SECONDS = 5.0
 
 
 class Bounded(Generic[T]):
@@ -62,12 +65,17 @@ class Hand:
 
     A daemon, as `Bounded`; once something took too long, the hand is of no more use.
 
+    Args:
+        name: of the thread.
+        may_end: asked when it had nothing to do for a while; whether nobody will give it more.
+
     Attributes:
         free: whether nothing that it was given is under way still.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, may_end: Callable[[Hand], bool]) -> None:
         self.free = True
+        self._may_end = may_end
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
@@ -97,7 +105,15 @@ class Hand:
         return result  # type: ignore[no-any-return]
 
     def _run(self) -> None:
-        while (work := self._asked.get()) is not None:
+        while True:
+            try:
+                work = self._asked.get(timeout=_IDLE_SECONDS)
+            except queue.Empty:
+                if self._may_end(self):
+                    return
+                continue
+            if work is None:
+                return
             try:
                 self._done.put((work(), None))
             except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
@@ -109,7 +125,7 @@ class Hands:
     """Hands that are lent, and kept for whoever comes next.
 
     A thread costs more than a small file: to start, and since its memory is new to the system. They
-    end when nobody has the `Hands` any more.
+    end when they had nothing to do for some seconds, or nobody has the `Hands` any more.
     """
 
     def __init__(self, name: str) -> None:
@@ -123,7 +139,7 @@ class Hands:
         try:
             hand = self._free.pop()
         except IndexError:
-            hand = Hand(self._name)
+            hand = Hand(self._name, functools.partial(_withdrawn, self._free))
         try:
             yield hand
         finally:
@@ -131,6 +147,15 @@ class Hands:
                 self._free.append(hand)
             else:
                 hand.end()
+
+
+def _withdrawn(hands: collections.deque[Hand], hand: Hand) -> bool:
+    """Takes a hand that nobody has from those that are lent; False where somebody was quicker."""
+    try:
+        hands.remove(hand)
+    except ValueError:
+        return False
+    return True
 
 
 def _end(hands: collections.deque[Hand]) -> None:

@@ -24,7 +24,14 @@ NOT_RUN = {
     "docs/laptop.md": "tests/contract/test_local.py runs its like where no cluster is",
     "docs/python-environments.md": "tests/cluster/test_python_env.py runs its like",
 }
-RUN = {"README.md", "docs/pytorch.md", "docs/pipeline.md", "docs/models.md", "docs/data.md"}
+RUN = {
+    "README.md",
+    "docs/data.md",
+    "docs/models.md",
+    "docs/pipeline.md",
+    "docs/pytorch.md",
+    "docs/search.md",
+}
 
 # What a gang was asked for with, and is not told by each launch on it.
 OF_GANGS = inspect.signature(hopsgpu.hold).parameters.keys() - {"name", "progress"}
@@ -146,3 +153,24 @@ def test_pages(
         left = _run("docs/models.md", hopsgpu=hopsgpu, train=_leaves_a_model)
         assert set(left["result"].model.manifest["files"]) == {"part-0", "part-1"}
         assert [version.version for version in store.versions("digits")] == [2]
+
+
+def test_the_page_of_searches(
+    spark: SparkSession, lake: HdfsFileSystem, gpus_back: Callable[[], int]
+) -> None:
+    left = _run("docs/search.md")
+    assert len(left["result"].trials) == 20
+    assert left["result"].run_id == "digits"
+    more = left["go_on"](
+        left["train"],
+        {
+            "lr": left["optuna"].distributions.FloatDistribution(0, 1),
+            "hidden": left["optuna"].distributions.IntDistribution(1, 2),
+        },
+    )
+    assert len(more.trials) == 24
+    assert more.trials[:20] == left["result"].trials
+    whole, dropout, depth = left["ablation"]().rows
+    assert (whole.component, dropout.component, depth.component) == ("", "dropout", "depth")
+    assert dropout.difference == pytest.approx(-0.02)
+    assert depth.difference == pytest.approx(2 / 3)

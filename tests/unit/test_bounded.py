@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hopsgpu.stores import bounded
 from hopsgpu.stores.bounded import Bounded, Hands
 from tests.conftest import until
 
@@ -85,3 +86,24 @@ def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], No
         assert until(lambda: seen() is None, 30)
     finally:
         gc.enable()
+
+
+def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded, "_IDLE_SECONDS", 0.02)
+    hands = Hands("idle")
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "idle"]
+
+    with hands.one() as hand:
+        (lent,) = threads()
+        lent.join(0.2)
+        assert lent.is_alive()
+        assert hand.do(lambda: 1, 30) == 1
+    lent.join(30)
+    assert not lent.is_alive()
+    with hands.one() as other:
+        assert other is not hand
+        assert other.do(lambda: 2, 30) == 2
