@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from hopsgpu.errors import DiscoveryError, HopsGpuError
@@ -212,18 +212,3 @@ class _Jobs:
 def _keep(keys: Collection[int]) -> bool:
     """`Lease.let_go`: the search lets them go."""
     return False
-
-
-Room = Callable[[int], bool]
-
-
-def most_that_fit(least: int, most: int, fits: Room) -> int:
-    """The largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
-    low, high = least, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low

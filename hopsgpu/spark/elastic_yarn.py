@@ -17,19 +17,17 @@ from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import PART_SECONDS, Container, GangState
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.control import control_channel
-from hopsgpu.spark.elastic import ElasticLease, most_that_fit
+from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spark.granted import Job
 from hopsgpu.spark.jobs import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.spark.queueing import Queueing, queueing
 from hopsgpu.spark.release import let_go
-from hopsgpu.spark.request import Patience, Request, Watcher, demand_of
+from hopsgpu.spark.request import Patience, Request, Watcher
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spark.tokens import read_tokens
-from hopsgpu.turns import Bound
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer
-from hopsgpu.yarn.shortage import shortage
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
@@ -91,6 +89,8 @@ class YarnElasticLease(ElasticLease):
         self._changed = threading.Condition()
         # All that follows under its lock.
         self._live: dict[str, GangJob] = {}
+        # Those too that were let go: at the end all must have ended.
+        self._begun: list[GangJob] = []
         # By the tag of its job the container of an agent that is connected.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
@@ -211,7 +211,9 @@ class YarnElasticLease(ElasticLease):
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
             # One that has come meanwhile is ended with it.
-            while not job.ended.wait(_LOOK_SECONDS) and not self._is_closed():
+            while not job.ended.wait(_LOOK_SECONDS):
+                if self._is_closed():
+                    return
                 self._application.jvm.cancel(job.tag)
             with self._changed:
                 self._drop(job)
@@ -257,20 +259,7 @@ class YarnElasticLease(ElasticLease):
             queueing(self._application, request, patience, grows=not first) as place,
             place.turn(0),
         ):
-            self._in_turn(place, patience, self._fitting(at_once, missing))
-
-    def _fitting(self, at_once: int, missing: int) -> int:
-        """How many to ask for in one turn: as many as seem to fit."""
-        try:
-            snapshot = self._application.snapshot(0.0).only(self.request.hosts)
-        except HopsGpuError:  # it asks for the least, and is told why that takes its time
-            return at_once
-        demand = demand_of(self.request.shape, 1, None)
-
-        def fits(count: int) -> bool:
-            return shortage(replace(demand, executors=count), snapshot).bound is Bound.NONE
-
-        return most_that_fit(at_once, missing, fits)
+            self._in_turn(place, patience, place.room(at_once, missing))
 
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
         """Asks for so many, until YARN has granted them or does not for half a minute."""
@@ -315,6 +304,7 @@ class YarnElasticLease(ElasticLease):
         )
         with self._changed:
             self._live[tag] = job
+            self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
         job.start()
         return job
 
@@ -362,7 +352,7 @@ class YarnElasticLease(ElasticLease):
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         with self._changed:
-            jobs = list(self._live.values())
+            jobs = [job for job in self._begun if not job.ended.is_set()]
         release = let_go(self._application, self._profile.id, jobs, self.server, whole=False)
         with self._changed:
             self._ready.clear()

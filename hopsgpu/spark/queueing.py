@@ -112,6 +112,24 @@ class Queueing:
             return ()
         return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
+    def room(self, least: int, most: int) -> int:
+        """How many executors of those wanted seem to fit now.
+
+        Args:
+            least: so many are asked for whatever is free.
+            most: that are wanted.
+        """
+        try:
+            snapshot = self._snapshot(0.0)
+        except HopsGpuError:  # whoever asks for the least is told why that takes its time
+            return least
+
+        def fits(count: int) -> bool:
+            demand = dataclasses.replace(self._demand, executors=count)
+            return shortage(demand, snapshot).bound is Bound.NONE
+
+        return most_that_fit(least, most, fits)
+
     def _snapshot(self, most_seconds: float) -> Snapshot:
         """How YARN stands on the nodes that will do."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
@@ -238,3 +256,15 @@ def _without_line(error: StoreError) -> str:
         " applications may have taken GPUs from each other; an administrator can name another"
         " directory for it by spark.hopsgpu.locks"
     )
+
+
+def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
+    low, high = least, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

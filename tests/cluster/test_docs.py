@@ -161,13 +161,12 @@ def test_the_page_of_searches(
     left = _run("docs/search.md")
     assert len(left["result"].trials) == 20
     assert left["result"].run_id == "digits"
-    more = left["go_on"](
-        left["train"],
-        {
-            "lr": left["optuna"].distributions.FloatDistribution(0, 1),
-            "hidden": left["optuna"].distributions.IntDistribution(1, 2),
-        },
-    )
+    known = left["optuna"].distributions
+    space = {
+        "lr": known.FloatDistribution(1e-4, 1, log=True),
+        "hidden": known.IntDistribution(1, 2),
+    }
+    more = left["go_on"](left["train"], space)
     assert len(more.trials) == 24
     assert more.trials[:20] == left["result"].trials
     whole, dropout, depth = left["ablation"]().rows

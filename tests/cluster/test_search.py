@@ -197,6 +197,17 @@ def test_too_many_failures_end_the_search(
     assert result.best is None
 
 
+def test_a_search_that_ends_while_it_asks_leaves_nothing(
+    spark: SparkSession, gpus_back: Callable[[], int]
+) -> None:
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        raise KeyError("no such space")
+
+    with pytest.raises(hopsgpu.HopsGpuError, match="Optuna could not go on: KeyError") as failed:
+        hopsgpu.search(float, space, trials=4, max_concurrent=4, progress="off")
+    assert failed.value.result.timeline.released is not None
+
+
 def improves(x: float) -> float:
     context = hopsgpu.context()
     loss = abs(x)
