@@ -18,7 +18,7 @@ from typing import Any
 import optuna
 
 from hopsgpu.background import Background
-from hopsgpu.gang import Container
+from hopsgpu.gang import Container, GangState
 from hopsgpu.modules import PackedModules
 from hopsgpu.progress import search_progress_of
 from hopsgpu.spark.elastic import ElasticLease
@@ -110,6 +110,7 @@ def _search(
     background = Background("simulated")
     searching = Searching(given, plan, board, cancelled, background, asker, journal, 0)
     asker.start()
+    board.state(GangState.WAITING)
     cpu, began = time.process_time(), time.monotonic()
     searching.run(_Simulated(request, server, bring), None)
     took = time.monotonic() - began
