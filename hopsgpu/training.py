@@ -13,8 +13,8 @@ from typing import Any
 from hopsgpu.background import Background, Work
 from hopsgpu.call import Call
 from hopsgpu.ending import Ends, ended, odd_end
-from hopsgpu.errors import Cancelled, DiscoveryError, HopsGpuError, RankFailed
-from hopsgpu.gang import Avoid, RankPlace, World, duplicate_gpu
+from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
+from hopsgpu.gang import Avoid, RankPlace, World
 from hopsgpu.meeting import Meeting, Unmet, meet
 from hopsgpu.output import Outputs
 from hopsgpu.progress import Progress
@@ -22,7 +22,7 @@ from hopsgpu.publishing import Agents, Publisher
 from hopsgpu.results import RankReport
 from hopsgpu.retries import Fault
 from hopsgpu.run_message import run_messages
-from hopsgpu.spark.granted import Lease
+from hopsgpu.spark.granted import Lease, refuse_duplicates
 from hopsgpu.spark.tokens import Handover
 from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
@@ -95,7 +95,7 @@ class Training:
             DiscoveryError: two containers were given the same GPU; nothing was started.
             Cancelled: the run was cancelled; its ranks have been stopped.
         """
-        _refuse_duplicates(self._lease)
+        refuse_duplicates(self._lease.containers)
         meeting = meet(self._world, self._call, self._send, self._next_event, self._cancelled)
         if isinstance(meeting, Unmet):
             self._drop(meeting.silent)
@@ -353,14 +353,3 @@ def train_on(
     """
     with Outputs(world, show) as outputs:
         yield Training(lease, world, call, outputs, told, cancelled)
-
-
-def _refuse_duplicates(lease: Lease) -> None:
-    twice = duplicate_gpu(lease.containers)
-    if twice is not None:
-        gpu, one, other = twice
-        raise DiscoveryError(
-            f"{gpu} was given to two containers: {one.container_id} on {one.host} and"
-            f" {other.container_id} on {other.host}. Is the lease directory of the nodes shared"
-            " by all containers?"
-        )

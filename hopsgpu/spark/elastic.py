@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from hopsgpu.errors import DiscoveryError, HopsGpuError
-from hopsgpu.gang import Avoid, Container, duplicate_gpu
-from hopsgpu.spark.granted import Job, Lease, Wire
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.gang import Avoid, Container
+from hopsgpu.spark.granted import Job, Lease, Wire, refuse_duplicates
 from hopsgpu.spark.greeting import greeted
 from hopsgpu.spark.request import Request
 from hopsgpu.units import counted
@@ -141,14 +141,7 @@ class ElasticLease(ABC):
         if (reason := self.request.unwanted(container)) is not None:
             self._put_aside(container, reason)
             return None
-        twice = duplicate_gpu([*self.here.values(), container])
-        if twice is not None:
-            gpu, one, other = twice
-            raise DiscoveryError(
-                f"{gpu} was given to two containers: {one.container_id} on {one.host} and"
-                f" {other.container_id} on {other.host}. Is the lease directory of the nodes shared"
-                " by all containers?"
-            )
+        refuse_duplicates([*self.here.values(), container])
         self.here[event.peer] = container
         return container
 

@@ -6,12 +6,13 @@ import contextlib
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from hopsgpu.gang import Avoid, Container, GangState
+from hopsgpu.errors import DiscoveryError
+from hopsgpu.gang import Avoid, Container, GangState, duplicate_gpu
 from hopsgpu.spark.request import Request
 from hopsgpu.worker.events import Event
 
@@ -148,3 +149,19 @@ def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Avoid], Lease
     """
     with lease(request) as owner:
         yield lambda avoid: owner.whole(replace(request, avoid=avoid))
+
+
+def refuse_duplicates(containers: Sequence[Container]) -> None:
+    """Whether each GPU is in one container only.
+
+    Raises:
+        DiscoveryError: two containers were given the same one; both are named.
+    """
+    twice = duplicate_gpu(containers)
+    if twice is not None:
+        gpu, one, other = twice
+        raise DiscoveryError(
+            f"{gpu} was given to two containers: {one.container_id} on {one.host} and"
+            f" {other.container_id} on {other.host}. Is the lease directory of the nodes shared"
+            " by all containers?"
+        )
