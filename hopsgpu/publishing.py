@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
 from hopsgpu.gang import World
 from hopsgpu.stores import publication
+from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About, framework_of
 from hopsgpu.stores.models import ModelVersion
-from hopsgpu.stores.transfer import Facts
 from hopsgpu.stores.versions import CLAIMS, PROBE, STAGING
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.leaving import Left, load_left, load_parts

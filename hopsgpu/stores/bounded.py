@@ -90,8 +90,16 @@ class Hand:
         Raises:
             TimeoutError: it takes longer, and goes on.
         """
+        self.begin(work)
+        return self.end_of(seconds)  # type: ignore[no-any-return]
+
+    def begin(self, work: Callable[[], Any]) -> None:
+        """Begins it; `end_of` is to be called before anything else is given to the hand."""
         self.free = False
         self._asked.put(work)
+
+    def end_of(self, seconds: float) -> Any:
+        """As `do`, of what was begun."""
         try:
             result, error = self._done.get(timeout=seconds)
         except queue.Empty as late:
@@ -102,7 +110,7 @@ class Hand:
                 raise error
             finally:
                 del error
-        return result  # type: ignore[no-any-return]
+        return result
 
     def _run(self) -> None:
         while True:

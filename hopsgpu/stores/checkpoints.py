@@ -20,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores.digests import DIGEST, Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.names import file_name
 from hopsgpu.stores.retention import Saving, superseded
-from hopsgpu.stores.transfer import DIGEST, Facts, files_below, upload_files
+from hopsgpu.stores.transfer import files_below, upload_files
 
 _STAGING = "_staging"
 _RANKS = "_ranks"

@@ -130,11 +130,18 @@ class Hdfs:
         return _within(self._hands, self._answer, call)
 
     def _fill(self, writer: Any, blocks: Iterable[bytes]) -> None:
+        fetched = (block for block in blocks if block)
         with self._hands.one() as hand:
-            for block in blocks:
-                if block:
+            block = next(fetched, None)
+            while block is not None:
+                hand.begin(functools.partial(writer.write, block))
+                try:
+                    # The next one is fetched while this one is on its way.
+                    block = next(fetched, None)
+                finally:
+                    # Nothing is on its way when this has returned.
                     with _errors(_DATA_SECONDS):
-                        hand.do(functools.partial(writer.write, block), _DATA_SECONDS)
+                        hand.end_of(_DATA_SECONDS)
             with _errors(_DATA_SECONDS):
                 hand.do(writer.close, _DATA_SECONDS)
 

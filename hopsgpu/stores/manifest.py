@@ -31,7 +31,7 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.spec import check_name
-from hopsgpu.stores.transfer import DIGEST, Facts
+from hopsgpu.stores.digests import DIGEST, Facts
 
 SCHEMA = 1
 FILE = "manifest.json"

@@ -26,11 +26,12 @@ from pathlib import Path
 import hopsgpu
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores import manifest, sweeping
+from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
 from hopsgpu.stores.names import model_name, path_below
 from hopsgpu.stores.tags import put_tag
-from hopsgpu.stores.transfer import Facts, files_below, unreadable, upload_files
+from hopsgpu.stores.transfer import files_below, unreadable, upload_files
 from hopsgpu.stores.versions import CLAIMS, STAGING, ModelVersion, numbers
 
 _RENAMES_AT_ONCE = 8
@@ -200,7 +201,7 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
     """Uploads files and makes them the model's next version, as `upload` and `commit` do.
 
     Closing a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report:
-    the manifest is written while the last files are closed.
+    the manifest is written while the last files are.
 
     Args:
         staging_url: from `begin`.

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores.checkpoints import Checkpoints, Part, complete, score
+from hopsgpu.stores.digests import DIGEST, Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.retention import newest_direction
-from hopsgpu.stores.transfer import DIGEST, Facts, download_files
+from hopsgpu.stores.transfer import download_files
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.stores.filesystem import BLOCK
+from hopsgpu.stores.digests import DIGEST, Digest, Facts, Reading
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.names import path_below
 from hopsgpu.stores.troubles import ABSENT, DAMAGED, explain
 
-# Of 128 bits, no shield against forgers: what is damaged is found, at 10 GB/s and more a core.
-DIGEST = "xxh3_128"
 # How many files at once, by their least size: a large one is as fast as its DataNode. Each holds up
 # to 15 MB of what is on its way.
 _LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
@@ -29,19 +25,6 @@ _LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
 # wait for the interpreter.
 _WRITTEN_AT_ONCE = 64
 _READ_AT_ONCE = 16
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a file is recognised by.
-
-    Attributes:
-        bytes: its size.
-        digest: of its content, by the algorithm `DIGEST`, in hexadecimal.
-    """
-
-    bytes: int
-    digest: str
 
 
 def files_below(directory: Path) -> dict[str, Path]:
@@ -85,8 +68,9 @@ def upload_files(
         files: by their paths below the directory.
         root: the directory.
         stop: set from elsewhere, it ends the upload.
-        known: told, in some thread, of each file when all of it was read and is being closed; of
-            one that is tried again, again.
+        known: told, in some thread, of each file when what it will be is known: of a large one
+            ahead of its end, and again then; of one that is tried again, again. It has to be
+            compared with what is returned.
 
     Returns:
         Sizes and digests of what was read and written, in the order of `files`.
@@ -192,29 +176,20 @@ def _size(source: Path) -> int:
 def _upload(
     source: Path, target: Lake, stop: threading.Event, known: Callable[[Facts], None] | None
 ) -> Facts:
-    digest, size = _digest(), 0
+    reading = Reading(source, known)
 
     def blocks() -> Iterator[bytes]:
-        nonlocal digest, size
-        digest, size = _digest(), 0
-        with contextlib.ExitStack() as stack:
-            try:
-                file = stack.enter_context(source.open("rb", buffering=0))
-            except OSError as error:
-                raise ConfigError(f"{source} cannot be read: {error.strerror}") from error
-            while block := file.read(BLOCK):
-                _check_stop(stop, target)
-                digest.update(block)
-                size += len(block)
-                yield block
-        if known is not None:
-            known(Facts(size, digest.hexdigest()))
+        for block in reading.blocks():
+            _check_stop(stop, target)
+            yield block
 
     def attempt(number: int) -> None:
+        nonlocal reading
+        reading = Reading(source, known)
         target.files.write(target.path, blocks(), replace=True)
 
     target.patience(stop)("write", target.url, attempt)
-    return Facts(size, digest.hexdigest())
+    return reading.facts
 
 
 def _check(
@@ -230,13 +205,12 @@ def _check(
     """
 
     def attempt(number: int) -> Facts:
-        take, digest, size = keep(), _digest(), 0
+        take, digest = keep(), Digest()
         for block in source.files.blocks(source.path):
             _check_stop(stop, source)
             digest.update(block)
-            size += len(block)
             take(block)
-        return Facts(size, digest.hexdigest())
+        return digest.facts
 
     try:
         found = source.patience(stop)("read", source.url, attempt)
@@ -259,12 +233,6 @@ def _keep(file: BinaryIO, path: Path, block: bytes) -> None:
     except OSError as error:
         trouble = explain(error)
         raise StoreError(f"cannot write {path}: {trouble}", trouble.kind) from error
-
-
-def _digest() -> Any:
-    import xxhash
-
-    return xxhash.xxh3_128()
 
 
 def _check_stop(stop: threading.Event, place: Lake) -> None:

@@ -15,10 +15,11 @@ from typing import Any, BinaryIO
 from hopsgpu import html
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores import manifest
+from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import Manifest
 from hopsgpu.stores.names import local_path
-from hopsgpu.stores.transfer import Facts, check_files, download_files
+from hopsgpu.stores.transfer import check_files, download_files
 
 # Beside the versions; those that serve models pass over what is no number.
 STAGING = "_staging"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.stores import publication
-from hopsgpu.stores.transfer import Facts
+from hopsgpu.stores.digests import Facts
 
 # Each uploads several files at a time by itself.
 _RANKS_AT_ONCE = 4

@@ -17,10 +17,10 @@ import hopsgpu
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.publishing import check_writable
 from hopsgpu.stores import publication, sweeping
+from hopsgpu.stores.digests import DIGEST, Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
 from hopsgpu.stores.models import ModelStore, ModelVersion
-from hopsgpu.stores.transfer import DIGEST, Facts
 
 DAY = 24 * 3600 * 1000
 

@@ -11,11 +11,11 @@ import pytest
 import xxhash
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.hdfs import Hdfs
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.local import Local
 from hopsgpu.stores.transfer import (
-    Facts,
     check_files,
     download_files,
     files_below,

@@ -59,6 +59,16 @@ def test_a_hand_that_hangs_is_not_lent_again() -> None:
     assert not thread.is_alive()
 
 
+def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
+    go = threading.Event()
+    with Hands("t").one() as hand:
+        hand.begin(go.wait)
+        assert not hand.free
+        go.set()
+        assert hand.end_of(30) is True
+        assert hand.free
+
+
 def test_hands_end_when_nobody_has_them() -> None:
     hands = Hands("t")
     with hands.one() as hand:

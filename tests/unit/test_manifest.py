@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.manifest import About, compose, framework_of, inside, parse, plain, tag_name
 from hopsgpu.stores.publication import merge
-from hopsgpu.stores.transfer import Facts
 
 
 class Number:

@@ -28,9 +28,9 @@ from hopsgpu.publishing import Publisher
 from hopsgpu.retries import Fault
 from hopsgpu.spark.granted import Lease
 from hopsgpu.spark.jobs import GangJob
+from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
-from hopsgpu.stores.transfer import Facts
 from hopsgpu.training import Training
 from hopsgpu.values import Value
 from hopsgpu.worker.channel import Channel, Message, new_secret

@@ -1,0 +1,129 @@
+"""What a file is recognised by is known ahead of its end, and compared with what was read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.stores import digests
+from hopsgpu.stores.digests import Digest, Facts, Reading
+from hopsgpu.stores.filesystem import BLOCK
+from tests.conftest import until
+
+SIZE = 5 * BLOCK + 1
+
+
+def facts_of(content: bytes) -> Facts:
+    return Facts(len(content), xxhash.xxh3_128_hexdigest(content))
+
+
+@pytest.fixture(autouse=True)
+def little_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "_AHEAD", 2 * BLOCK)
+    monkeypatch.setattr(digests, "_LEAST_AHEAD", BLOCK)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    file = tmp_path / "weights.bin"
+    file.write_bytes(os.urandom(SIZE))
+    return file
+
+
+def digesting() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hopsgpu-digest"]
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK - 1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1, SIZE])
+def test_what_is_said_before_is_what_is_read(source: Path, size: int) -> None:
+    content = source.read_bytes()[:size]
+    source.write_bytes(content)
+    told: list[Facts] = []
+    reading = Reading(source, told.append)
+    assert b"".join(reading.blocks()) == content
+    assert reading.facts == facts_of(content)
+    assert told and set(told) == {reading.facts}
+    assert digesting() == []
+
+
+def test_a_large_file_is_known_while_its_last_part_is_on_its_way(source: Path) -> None:
+    told: list[Facts] = []
+    blocks = Reading(source, told.append).blocks()
+    for _ in range(4):
+        next(blocks)
+        assert told == []
+    next(blocks)  # of what is read ahead the first
+    assert until(lambda: told == [facts_of(source.read_bytes())], 30)
+    assert len(list(blocks)) == 1
+
+
+def test_what_is_changed_after_it_was_told_is_seen(source: Path) -> None:
+    told: list[Facts] = []
+    reading = Reading(source, told.append)
+    blocks = reading.blocks()
+    for _ in range(5):
+        next(blocks)
+    assert until(lambda: len(told) == 1, 30)
+    with source.open("r+b") as file:
+        file.seek(SIZE - 1)
+        file.write(bytes([source.read_bytes()[-1] ^ 1]))
+    list(blocks)
+    assert reading.facts == facts_of(source.read_bytes()) != told[0]
+
+
+def test_who_stops_half_way_leaves_no_reader(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go, read = threading.Event(), threading.Event(), os.pread
+
+    def slow(*given: int) -> bytes:
+        begun.set()
+        go.wait(30)
+        return read(*given)
+
+    monkeypatch.setattr(os, "pread", slow)
+    told: list[Facts] = []
+    blocks = Reading(source, told.append).blocks()
+    for _ in range(5):
+        next(blocks)
+    assert begun.wait(30)
+    threading.Timer(0.1, go.set).start()
+    blocks.close()  # type: ignore[attr-defined]
+    assert digesting() == [] and told == []
+
+
+def test_an_error_of_the_second_reader_is_left_to_the_first(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*given: int) -> bytes:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(os, "pread", fail)
+    told: list[Facts] = []
+    list(Reading(source, told.append).blocks())
+    assert told == [facts_of(source.read_bytes())]
+
+
+def test_nobody_who_asks_needs_no_second_reader(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pread")
+    reading = Reading(source, None)
+    assert b"".join(reading.blocks()) == source.read_bytes()
+    assert reading.facts == facts_of(source.read_bytes())
+
+
+def test_a_file_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="gone.* cannot be read"):
+        list(Reading(tmp_path / "gone", None).blocks())
+
+
+def test_a_copy_goes_its_own_way() -> None:
+    one = Digest()
+    one.update(b"a")
+    other = one.copy()
+    other.update(b"b")
+    assert (one.facts, other.facts) == (facts_of(b"a"), facts_of(b"ab"))
