@@ -29,22 +29,33 @@ Write = Callable[[bytes], object]
 @click.command()
 @root_option
 @click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Only.")
+@click.option("--trial", type=click.IntRange(0), metavar="N", help="Of a search.")
 @click.option("--attempt", type=click.IntRange(0), metavar="N", help="The last one by default.")
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: an object for each line.")
 @click.argument("run_id", metavar="ID")
 def logs(
-    run_id: str, ranks: tuple[int, ...], attempt: int | None, follow: bool, as_json: bool
+    run_id: str,
+    ranks: tuple[int, ...],
+    trial: int | None,
+    attempt: int | None,
+    follow: bool,
+    as_json: bool,
 ) -> None:
     """Show what the ranks of a run wrote, also while it goes on.
 
     Of several ranks one after the other, each line with its rank and node; with --follow as it
-    comes, some seconds after it was written.
+    comes, some seconds after it was written. Of a search those of one trial, once it has ended.
     """
     from hopsgpu.stores.runs import RunStore
 
+    if trial is not None and follow:
+        raise ConfigError(
+            "--follow cannot go with --trial: a trial's logs come to the lake when it has ended;"
+            " leave one of them out"
+        )
     store = RunStore(lake_root())
-    shown = _Shown(store, store.find(run_id), ranks, attempt, as_json)
+    shown = _Shown(store, store.find(run_id), ranks, trial, attempt, as_json)
     if follow:
         with contextlib.suppress(KeyboardInterrupt):
             shown.follow()
@@ -60,6 +71,7 @@ class _Shown:
         store: RunStore,
         run_id: str,
         ranks: tuple[int, ...],
+        trial: int | None,
         attempt: int | None,
         as_json: bool,
     ) -> None:
@@ -68,10 +80,14 @@ class _Shown:
         self._ranks = ranks
         self._attempt = attempt
         self._as_json = as_json
+        self._trial = trial
         self._directory = store.directory(run_id)
+        if trial is not None:
+            self._directory /= f"trials/{trial}"
         self._readers: dict[Log, LogReader] = {}
         self._outs: dict[Log, Whole | Lines] = {}
         self._hosts: Mapping[int, str] = {}
+        self._is_search = False
 
     def once(self) -> None:
         """Shows what there is, rank by rank.
@@ -84,12 +100,20 @@ class _Shown:
         if not sizes:
             which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
             when = "" if self._attempt is None else f" in attempt {self._attempt}"
-            raise ConfigError(f"there are no logs{which}{when} in {self._directory.url}/logs")
+            raise ConfigError(
+                f"there are no logs{which}{when} in {self._directory.url}/logs{self._hint()}"
+            )
         for log, size in sizes.items():
             self._show({log: size})
             self._end()
         if not self._has_shown():
             click.echo(f"hopsgpu: {self._run_id}: its ranks have written nothing", err=True)
+
+    def _hint(self) -> str:
+        """Where a search's logs are to be looked for."""
+        if self._trial is not None:
+            return ": a trial's come when it has ended"
+        return ": of a search, name a trial with --trial N" if self._is_search else ""
 
     def follow(self) -> None:
         """Shows what comes, until the run has ended and all of it is there."""
@@ -122,6 +146,13 @@ class _Shown:
             # Its logs can be read all the same.
             return None
         self._hosts = {rank["rank"]: rank["host"] for rank in record.ranks}
+        search = record.content.get("search")
+        self._is_search = search is not None
+        if search is not None and self._trial is not None:
+            host = next((t["host"] for t in search["trials"] if t["number"] == self._trial), "")
+            # Of ranks on several nodes nothing tells which was where.
+            if host and "," not in host:
+                self._hosts = dict.fromkeys(range(search["workers_per_trial"]), host)
         return record
 
     def _wanted(self, found: Mapping[Log, int]) -> dict[Log, int]:

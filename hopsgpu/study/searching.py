@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import queue
 import random
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,9 @@ _EVENT_SECONDS = 0.2
 _LOOK_SECONDS = 0.25
 _TOLD_SECONDS = 60.0
 _MOST_TAKEN = 256
+# Python's own 5 ms, which a thread that has an event waits for each other one that computes, are
+# several times what a trial's start takes the driver.
+_SWITCH_SECONDS = 0.0005
 _STATES = {End.COMPLETE: COMPLETE, End.PRUNED: PRUNED, End.FAILED: FAILED}
 _MOST_ERROR = 16 * 1024
 
@@ -125,7 +129,7 @@ class Searching:
         if self._given.timeout is not None:
             self._deadline = time.monotonic() + self._given.timeout
         switch = Switch(lease.server)
-        with self._pumping(lease, switch):
+        with _quick_switching(), self._pumping(lease, switch):
             try:
                 while not self._step(lease, switch):
                     pass
@@ -143,23 +147,27 @@ class Searching:
         """Decides, performs and takes in what comes; whether all is over."""
         now = time.monotonic()
         decision = self._placement.decide(now)
-        self._perform(decision, lease, switch, now)
+        self._begin(decision, lease, switch)
+        self._perform(decision, lease, now)
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._look(lease, decision)
         if decision.over:
             return True
         with contextlib.suppress(queue.Empty):
-            self._take(self._inbox.get(timeout=_LOOK_SECONDS), lease)
+            self._take(self._inbox.get(timeout=_LOOK_SECONDS), lease, switch)
             # Decided once for what comes together.
             for _ in range(_MOST_TAKEN):
-                self._take(self._inbox.get_nowait(), lease)
+                self._take(self._inbox.get_nowait(), lease, switch)
         return False
 
-    def _perform(self, decision: Decision, lease: ElasticLease, switch: Switch, now: float) -> None:
+    def _begin(self, decision: Decision, lease: ElasticLease, switch: Switch) -> None:
         for start in decision.starts:
-            self._placement.started(start, now)
+            self._placement.started(start, time.monotonic())
             self._start(start, lease, switch)
+
+    def _perform(self, decision: Decision, lease: ElasticLease, now: float) -> None:
+        """Performs a decision whose trials have begun."""
         if decision.release:
             self._given_back += 1
             lease.want(decision.wanted, decision.at_once)
@@ -248,12 +256,12 @@ class Searching:
             self._error = error
         self._placement.closing = True
 
-    def _take(self, item: _Item, lease: ElasticLease) -> None:
+    def _take(self, item: _Item, lease: ElasticLease, switch: Switch) -> None:
         if item is None:
             for news in self._asker.news():
                 self._learn(news, lease)
         elif isinstance(item, Try):
-            self._end(item, lease)
+            self._end(item, lease, switch)
         elif isinstance(item, Exception):
             self._fail(item)
         elif isinstance(item, _Reported):
@@ -302,7 +310,7 @@ class Searching:
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
-    def _end(self, running: Try, lease: ElasticLease) -> None:
+    def _end(self, running: Try, lease: ElasticLease, switch: Switch) -> None:
         """A try is over: what becomes of its trial."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
@@ -336,6 +344,8 @@ class Searching:
             self._fail(
                 HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
             )
+        # Before Optuna computes: the GPU waits.
+        self._begin(self._placement.decide(time.monotonic()), lease, switch)
         self._asker.tell(number, how, value if how is End.COMPLETE else None, about(report))
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
@@ -376,3 +386,15 @@ class Searching:
         finally:
             over.set()
             thread.join()
+
+
+@contextlib.contextmanager
+def _quick_switching() -> Iterator[None]:
+    """While inside, threads that compute let others go on soon: those that start trials."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        if before > _SWITCH_SECONDS:  # else it is another search's, which ends it
+            sys.setswitchinterval(before)
