@@ -7,6 +7,7 @@ no longer do.
 from __future__ import annotations
 
 import contextlib
+import functools
 import mmap
 import os
 import shutil
@@ -16,9 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.stores.bounded import Hand
+
 # Of a disk's size: YARN gives up on disks that are over 90 % full.
 _KEPT_FREE = 0.15
 _PAGE = mmap.PAGESIZE
+# A disk that takes longer for some megabytes hangs.
+_WRITE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,10 @@ class Cache:
 
 
 class _Writer:
-    """Writes a file of record batches, and gives up where they are too many."""
+    """Writes a file of record batches, and gives up where they are too many.
+
+    In a thread of its own, while the next batch is decoded.
+    """
 
     def __init__(self, path: Path, schema: Any, room: int) -> None:
         import pyarrow as pa
@@ -116,26 +124,40 @@ class _Writer:
         self._file = pa.OSFile(str(path), "wb")
         self._room = room
         self._writer: Any = pa.ipc.new_file(self._file, schema)
+        self._hand = Hand("hopsgpu-keep", lambda _: False)
 
     def __enter__(self) -> _Writer:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._file.close()
+        self._settle()
+        self._hand.end()
+        if self._hand.free:  # else a disk that hangs has it
+            self._file.close()
 
     def write(self, batch: Any) -> None:
+        self._settle()
+        if self._writer is not None:
+            self._hand.begin(functools.partial(self._write, batch))
+
+    def _write(self, batch: Any) -> None:
         import pyarrow as pa
 
-        if self._writer is None:
+        self._check(self._file.tell() + pa.ipc.get_record_batch_size(batch))
+        self._writer.write_batch(batch)
+
+    def _settle(self) -> None:
+        """Waits until what was given is written."""
+        if self._writer is None or self._hand.free:
             return
         try:
-            self._check(self._file.tell() + pa.ipc.get_record_batch_size(batch))
-            self._writer.write_batch(batch)
-        except OSError:  # the disk is full: the lake has it all
+            self._hand.end_of(_WRITE_SECONDS)
+        except OSError:  # the disk is full, or hangs: the lake has it all
             self._writer = None
 
     def finish(self, target: Path) -> bool:
         """Renames the file; False where not all was written, or there is no directory any more."""
+        self._settle()
         if self._writer is None:
             return False
         try:
