@@ -33,7 +33,7 @@ _FILES = 4
 _GROUP = 65_536
 _WIDTH = 32
 _BATCH = 1024
-_ROUNDS = 5
+_ROUNDS = 9
 # A loop of rows is too slow for all of them; petastorm has ten times as many.
 _LOOPED = 50_000
 # Of 32 MiB, as hopsgpu's.

@@ -1,0 +1,99 @@
+"""Record batches are written to the disk in a thread, and given up where that cannot be."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hopsgpu.data import cache
+from hopsgpu.data.cache import Cache
+
+BATCHES = [pa.record_batch({"x": [number] * 3}) for number in range(4)]
+SCHEMA = BATCHES[0].schema
+KEY = "columns/0"
+
+
+def kept(kept_by: Cache) -> list[Any] | None:
+    chunks = kept_by.read(KEY)
+    return None if chunks is None else [chunk.batch for chunk in chunks]
+
+
+def keep_all(keeper: Cache) -> None:
+    with keeper.keeping(KEY, SCHEMA) as keep:
+        for batch in BATCHES:
+            keep(batch)
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "hopsgpu-keep"]
+
+
+def test_what_is_kept_comes_back(tmp_path: Path) -> None:
+    keeper = Cache(tmp_path, 2**20)
+    keep_all(keeper)
+    assert kept(keeper) == BATCHES
+
+
+def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, write = threading.Event(), cache._Writer._write
+
+    def slow(writer: Any, batch: Any) -> None:
+        assert go.wait(30)
+        write(writer, batch)
+
+    monkeypatch.setattr(cache._Writer, "_write", slow)
+    keeper = Cache(tmp_path, 2**20)
+    with keeper.keeping(KEY, SCHEMA) as keep:
+        keep(BATCHES[0])
+        go.set()  # this thread goes on while that is to be written
+        for batch in BATCHES[1:]:
+            keep(batch)
+    assert kept(keeper) == BATCHES
+
+
+@pytest.mark.parametrize("failing", [0, 2, 3])
+def test_a_full_disk_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    write, tried = cache._Writer._write, []
+
+    def full(writer: Any, batch: Any) -> None:
+        tried.append(batch)
+        if len(tried) > failing:
+            raise OSError(28, "No space left on device")
+        write(writer, batch)
+
+    monkeypatch.setattr(cache._Writer, "_write", full)
+    keeper = Cache(tmp_path, 2**20)
+    keep_all(keeper)
+    assert kept(keeper) is None
+    assert len(tried) == failing + 1
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    monkeypatch.setattr(cache, "_WRITE_SECONDS", 0.05)
+    monkeypatch.setattr(cache._Writer, "_write", lambda *_: go.wait(30))
+    keeper = Cache(tmp_path, 2**20)
+    keep_all(keeper)
+    assert kept(keeper) is None
+    (thread,) = threads()
+    go.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
+    keeper = Cache(tmp_path, 2**20)
+    with pytest.raises(ZeroDivisionError), keeper.keeping(KEY, SCHEMA) as keep:
+        keep(BATCHES[0])
+        raise ZeroDivisionError
+    assert kept(keeper) is None
+    for thread in threads():
+        thread.join(30)
+        assert not thread.is_alive()
