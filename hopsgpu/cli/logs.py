@@ -87,6 +87,8 @@ class _Shown:
         self._readers: dict[Log, LogReader] = {}
         self._outs: dict[Log, Whole | Lines] = {}
         self._hosts: Mapping[int, str] = {}
+        # The attempt whose nodes they are, where others may have been elsewhere.
+        self._located: int | None = None
         self._is_search = False
 
     def once(self) -> None:
@@ -111,9 +113,11 @@ class _Shown:
 
     def _hint(self) -> str:
         """Where a search's logs are to be looked for."""
-        if self._trial is not None:
-            return ": a trial's come when it has ended"
-        return ": of a search, name a trial with --trial N" if self._is_search else ""
+        if not self._is_search:
+            return "" if self._trial is None else f": {self._run_id} is no search"
+        if self._trial is None:
+            return ": of a search, name a trial with --trial N"
+        return ": those of a trial come when it has ended"
 
     def follow(self) -> None:
         """Shows what comes, until the run has ended and all of it is there."""
@@ -149,10 +153,11 @@ class _Shown:
         search = record.content.get("search")
         self._is_search = search is not None
         if search is not None and self._trial is not None:
-            host = next((t["host"] for t in search["trials"] if t["number"] == self._trial), "")
-            # Of ranks on several nodes nothing tells which was where.
-            if host and "," not in host:
-                self._hosts = dict.fromkeys(range(search["workers_per_trial"]), host)
+            for one in search["trials"]:
+                # Of ranks on several nodes nothing tells which was where.
+                if one["number"] == self._trial and one["host"] and "," not in one["host"]:
+                    self._hosts = dict.fromkeys(range(search["workers_per_trial"]), one["host"])
+                    self._located = one["tries"] - 1
         return record
 
     def _wanted(self, found: Mapping[Log, int]) -> dict[Log, int]:
@@ -186,17 +191,22 @@ class _Shown:
         out = sys.stdout.buffer
         if len(self._ranks) == 1:
             return Whole(out.write)
-        host = f" {self._hosts[log.rank]}" if log.rank in self._hosts else ""
-        prefix = f"[rank {log.rank}{host}] ".encode()
+        host = self._host(log)
+        prefix = f"[rank {log.rank}{'' if host is None else f' {host}'}] ".encode()
         return Lines(lambda line: out.write(prefix + line))
 
     def _told(self, log: Log, line: bytes) -> dict[str, object]:
         return {
             "attempt": log.attempt,
             "rank": log.rank,
-            "host": self._hosts.get(log.rank),
+            "host": self._host(log),
             "line": line.rstrip(b"\n").decode(errors="backslashreplace"),
         }
+
+    def _host(self, log: Log) -> str | None:
+        """Where it was written, where that is known."""
+        known = self._located is None or self._located == log.attempt
+        return self._hosts.get(log.rank) if known else None
 
     def _has_shown(self) -> bool:
         return any(reader.at for reader in self._readers.values())

@@ -130,10 +130,12 @@ class _Writer:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._settle()
-        self._hand.end()
-        if self._hand.free:  # else a disk that hangs has it
-            self._file.close()
+        try:
+            self._settle()
+        finally:
+            self._hand.end()
+            if self._hand.free:  # else a disk that hangs has it
+                self._file.close()
 
     def write(self, batch: Any) -> None:
         self._settle()

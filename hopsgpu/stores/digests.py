@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Reading:
         """Of what `blocks` gave."""
         return self._digest.facts
 
-    def blocks(self) -> Iterator[bytes]:
+    def blocks(self) -> Generator[bytes, None, None]:
         """Its bytes, in blocks; to be asked for once.
 
         Raises:
@@ -124,7 +124,11 @@ def _ahead(file: int, begin: int, digest: Digest, known: Callable[[Facts], None]
                 at += len(block)
 
     thread = threading.Thread(target=read, name="hopsgpu-digest", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # of threads there may be no more: it is known at its end
+        yield
+        return
     try:
         yield
     finally:

@@ -138,10 +138,13 @@ class Hdfs:
                 try:
                     # The next one is fetched while this one is on its way.
                     block = next(fetched, None)
-                finally:
-                    # Nothing is on its way when this has returned.
-                    with _errors(_DATA_SECONDS):
+                except BaseException:
+                    # Nothing is on its way when this has returned, however that one went.
+                    with contextlib.suppress(OSError, RuntimeError):
                         hand.end_of(_DATA_SECONDS)
+                    raise
+                with _errors(_DATA_SECONDS):
+                    hand.end_of(_DATA_SECONDS)
             with _errors(_DATA_SECONDS):
                 hand.do(writer.close, _DATA_SECONDS)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -178,15 +179,18 @@ def _upload(
 ) -> Facts:
     reading = Reading(source, known)
 
-    def blocks() -> Iterator[bytes]:
-        for block in reading.blocks():
-            _check_stop(stop, target)
-            yield block
+    def blocks() -> Generator[bytes, None, None]:
+        with contextlib.closing(reading.blocks()) as given:
+            for block in given:
+                _check_stop(stop, target)
+                yield block
 
     def attempt(number: int) -> None:
         nonlocal reading
         reading = Reading(source, known)
-        target.files.write(target.path, blocks(), replace=True)
+        # What an error holds on to would keep the file open.
+        with contextlib.closing(blocks()) as given:
+            target.files.write(target.path, given, replace=True)
 
     target.patience(stop)("write", target.url, attempt)
     return reading.facts

@@ -7,10 +7,10 @@ import dataclasses
 import functools
 import queue
 import random
-import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.background import Background
@@ -36,7 +36,7 @@ from hopsgpu.study.board import SearchBoard, about
 from hopsgpu.study.journal import Journal
 from hopsgpu.study.placing import Decision, End, Placement, Start
 from hopsgpu.study.trial import Try
-from hopsgpu.study.wires import Switch
+from hopsgpu.study.wires import Switch, quick_switching
 from hopsgpu.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.units import counted
 from hopsgpu.worker.server import Event
@@ -47,9 +47,6 @@ _EVENT_SECONDS = 0.2
 _LOOK_SECONDS = 0.25
 _TOLD_SECONDS = 60.0
 _MOST_TAKEN = 256
-# Python's own 5 ms, which a thread that has an event waits for each other one that computes, are
-# several times what a trial's start takes the driver.
-_SWITCH_SECONDS = 0.0005
 _STATES = {End.COMPLETE: COMPLETE, End.PRUNED: PRUNED, End.FAILED: FAILED}
 _MOST_ERROR = 16 * 1024
 
@@ -103,6 +100,7 @@ class Searching:
         self._calls: dict[int, bytes] = {}
         self._tries: dict[int, Try] = {}
         self._ending: list[Try] = []
+        self._untold: deque[Callable[[], None]] = deque()
         self._error: BaseException | None = None
         self._given_back = 0
         self._has_begun = False
@@ -129,7 +127,7 @@ class Searching:
         if self._given.timeout is not None:
             self._deadline = time.monotonic() + self._given.timeout
         switch = Switch(lease.server)
-        with _quick_switching(), self._pumping(lease, switch):
+        with quick_switching(), self._pumping(lease, switch):
             try:
                 while not self._step(lease, switch):
                     pass
@@ -137,6 +135,7 @@ class Searching:
                 # None is left, unless it ends by an error of its own.
                 for running in self._tries.values():
                     running.stop()
+                self._tell()
         for ending in self._ending:
             ending.join(_TOLD_SECONDS)
         self._board.mark("returned")
@@ -147,27 +146,25 @@ class Searching:
         """Decides, performs and takes in what comes; whether all is over."""
         now = time.monotonic()
         decision = self._placement.decide(now)
-        self._begin(decision, lease, switch)
-        self._perform(decision, lease, now)
+        self._perform(decision, lease, switch, now)
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._look(lease, decision)
         if decision.over:
             return True
         with contextlib.suppress(queue.Empty):
-            self._take(self._inbox.get(timeout=_LOOK_SECONDS), lease, switch)
+            self._take(self._inbox.get(timeout=_LOOK_SECONDS), lease)
             # Decided once for what comes together.
             for _ in range(_MOST_TAKEN):
-                self._take(self._inbox.get_nowait(), lease, switch)
+                self._take(self._inbox.get_nowait(), lease)
         return False
 
-    def _begin(self, decision: Decision, lease: ElasticLease, switch: Switch) -> None:
+    def _perform(self, decision: Decision, lease: ElasticLease, switch: Switch, now: float) -> None:
         for start in decision.starts:
-            self._placement.started(start, time.monotonic())
+            self._placement.started(start, now)
             self._start(start, lease, switch)
-
-    def _perform(self, decision: Decision, lease: ElasticLease, now: float) -> None:
-        """Performs a decision whose trials have begun."""
+        # It proposes by what it was told.
+        self._tell()
         if decision.release:
             self._given_back += 1
             lease.want(decision.wanted, decision.at_once)
@@ -256,12 +253,12 @@ class Searching:
             self._error = error
         self._placement.closing = True
 
-    def _take(self, item: _Item, lease: ElasticLease, switch: Switch) -> None:
+    def _take(self, item: _Item, lease: ElasticLease) -> None:
         if item is None:
             for news in self._asker.news():
                 self._learn(news, lease)
         elif isinstance(item, Try):
-            self._end(item, lease, switch)
+            self._end(item, lease)
         elif isinstance(item, Exception):
             self._fail(item)
         elif isinstance(item, _Reported):
@@ -310,7 +307,7 @@ class Searching:
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
-    def _end(self, running: Try, lease: ElasticLease, switch: Switch) -> None:
+    def _end(self, running: Try, lease: ElasticLease) -> None:
         """A try is over: what becomes of its trial."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
@@ -344,10 +341,15 @@ class Searching:
             self._fail(
                 HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
             )
-        # Before Optuna computes: the GPU waits.
-        self._begin(self._placement.decide(time.monotonic()), lease, switch)
-        self._asker.tell(number, how, value if how is End.COMPLETE else None, about(report))
-        self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
+        kept = value if how is End.COMPLETE else None
+        self._untold.append(functools.partial(self._asker.tell, number, how, kept, about(report)))
+
+    def _tell(self) -> None:
+        """Has Optuna know of what has ended: what follows has begun, for Optuna computes."""
+        if self._untold:
+            while self._untold:
+                self._untold.popleft()()
+            self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
     def _avoid(self, blamed: Avoid, lease: ElasticLease) -> None:
         """A GPU or node that failed gets no trial more; all that follow would fail there too."""
@@ -386,15 +388,3 @@ class Searching:
         finally:
             over.set()
             thread.join()
-
-
-@contextlib.contextmanager
-def _quick_switching() -> Iterator[None]:
-    """While inside, threads that compute let others go on soon: those that start trials."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
-    try:
-        yield
-    finally:
-        if before > _SWITCH_SECONDS:  # else it is another search's, which ends it
-            sys.setswitchinterval(before)

@@ -180,7 +180,7 @@ class Try:
             if not told:
                 self.outcome = Outcome(End.FAILED, error=f"{type(error).__name__}: {error}")
         finally:
-            self._switch.drop(self.call.run_id)
+            self._switch.drop(self.call.run_id, self._wire)
             if not told:
                 self._over(self)
 

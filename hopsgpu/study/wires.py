@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import ControlServer, Event
+
+# Python's own 5 ms, which a thread that has an event waits for each other one that computes, are
+# several times what a trial's start takes the driver.
+_SWITCH_SECONDS = 0.0005
 
 
 class TrialWire:
@@ -72,10 +78,11 @@ class Switch:
             self._wires[run_id] = wire
         return wire
 
-    def drop(self, run_id: str) -> None:
-        """The trial is over: what is said of it now is nobody's."""
+    def drop(self, run_id: str, wire: TrialWire) -> None:
+        """The try is over: what is said of it now is nobody's, or that of the trial's next try."""
         with self._lock:
-            del self._wires[run_id]
+            if self._wires.get(run_id) is wire:
+                del self._wires[run_id]
 
     def deal(self, event: Event) -> None:
         """Brings an event to the trials that it concerns."""
@@ -88,3 +95,15 @@ class Switch:
             concerned = [] if found is None else [found]
         for wire in concerned:
             wire.put(event)
+
+
+@contextlib.contextmanager
+def quick_switching() -> Iterator[None]:
+    """While inside, threads that compute let others go on soon: those that start trials."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, _SWITCH_SECONDS))
+    try:
+        yield
+    finally:
+        if before > _SWITCH_SECONDS:  # else it is another search's, which ends it
+            sys.setswitchinterval(before)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import xxhash
 
-from hopsgpu.errors import ConfigError
+from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores import digests
 from hopsgpu.stores.digests import Digest, Facts, Reading
 from hopsgpu.stores.filesystem import BLOCK
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.local import Local
+from hopsgpu.stores.transfer import upload_files
 from tests.conftest import until
 
 SIZE = 5 * BLOCK + 1
@@ -91,7 +95,34 @@ def test_who_stops_half_way_leaves_no_reader(source: Path, monkeypatch: pytest.M
         next(blocks)
     assert begun.wait(30)
     threading.Timer(0.1, go.set).start()
-    blocks.close()  # type: ignore[attr-defined]
+    blocks.close()
+    assert digesting() == [] and told == []
+
+
+def test_an_upload_that_fails_leaves_no_reader(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, read = threading.Event(), threading.Event(), os.pread
+
+    def slow(*given: int) -> bytes:
+        begun.set()
+        go.wait(30)
+        return read(*given)
+
+    def refuse(local: Local, path: str, blocks: Iterator[bytes], *, replace: bool) -> None:
+        for _ in range(5):
+            next(blocks)
+        assert begun.wait(30)
+        threading.Timer(0.1, go.set).start()
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "pread", slow)
+    monkeypatch.setattr(Local, "write", refuse)
+    lake = Lake(f"file://{tmp_path}/lake")
+    told: list[tuple[str, Facts]] = []
+    with pytest.raises(StoreError, match="not yours") as kept:
+        upload_files({"w": source}, lake, known=lambda *facts: told.append(facts))
+    assert kept.value.__traceback__ is not None  # which has all that was under way
     assert digesting() == [] and told == []
 
 
@@ -102,6 +133,18 @@ def test_an_error_of_the_second_reader_is_left_to_the_first(
         raise OSError("the disk is gone")
 
     monkeypatch.setattr(os, "pread", fail)
+    told: list[Facts] = []
+    list(Reading(source, told.append).blocks())
+    assert told == [facts_of(source.read_bytes())]
+
+
+def test_where_no_thread_can_be_had_it_is_known_at_the_end(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     told: list[Facts] = []
     list(Reading(source, told.append).blocks())
     assert told == [facts_of(source.read_bytes())]

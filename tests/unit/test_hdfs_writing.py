@@ -71,6 +71,21 @@ def test_what_cannot_be_fetched_leaves_nothing_on_its_way(hdfs: Hdfs, writer: Wr
     assert writer.done == [b"first"]
 
 
+def test_why_nothing_could_be_fetched_is_said_whatever_the_write_says(
+    hdfs: Hdfs, writer: Writer
+) -> None:
+    def refuse(block: bytes) -> None:
+        raise RuntimeError("no")
+
+    def blocks() -> Iterator[bytes]:
+        yield b"first"
+        raise KeyboardInterrupt
+
+    writer.write = refuse  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        hdfs.write("/file", blocks(), replace=True)
+
+
 def test_an_error_of_writing_ends_it(hdfs: Hdfs, writer: Writer) -> None:
     fetched: list[int] = []
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from hopsgpu.study.wires import Switch
+import sys
+
+from hopsgpu.study.wires import Switch, quick_switching
 from hopsgpu.worker.channel import Message, new_secret
 from hopsgpu.worker.server import Event, serve
 
@@ -30,7 +32,32 @@ def test_events_come_to_the_trials_that_they_concern() -> None:
         assert two.next_event(0.0) is None
         assert heard == ["started"]
         # Late words, and those of executors without a trial, are nobody's.
-        switch.drop("s-trial-1")
+        switch.drop("s-trial-1", one)
         switch.deal(said(4, "ended", run_id="s-trial-1"))
         switch.deal(Event(4, None))
         assert one.next_event(0.0) is None
+
+
+def test_a_try_that_ends_late_does_not_take_the_next_ones_wire() -> None:
+    with serve(new_secret(), "127.0.0.1") as server:
+        switch = Switch(server)
+        before = switch.add("s-trial-1", [4], lambda message: None)
+        after = switch.add("s-trial-1", [5], lambda message: None)
+        switch.drop("s-trial-1", before)
+        switch.deal(said(5, "started", run_id="s-trial-1"))
+        heard = after.next_event(0.0)
+        assert heard is not None and heard.peer == 5
+        assert before.next_event(0.0) is None
+        switch.drop("s-trial-1", after)
+        switch.drop("s-trial-1", after)
+
+
+def test_threads_take_turns_quickly_until_the_last_search_ends() -> None:
+    before = sys.getswitchinterval()
+    with quick_switching():
+        quick = sys.getswitchinterval()
+        assert quick < before
+        with quick_switching():
+            assert sys.getswitchinterval() == quick
+        assert sys.getswitchinterval() == quick
+    assert sys.getswitchinterval() == before
