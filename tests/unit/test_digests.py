@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.errors import ConfigError
 from hopsgpu.stores import digests
 from hopsgpu.stores.digests import Digest, Facts, Reading
 from hopsgpu.stores.filesystem import BLOCK
@@ -114,13 +114,13 @@ def test_an_upload_that_fails_leaves_no_reader(
             next(blocks)
         assert begun.wait(30)
         threading.Timer(0.1, go.set).start()
-        raise PermissionError("not yours")
+        raise ConfigError("not yours")
 
     monkeypatch.setattr(os, "pread", slow)
     monkeypatch.setattr(Local, "write", refuse)
     lake = Lake(f"file://{tmp_path}/lake")
     told: list[tuple[str, Facts]] = []
-    with pytest.raises(StoreError, match="not yours") as kept:
+    with pytest.raises(ConfigError, match="not yours") as kept:
         upload_files({"w": source}, lake, known=lambda *facts: told.append(facts))
     assert kept.value.__traceback__ is not None  # which has all that was under way
     assert digesting() == [] and told == []
