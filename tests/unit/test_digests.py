@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,24 @@ def source(tmp_path: Path) -> Path:
     file = tmp_path / "weights.bin"
     file.write_bytes(os.urandom(SIZE))
     return file
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """The second reader waits; once it does, the function has it go on in a moment."""
+    begun, go, read = threading.Event(), threading.Event(), os.pread
+
+    def slow(*given: int) -> bytes:
+        begun.set()
+        go.wait(30)
+        return read(*given)
+
+    def release() -> None:
+        assert begun.wait(30)
+        threading.Timer(0.1, go.set).start()
+
+    monkeypatch.setattr(os, "pread", slow)
+    return release
 
 
 def digesting() -> list[threading.Thread]:
@@ -80,43 +98,28 @@ def test_what_is_changed_after_it_was_told_is_seen(source: Path) -> None:
     assert reading.facts == facts_of(source.read_bytes()) != told[0]
 
 
-def test_who_stops_half_way_leaves_no_reader(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, go, read = threading.Event(), threading.Event(), os.pread
-
-    def slow(*given: int) -> bytes:
-        begun.set()
-        go.wait(30)
-        return read(*given)
-
-    monkeypatch.setattr(os, "pread", slow)
+def test_who_stops_half_way_leaves_no_reader(source: Path, held_up: Callable[[], None]) -> None:
     told: list[Facts] = []
     blocks = Reading(source, told.append).blocks()
     for _ in range(5):
         next(blocks)
-    assert begun.wait(30)
-    threading.Timer(0.1, go.set).start()
+    held_up()
     blocks.close()
     assert digesting() == [] and told == []
 
 
 def test_an_upload_that_fails_leaves_no_reader(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path,
+    tmp_path: Path,
+    held_up: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    begun, go, read = threading.Event(), threading.Event(), os.pread
-
-    def slow(*given: int) -> bytes:
-        begun.set()
-        go.wait(30)
-        return read(*given)
-
     def refuse(local: Local, path: str, blocks: Iterator[bytes], *, replace: bool) -> None:
         for _ in range(5):
             next(blocks)
-        assert begun.wait(30)
-        threading.Timer(0.1, go.set).start()
+        held_up()
         raise ConfigError("not yours")
 
-    monkeypatch.setattr(os, "pread", slow)
     monkeypatch.setattr(Local, "write", refuse)
     lake = Lake(f"file://{tmp_path}/lake")
     told: list[tuple[str, Facts]] = []
@@ -126,25 +129,17 @@ def test_an_upload_that_fails_leaves_no_reader(
     assert digesting() == [] and told == []
 
 
-def test_an_error_of_the_second_reader_is_left_to_the_first(
-    source: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("of", "name", "error"),
+    [(os, "pread", OSError("the disk is gone")), (threading.Thread, "start", RuntimeError("no"))],
+)
+def test_without_a_second_reader_it_is_known_at_the_end(
+    source: Path, monkeypatch: pytest.MonkeyPatch, of: object, name: str, error: Exception
 ) -> None:
-    def fail(*given: int) -> bytes:
-        raise OSError("the disk is gone")
+    def fail(*given: object) -> bytes:
+        raise error
 
-    monkeypatch.setattr(os, "pread", fail)
-    told: list[Facts] = []
-    list(Reading(source, told.append).blocks())
-    assert told == [facts_of(source.read_bytes())]
-
-
-def test_where_no_thread_can_be_had_it_is_known_at_the_end(
-    source: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(of, name, fail)
     told: list[Facts] = []
     list(Reading(source, told.append).blocks())
     assert told == [facts_of(source.read_bytes())]
