@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches row groups; of use in one thread.
+    """Fetches row groups; several threads may use it at the same time.
 
     Args:
         shard: whose row groups they are.
@@ -54,6 +55,7 @@ class Fetcher:
         self._most = most
         self._root = Lake(shard.url)
         self._footers: OrderedDict[int, Any] = OrderedDict()
+        self._one = threading.Lock()
 
     def fetch(self, part: Slice) -> Fetched:
         """The row group that a slice is of.
@@ -61,7 +63,8 @@ class Fetcher:
         Raises:
             StoreError: the lake refused, or the file is no longer the one that was planned with.
         """
-        self._root.files  # noqa: B018  one client for all files
+        with self._one:
+            self._root.files  # noqa: B018  one client for all files
         known = self._shard.files[part.file]
         lake = self._root / known.name if known.name else self._root
         with opened(lake) as (handle, file):
@@ -78,13 +81,14 @@ class Fetcher:
             return Fetched(lake, footer, PartFile(begin, file.read(end - begin)))
 
     def _footer(self, number: int, lake: Lake, handle: Any) -> Any:
-        footer = self._footers.pop(number, None)
-        if footer is None:
-            footer = read_footer(lake, handle)
-        self._footers[number] = footer
-        if len(self._footers) > _FOOTERS:
-            self._footers.popitem(last=False)
-        return footer
+        with self._one:  # a footer is read once
+            footer = self._footers.pop(number, None)
+            if footer is None:
+                footer = read_footer(lake, handle)
+            self._footers[number] = footer
+            if len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
+            return footer
 
     def _range(self, group: Any) -> tuple[int, int]:
         """Where the columns lie in the file."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -26,6 +28,8 @@ _BUFFER_BYTES = MIB
 _MOST_ROWS = 65_536
 # Lists and strings may be longer in some rows than the footer says they are in all.
 _MOST_ROWS_VARIABLE = 8_192
+# Row groups that are fetched at a time: one connection to a DataNode is slower than what decodes.
+FETCHES = 2
 
 
 def chunk_rows(schema: Any, row_bytes: int) -> int:
@@ -46,7 +50,7 @@ def chunk_rows(schema: Any, row_bytes: int) -> int:
 class LakeReader:
     """Reads slices of a shard; of use in the thread and the process that made it.
 
-    A context manager, at whose end its own thread ends, which fetches.
+    A context manager, at whose end its own threads end, which fetch.
 
     Args:
         shard: whose slices they are.
@@ -61,28 +65,37 @@ class LakeReader:
         self._texts = text_columns(shard.arrow_schema, schema.names)
         self._longest = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
         self._fetcher = Fetcher(shard, schema.names, most)
-        self._thread = ThreadPoolExecutor(1, "hopsgpu-data-fetch")
+        self._threads = ThreadPoolExecutor(FETCHES, "hopsgpu-data-fetch")
 
     def __enter__(self) -> LakeReader:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        self._thread.shutdown(cancel_futures=True)
+        self._threads.shutdown(cancel_futures=True)
 
-    def chunks(self, parts: Sequence[Slice]) -> Iterator[Any]:
+    def chunks(self, parts: Sequence[Slice], ahead: int) -> Iterator[Any]:
         """The record batches of slices, in order; the first slice is fetched at once.
+
+        Args:
+            parts: the slices.
+            ahead: row groups in memory beside the one that is decoded.
 
         Raises:
             StoreError: from the iterator: the lake refused, or the file is no longer the one that
                 was planned with.
         """
-        return self._chunks(parts, self._thread.submit(self._fetcher.fetch, parts[0]))
+        return self._chunks(parts, deque([self._fetching(parts[0])]), ahead)
 
-    def _chunks(self, parts: Sequence[Slice], fetching: Future[Fetched]) -> Iterator[Any]:
-        for number, part in enumerate(parts):
-            fetched = fetching.result()
-            if number + 1 < len(parts):
-                fetching = self._thread.submit(self._fetcher.fetch, parts[number + 1])
+    def _fetching(self, part: Slice) -> Future[Fetched]:
+        return self._threads.submit(self._fetcher.fetch, part)
+
+    def _chunks(
+        self, parts: Sequence[Slice], fetching: deque[Future[Fetched]], ahead: int
+    ) -> Iterator[Any]:
+        unfetched = iter(parts[1:])
+        for part in parts:
+            fetched = fetching.popleft().result()
+            fetching.extend(map(self._fetching, itertools.islice(unfetched, ahead - len(fetching))))
             yield from self._decoded(part, fetched)
 
     def _decoded(self, part: Slice, fetched: Fetched) -> Iterator[Any]:

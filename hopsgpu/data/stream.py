@@ -13,7 +13,7 @@ from hopsgpu.data.blocks import Block, converted, windows
 from hopsgpu.data.cache import Cache, Chunk, in_memory
 from hopsgpu.data.columns import Column
 from hopsgpu.data.order import interleaved, pieces_of, shuffled
-from hopsgpu.data.reading import LakeReader
+from hopsgpu.data.reading import FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
 from hopsgpu.units import MIB
 
@@ -75,14 +75,16 @@ class Stream:
         return windows(blocks, _WINDOW_BYTES, (seed, epoch))
 
     def _in_order(self, numbers: Sequence[int], mixed: int) -> Iterator[Chunk]:
-        return interleaved((functools.partial(self._piece, n) for n in numbers), mixed)
+        # Pieces that are mixed are fetched beside each other: each holds one row group less.
+        ahead = FETCHES if mixed == 1 else 1
+        return interleaved((functools.partial(self._piece, n, ahead) for n in numbers), mixed)
 
-    def _piece(self, number: int) -> Iterator[Chunk]:
+    def _piece(self, number: int, ahead: int) -> Iterator[Chunk]:
         key = f"{self._key}/{number}"
         kept = self._cache.read(key)
         if kept is not None:
             return kept
-        return self._fetched(key, self._lake.chunks(self._pieces[number]))
+        return self._fetched(key, self._lake.chunks(self._pieces[number], ahead))
 
     def _fetched(self, key: str, batches: Iterator[Any]) -> Iterator[Chunk]:
         with self._cache.keeping(key, self._schema) as keep:
