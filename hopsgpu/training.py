@@ -62,7 +62,12 @@ class Trained:
 
 
 class Training:
-    """Drives the agents through one attempt; use `train_on`."""
+    """Drives the agents through one attempt; use `train_on`.
+
+    Attributes:
+        trained: what the ranks have left so far.
+        meeting: where they met, once they have.
+    """
 
     def __init__(
         self,
@@ -86,23 +91,31 @@ class Training:
         self._failed_at: float | None = None
         self._stop_until: float | None = None
         self.trained = Trained()
+        self.meeting: Meeting | None = None
         self._tokens = Handover(lease, call.run_id, self.trained.warnings)
 
-    def run(self) -> Trained:
+    def run(self, met: Meeting | None = None) -> Trained:
         """Starts all ranks, waits for all, and stops them at the first failure.
+
+        Args:
+            met: where ranks on the same slots met before, to save the way to the agents and back;
+                of one rank alone, as those of several meet in a store that serves one attempt.
 
         Raises:
             DiscoveryError: two containers were given the same GPU; nothing was started.
             Cancelled: the run was cancelled; its ranks have been stopped.
         """
         refuse_duplicates(self._lease.containers)
-        meeting = meet(self._world, self._call, self._send, self._next_event, self._cancelled)
+        meeting = met or meet(
+            self._world, self._call, self._send, self._next_event, self._cancelled
+        )
         if isinstance(meeting, Unmet):
             self._drop(meeting.silent)
             self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
             self.trained.avoid = meeting.avoid
             self.trained.suspect = None if meeting.avoid.is_any else meeting.failure.host
             return self.trained
+        self.meeting = meeting
         try:
             self._tokens.look()
             self._start(meeting)

@@ -10,13 +10,14 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.background import Background
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import Avoid, GangState, assign_ranks, backoff_seconds
+from hopsgpu.meeting import Meeting
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spec import LaunchPlan
@@ -34,15 +35,14 @@ from hopsgpu.study.asking import (
 )
 from hopsgpu.study.board import SearchBoard, about
 from hopsgpu.study.journal import Journal
-from hopsgpu.study.placing import Decision, End, Placement, Start
+from hopsgpu.study.placing import Decision, End, Placement, Slot, Start
 from hopsgpu.study.trial import Try
-from hopsgpu.study.wires import Switch, quick_switching
+from hopsgpu.study.wires import Switch, dealing, quick_switching
 from hopsgpu.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.units import counted
 from hopsgpu.worker.server import Event
 from hopsgpu.worker.trial import Trial
 
-_EVENT_SECONDS = 0.2
 # What nobody announces is looked for so often: executors that are gone, time that is over.
 _LOOK_SECONDS = 0.25
 _TOLD_SECONDS = 60.0
@@ -99,6 +99,7 @@ class Searching:
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, bytes] = {}
         self._tries: dict[int, Try] = {}
+        self._meetings: dict[Slot, Meeting] = {}
         self._ending: list[Try] = []
         self._untold: deque[Callable[[], None]] = deque()
         self._error: BaseException | None = None
@@ -127,7 +128,8 @@ class Searching:
         if self._given.timeout is not None:
             self._deadline = time.monotonic() + self._given.timeout
         switch = Switch(lease.server)
-        with quick_switching(), self._pumping(lease, switch):
+        name = f"hopsgpu-{self._board.run_id}-events"
+        with quick_switching(), dealing(lease.server, switch, name, self._inbox.put):
             try:
                 while not self._step(lease, switch):
                     pass
@@ -192,6 +194,7 @@ class Searching:
             functools.partial(lease.of, keys),
             assign_ranks(containers, 1),
             call,
+            self._meetings,
             self._given.metric,
             self._board,
             self._background,
@@ -361,30 +364,3 @@ class Searching:
         for key in aside:
             # Trials that share it come to their own ends.
             self._placement.gone(key, time.monotonic())
-
-    @contextlib.contextmanager
-    def _pumping(self, lease: ElasticLease, switch: Switch) -> Iterator[None]:
-        """While inside, what comes from the control channel is dealt to the trials and noted."""
-        over = threading.Event()
-
-        def pump() -> None:
-            while not over.is_set():
-                event = lease.server.next_event(_EVENT_SECONDS)
-                if event is None:
-                    continue
-                if event.message is None or event.message.kind == "hello":
-                    self._inbox.put(event)
-                try:
-                    switch.deal(event)
-                except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
-                    self._inbox.put(error)
-
-        thread = threading.Thread(
-            target=pump, name=f"hopsgpu-{self._board.run_id}-events", daemon=True
-        )
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.background import Background
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
 from hopsgpu.gang import Avoid, Container, World
+from hopsgpu.meeting import Meeting
 from hopsgpu.results import RunStatus
 from hopsgpu.retries import Fault, suspect
 from hopsgpu.spark.granted import Lease
@@ -24,6 +25,8 @@ from hopsgpu.training import Trained, train_on
 from hopsgpu.trials import RUNNING, TrialReport
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
+
+_CLEAN = frozenset({End.COMPLETE, End.PRUNED})
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Try:
         lease: its executors, given the wire to them.
         world: its ranks.
         call: what they run.
+        meetings: by slot, where the rank of a last trial met that ended well; one of a single rank
+            takes it over.
         metric: name of what is searched for, or None.
         board: on which its output is shown.
         background: brings its logs to the lake.
@@ -72,6 +77,7 @@ class Try:
         lease: Callable[[TrialWire], Lease],
         world: World,
         call: Call,
+        meetings: MutableMapping[Slot, Meeting],
         metric: str | None,
         board: SearchBoard,
         background: Background,
@@ -92,6 +98,7 @@ class Try:
         self._switch = switch
         self._wire = switch.add(call.run_id, self.keys, self._heard)
         self._lease = lease(self._wire)
+        self._meetings = meetings
         self._metric = metric
         self._board = board
         self._background = background
@@ -164,9 +171,10 @@ class Try:
                 self._stopped,
             ) as training:
                 try:
-                    trained = training.run()
+                    trained = training.run(self._met())
                     self.outcome, self.avoid = self._outcome(trained), trained.avoid
                     self.warnings = tuple(training.trained.warnings)
+                    self._keep(training.meeting)
                     told = True
                     # What follows has time; the next trial has not.
                     self._over(self)
@@ -183,6 +191,16 @@ class Try:
             self._switch.drop(self.call.run_id, self._wire)
             if not told:
                 self._over(self)
+
+    def _met(self) -> Meeting | None:
+        """Where the last rank met on the same slot, which is this one's now."""
+        met = [self._meetings.pop(slot, None) for slot in self.slots]
+        return met[0] if len(met) == 1 else None
+
+    def _keep(self, meeting: Meeting | None) -> None:
+        """Leaves the meeting to the next trial, where nothing of this one can be left."""
+        if meeting is not None and len(self.slots) == 1 and self.outcome.how in _CLEAN:
+            self._meetings[self.slots[0]] = meeting
 
     def _outcome(self, trained: Trained) -> Outcome:
         failure = trained.failure

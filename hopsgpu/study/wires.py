@@ -15,6 +15,7 @@ from hopsgpu.worker.server import ControlServer, Event
 # Python's own 5 ms, which a thread that has an event waits for each other one that computes, are
 # several times what a trial's start takes the driver.
 _SWITCH_SECONDS = 0.0005
+_EVENT_SECONDS = 0.2
 
 
 class TrialWire:
@@ -95,6 +96,41 @@ class Switch:
             concerned = [] if found is None else [found]
         for wire in concerned:
             wire.put(event)
+
+
+@contextlib.contextmanager
+def dealing(
+    server: ControlServer, switch: Switch, name: str, put: Callable[[Event | Exception], None]
+) -> Iterator[None]:
+    """While inside, what comes from the control channel is dealt to the trials, in a thread.
+
+    Args:
+        server: whose events they are.
+        switch: brings them to the trials.
+        name: of the thread.
+        put: given the events of executors that come and go, before trials are, and what went wrong.
+    """
+    over = threading.Event()
+
+    def pump() -> None:
+        while not over.is_set():
+            event = server.next_event(_EVENT_SECONDS)
+            if event is None:
+                continue
+            if event.message is None or event.message.kind == "hello":
+                put(event)
+            try:
+                switch.deal(event)
+            except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
+                put(error)
+
+    thread = threading.Thread(target=pump, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 @contextlib.contextmanager

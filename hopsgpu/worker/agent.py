@@ -195,12 +195,13 @@ class Agent:
 
     async def _run(self, message: Message, slot: Slot) -> None:
         before, slot.attempt = slot.attempt, None
+        attempt = Attempt(self._channel, self._tasks, message)
         if before is not None and before.is_trial:
-            await before.give_way()
+            await before.give_way(attempt.begun)
         elif before is not None:
             # What a launch has left may be large, and the next one needs the disk.
             await before.end()
-        slot.attempt = attempt = Attempt(self._channel, self._tasks, message)
+        slot.attempt = attempt
         try:
             await attempt.start(await self._keeper_here(), slot.unpacked, slot.home)
         except OSError as error:

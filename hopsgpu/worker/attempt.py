@@ -69,6 +69,7 @@ class Attempt:
 
     Attributes:
         run_id: of its run.
+        begun: set once a rank was started, or could not be.
 
     Args:
         channel: to the driver.
@@ -91,6 +92,7 @@ class Attempt:
         self._killed_before = 0
         self._unwatched: set[str] = set()
         self._stopping = asyncio.Event()
+        self.begun = asyncio.Event()
 
     async def start(self, keeper: Keeper, unpacked: Unpacked, python: Home) -> None:
         """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end.
@@ -134,6 +136,7 @@ class Attempt:
             # Those that were started tell of themselves.
             if (rank := described["context"]["rank"]) not in self._ranks:
                 await self._not_started(rank, error, stopped=False)
+        self.begun.set()
 
     async def stop(self, *, dump_stacks: bool = False) -> None:
         """Ends the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
@@ -167,15 +170,23 @@ class Attempt:
         """Whether it is one of a search."""
         return self._message["ranks"][0]["context"].get("trial") is not None
 
-    async def give_way(self) -> None:
-        """As `end`, for a next attempt; where all ranks have ended, that is not held up."""
+    async def give_way(self, begun: asyncio.Event) -> None:
+        """As `end`, for a next attempt; where all ranks have ended, that is not held up.
+
+        Args:
+            begun: what is left here is removed after that one's beginning.
+        """
         if len(self._ended) < len(self._message["ranks"]):
             await self.end()
             return
         # The next one may have the same name, and a rank's files take long to remove.
         with contextlib.suppress(FileNotFoundError):
             left = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
-            self._tasks.create_task(self._remove(left))
+            self._tasks.create_task(self._remove_after(begun, left))
+
+    async def _remove_after(self, begun: asyncio.Event, left: Path) -> None:
+        await begun.wait()
+        await self._remove(left)
 
     async def _remove(self, directory: Path) -> None:
         if directory.exists():
@@ -193,6 +204,8 @@ class Attempt:
         except OSError as error:
             await self._not_started(rank.rank, error, stopped=rank.stopped)
             return
+        finally:
+            self.begun.set()
         await self._tell("started", rank=rank.rank, pid=started.pid)
         if started.warning is not None:
             await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
@@ -298,6 +311,8 @@ class Attempt:
             value = await self._value(rank, end.value)
         except StoreError as error:
             value, outcome = _Told(), {"status": "value lost", "error": str(error)}
+        # Before it is told: the next one may follow at once.
+        self._ended.add(rank)
         await self._tell(
             "ended",
             value.inline,
@@ -314,7 +329,6 @@ class Attempt:
             gpu_events=[event.fields() for event in events],
             pruned=outcome.get("status") == PRUNED or (told and outcome.get("status") in WELL),
         )
-        self._ended.add(rank)
 
     async def _value(self, rank: int, value: bytes) -> _Told:
         """The value for the driver; a large one goes by the run's directory.

@@ -201,7 +201,12 @@ def test_only_an_attempt_that_is_over_is_removed_behind_the_next_ones_back(
             attempt._directory.mkdir(parents=True)
             if is_over:
                 attempt._ended.add(0)
-            giving_way = tasks.create_task(attempt.give_way())
+            begun = asyncio.Event()
+            giving_way = tasks.create_task(attempt.give_way(begun))
+            if is_over:
+                await giving_way
+                assert len(list((tmp_path / "hopsgpu").iterdir())) == 1, "removed too early"
+            begun.set()
             assert await asyncio.to_thread(removing.wait, SECONDS)
             # The next attempt may have the same name.
             is_free = giving_way.done() and not attempt._directory.exists()

@@ -532,3 +532,21 @@ def test_tokens_that_would_go_in_the_clear_are_a_warning_of_the_run(server: Cont
     (warning,) = training.run().warnings
     assert "spark.network.crypto.enabled" in warning
     assert "tokens" not in agent.heard
+
+
+def test_ranks_that_met_before_are_started_without_another_meeting(server: ControlServer) -> None:
+    training, agent, _, _ = launch(server, return_a_value)
+    training.run()
+    assert training.meeting is not None
+    containers, call = training._lease.containers, training._call
+    again = Training(
+        training._lease,
+        assign_ranks(containers, 1),
+        call,
+        Outputs(training._world, Off()),
+        lambda _: None,
+        threading.Event(),
+    )
+    assert again.run(training.meeting).values.keys() == {0}
+    assert agent.heard == ["reserve", "run", "run"]
+    assert again.meeting is training.meeting
