@@ -37,6 +37,8 @@ PRELOADABLE = (
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 # Sources are parsed once for all launches of a held gang.
 _MOST_SOURCES = 4096
+# Threads that parse at the same time rarely disturb each other twice.
+_PARSINGS = 20
 # A function that refers to more than this is not followed to the end.
 _MOST_OBJECTS = 10_000
 
@@ -108,10 +110,7 @@ def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
 
 @functools.lru_cache(maxsize=_MOST_SOURCES)
 def _imports_of_source(name: str, source: str, package: bool, functions: bool) -> tuple[str, ...]:
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return ()  # the rank that imports it will say so
+    tree = _parsed(source)
     parent = name if package else name.rpartition(".")[0]
     found = []
     for node in _executed(tree, functions):
@@ -123,16 +122,37 @@ def _imports_of_source(name: str, source: str, package: bool, functions: bool) -
     return tuple(found)
 
 
-def _executed(node: ast.AST, functions: bool) -> Iterator[ast.AST]:
+def _parsed(source: str) -> ast.Module:
+    """A source's tree; an empty one where it does not parse, of which its import will tell."""
+    for _ in range(_PARSINGS):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            # CPython before 3.11.8 and 3.12.2 counts the depth in one number for all threads, and
+            # refuses what another thread has parsed beside it (python/cpython#106905).
+            continue
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            break
+    return ast.Module([], [])
+
+
+def _executed(tree: ast.Module, functions: bool) -> Iterator[ast.AST]:
     """A tree's nodes without those that only a type checker reads, or only a call runs."""
-    yield node
-    children = ast.iter_child_nodes(node)
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-        children = iter(node.orelse)
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not functions:
-        children = iter(node.decorator_list)
-    for child in children:
-        yield from _executed(child, functions)
+    pending: list[ast.AST] = [tree]  # a long sum is a tree too deep to descend by calls
+    while pending:
+        node = pending.pop()
+        yield node
+        if isinstance(node, ast.If) and _is_for_types(node.test):
+            pending += node.orelse
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not functions:
+            pending += node.decorator_list
+        else:
+            pending += ast.iter_child_nodes(node)
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING`, by whatever name its module goes."""
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
 
 
 def _from(module: str, level: int, names: list[str], package: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import subprocess
@@ -176,6 +177,35 @@ def test_circles_and_broken_modules(project: Project) -> None:
         broken="import tensorflow )\n",
     )
     assert preloads(train.train, packed) == ("torch",)
+
+
+def test_a_sum_too_long_to_descend(project: Project) -> None:
+    train, modules = project(
+        train="from own import deep, long\ndef train_fn():\n    return deep, long\n",
+        long=f"import pandas\ntext = {' + '.join(['1'] * 900)}\n",
+        deep="",
+    )
+    (Path(train.__file__).parent / "deep.py").write_text(f"x = {'-' * 100_000}1\n")
+    assert preloads(train.train_fn, modules) == ("pandas",)
+    modules = pack_modules([Path(train.__file__).parents[1]])
+    assert preloads(train.train_fn, modules) == ("pandas",), "what cannot be parsed is passed over"
+
+
+def test_threads_that_parse_beside_each_other(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, modules = project(train="import pandas\ndef train_fn():\n    return pandas\n")
+    parse, disturbed = ast.parse, ["once", "twice"]
+
+    def parse_disturbed(source: str) -> ast.Module:
+        if disturbed:
+            raise SystemError(f"AST constructor recursion depth mismatch ({disturbed.pop()})")
+        return parse(source)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ast, "parse", parse_disturbed)
+        found = preloads(train.train_fn, modules)
+    assert (found, disturbed) == (("pandas",), [])
 
 
 def test_a_users_module_of_a_known_name(project: Project, tmp_path: Path) -> None:
