@@ -106,6 +106,8 @@ class Training:
             Cancelled: the run was cancelled; its ranks have been stopped.
         """
         refuse_duplicates(self._lease.containers)
+        if met is not None and self._cancelled.is_set():
+            raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
         meeting = met or meet(
             self._world, self._call, self._send, self._next_event, self._cancelled
         )

@@ -53,9 +53,15 @@ class Fetcher:
             for number in numbers
         ]
         self._most = most
-        self._root = Lake(shard.url)
+        self._unwanted = threading.Event()
+        self._root = Lake(shard.url, stop=self._unwanted)
+        self._root.files  # noqa: B018  one client for all files
         self._footers: OrderedDict[int, Any] = OrderedDict()
         self._one = threading.Lock()
+
+    def stop(self) -> None:
+        """Has fetches that would be tried again end."""
+        self._unwanted.set()
 
     def fetch(self, part: Slice) -> Fetched:
         """The row group that a slice is of.
@@ -63,8 +69,6 @@ class Fetcher:
         Raises:
             StoreError: the lake refused, or the file is no longer the one that was planned with.
         """
-        with self._one:
-            self._root.files  # noqa: B018  one client for all files
         known = self._shard.files[part.file]
         lake = self._root / known.name if known.name else self._root
         with opened(lake) as (handle, file):
@@ -81,14 +85,17 @@ class Fetcher:
             return Fetched(lake, footer, PartFile(begin, file.read(end - begin)))
 
     def _footer(self, number: int, lake: Lake, handle: Any) -> Any:
-        with self._one:  # a footer is read once
-            footer = self._footers.pop(number, None)
-            if footer is None:
-                footer = read_footer(lake, handle)
+        with self._one:
+            footer = self._footers.get(number)
+        if footer is None:
+            # Not while another waits, who may be faster: that both read it does no harm.
+            footer = read_footer(lake, handle)
+        with self._one:
             self._footers[number] = footer
+            self._footers.move_to_end(number)
             if len(self._footers) > _FOOTERS:
                 self._footers.popitem(last=False)
-            return footer
+        return footer
 
     def _range(self, group: Any) -> tuple[int, int]:
         """Where the columns lie in the file."""

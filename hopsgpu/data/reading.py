@@ -71,6 +71,7 @@ class LakeReader:
         return self
 
     def __exit__(self, *problem: object) -> None:
+        self._fetcher.stop()
         self._threads.shutdown(cancel_futures=True)
 
     def chunks(self, parts: Sequence[Slice], ahead: int) -> Iterator[Any]:

@@ -17,7 +17,6 @@ from hopsgpu.background import Background
 from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import Avoid, GangState, assign_ranks, backoff_seconds
-from hopsgpu.meeting import Meeting
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spec import LaunchPlan
@@ -35,8 +34,8 @@ from hopsgpu.study.asking import (
 )
 from hopsgpu.study.board import SearchBoard, about
 from hopsgpu.study.journal import Journal
-from hopsgpu.study.placing import Decision, End, Placement, Slot, Start
-from hopsgpu.study.trial import Try
+from hopsgpu.study.placing import Decision, End, Placement, Start
+from hopsgpu.study.trial import Meetings, Try
 from hopsgpu.study.wires import Switch, dealing, quick_switching
 from hopsgpu.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.units import counted
@@ -99,7 +98,7 @@ class Searching:
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, bytes] = {}
         self._tries: dict[int, Try] = {}
-        self._meetings: dict[Slot, Meeting] = {}
+        self._meetings = Meetings()
         self._ending: list[Try] = []
         self._untold: deque[Callable[[], None]] = deque()
         self._error: BaseException | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hopsgpu.background import Background
@@ -27,6 +27,26 @@ from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
 
 _CLEAN = frozenset({End.COMPLETE, End.PRUNED})
+
+
+class Meetings:
+    """Where trials of a single rank met that ended well, for the next on the same slot.
+
+    Threads may use it at the same time: a slot is only one trial's.
+    """
+
+    def __init__(self) -> None:
+        self._left: dict[Slot, Meeting] = {}
+
+    def taken(self, slots: Sequence[Slot]) -> Meeting | None:
+        """Where the last rank met on the slot; None where these ranks are to meet anew."""
+        left = [self._left.pop(slot, None) for slot in slots]
+        return left[0] if len(left) == 1 else None
+
+    def keep(self, slots: Sequence[Slot], meeting: Meeting | None, how: End) -> None:
+        """Leaves a meeting to the next trial, unless of this one something may be left."""
+        if meeting is not None and len(slots) == 1 and how in _CLEAN:
+            self._left[slots[0]] = meeting
 
 
 @dataclass(frozen=True)
@@ -53,8 +73,7 @@ class Try:
         lease: its executors, given the wire to them.
         world: its ranks.
         call: what they run.
-        meetings: by slot, where the rank of a last trial met that ended well; one of a single rank
-            takes it over.
+        meetings: where the ranks of earlier trials met.
         metric: name of what is searched for, or None.
         board: on which its output is shown.
         background: brings its logs to the lake.
@@ -77,7 +96,7 @@ class Try:
         lease: Callable[[TrialWire], Lease],
         world: World,
         call: Call,
-        meetings: MutableMapping[Slot, Meeting],
+        meetings: Meetings,
         metric: str | None,
         board: SearchBoard,
         background: Background,
@@ -171,10 +190,10 @@ class Try:
                 self._stopped,
             ) as training:
                 try:
-                    trained = training.run(self._met())
+                    trained = training.run(self._meetings.taken(self.slots))
                     self.outcome, self.avoid = self._outcome(trained), trained.avoid
                     self.warnings = tuple(training.trained.warnings)
-                    self._keep(training.meeting)
+                    self._meetings.keep(self.slots, training.meeting, self.outcome.how)
                     told = True
                     # What follows has time; the next trial has not.
                     self._over(self)
@@ -191,16 +210,6 @@ class Try:
             self._switch.drop(self.call.run_id, self._wire)
             if not told:
                 self._over(self)
-
-    def _met(self) -> Meeting | None:
-        """Where the last rank met on the same slot, which is this one's now."""
-        met = [self._meetings.pop(slot, None) for slot in self.slots]
-        return met[0] if len(met) == 1 else None
-
-    def _keep(self, meeting: Meeting | None) -> None:
-        """Leaves the meeting to the next trial, where nothing of this one can be left."""
-        if meeting is not None and len(self.slots) == 1 and self.outcome.how in _CLEAN:
-            self._meetings[self.slots[0]] = meeting
 
     def _outcome(self, trained: Trained) -> Outcome:
         failure = trained.failure

@@ -165,13 +165,26 @@ def peer_to_reach(address: str, others: Sequence[str]) -> str | None:
 class HeldPorts:
     """Ports that nobody else is given while a rank may bind them. Made by `held_ports`."""
 
-    def __init__(self, holders: Mapping[int, socket.socket]) -> None:
+    def __init__(self, holders: Mapping[int, socket.socket], address: str) -> None:
         self._holders = dict(holders)
+        self._address = address
 
     @property
     def ports(self) -> tuple[int, ...]:
         """Those that are held, in the order in which they were bound."""
         return tuple(self._holders)
+
+    def check(self) -> None:
+        """Binds each as the next rank will.
+
+        Raises:
+            OSError: one is in use, as by a process that an earlier rank has left.
+        """
+        for port in self.ports:
+            try:
+                _try(self._address, port)
+            except OSError as error:
+                raise OSError(error.errno, f"port {port}: {error.strerror}") from None
 
     def release(self, port: int) -> None:
         """Lets go of one port.
@@ -210,7 +223,7 @@ def held_ports(count: int, address: str = "") -> Iterator[HeldPorts]:
             holder = _held(address)
             stack.callback(holder.close)
             holders[int(holder.getsockname()[1])] = holder
-        yield HeldPorts(holders)
+        yield HeldPorts(holders, address)
 
 
 def _held(address: str) -> socket.socket:

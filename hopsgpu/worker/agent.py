@@ -16,7 +16,8 @@ Between hello and the end of the connection it answers:
 
 What belongs to a run bears its id, in both directions: on a gang that serves several launches a
 late word of one is not taken for the next one's. `reserve` and `run` name a slot too, and replace
-only what was in that one: trials that share a GPU run beside each other.
+only what was in that one: trials that share a GPU run beside each other. A `run` of one rank may
+follow another one without a `reserve`, with what was reserved for that.
 
 A lost connection is the same as stop and end.
 """
@@ -151,14 +152,17 @@ class Agent:
                 return
             slot.home = await self._prepared(message)
             there = reach(self._channel.local_address, message["interface"], message["others"])
-            ports = slot.meeting.enter_context(held_ports(message["ports"], there.address)).ports
+            held = held_ports(message["ports"], there.address)
+            slot.ports = slot.meeting.enter_context(held)
             spec = spec_of(message, slot.home)
             store = await self._store(spec, int(message["store"]), slot.meeting)
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             await tell(problem=str(error) or repr(error), configured=configured)
             return
-        await tell(ports=ports, store=store, address=there.address, interface=there.interface)
+        await tell(
+            ports=slot.ports.ports, store=store, address=there.address, interface=there.interface
+        )
 
     async def _prepared(self, message: Message) -> Home:
         """What ranks run with, once it is there; the driver is told that it takes its time.
@@ -203,6 +207,9 @@ class Agent:
             await before.end()
         slot.attempt = attempt
         try:
+            if slot.ports is not None:
+                # A rank that met here before may have left a process that listens.
+                slot.ports.check()
             await attempt.start(await self._keeper_here(), slot.unpacked, slot.home)
         except OSError as error:
             await attempt.refuse(error)

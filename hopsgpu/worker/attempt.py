@@ -86,7 +86,7 @@ class Attempt:
         name = f"{self.run_id}-{message['attempt']}"
         self._directory = Path("hopsgpu", name).resolve()
         self._ranks: dict[int, RankProcess] = {}
-        # Ranks whose ends were told.
+        # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0

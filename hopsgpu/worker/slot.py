@@ -8,6 +8,7 @@ import threading
 from dataclasses import dataclass, field
 
 from hopsgpu.python_env.value import Home
+from hopsgpu.worker.addresses import HeldPorts
 from hopsgpu.worker.attempt import Attempt
 from hopsgpu.worker.unpacking import Unpacked
 
@@ -18,6 +19,7 @@ class Slot:
 
     Attributes:
         meeting: ports and store of the attempt.
+        ports: of the meeting, that its ranks may bind.
         reserving: what fills it.
         home: what the attempt's ranks run with.
         attempt: the last one.
@@ -26,6 +28,7 @@ class Slot:
     """
 
     meeting: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    ports: HeldPorts | None = None
     reserving: asyncio.Task[None] | None = None
     home: Home = field(default_factory=Home)
     attempt: Attempt | None = None

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import shutil
+import socket
 import threading
 import time
 from pathlib import Path
@@ -180,6 +181,21 @@ def test_a_rank_alone_serves_its_own_store_at_a_held_port(gang: Gang) -> None:
     ended = gang.wait_for("ended")
     assert ended["outcome"] == {"status": "returned"}
     assert pickle.loads(ended.payload) == (1.0, True)
+
+
+def test_a_port_that_an_earlier_rank_has_left_in_use_is_told_before_the_next_one_begins(
+    gang: Gang,
+) -> None:
+    port = reserve(gang)["ports"][0]
+    with socket.socket() as left:
+        left.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        left.bind(("", port))
+        left.listen()
+        gang.run(os.getpid)
+        outcome = gang.wait_for("ended")["outcome"]
+    assert outcome["status"] == "not started" and f"port {port}" in outcome["error"]
+    gang.run(os.getpid)
+    assert gang.wait_for("ended")["outcome"] == {"status": "returned"}
 
 
 @pytest.mark.parametrize("is_over", [True, False])

@@ -550,3 +550,7 @@ def test_ranks_that_met_before_are_started_without_another_meeting(server: Contr
     assert again.run(training.meeting).values.keys() == {0}
     assert agent.heard == ["reserve", "run", "run"]
     assert again.meeting is training.meeting
+    again._cancelled.set()
+    with pytest.raises(Cancelled, match="before its ranks started"):
+        again.run(training.meeting)
+    assert agent.heard == ["reserve", "run", "run"], "what is not wanted was started"
