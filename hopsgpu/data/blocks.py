@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.cache import Chunk
 from hopsgpu.data.columns import Column
-from hopsgpu.data.sizes import memory_of
+from hopsgpu.data.sizes import in_parts, memory_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,12 +37,29 @@ class Block:
         return {name: array[first:last] for name, array in self.arrays.items()}
 
 
-def converted(chunk: Chunk, columns: Sequence[Column]) -> Block:
-    """A record batch's columns, without a copy where NumPy has the same layout."""
-    batch = chunk.batch
-    arrays = {column.name: column.convert(batch.column(column.name)) for column in columns}
-    size = sum(memory_of(batch.column(column.name)) for column in columns)
-    return Block(_sealed(arrays), batch.num_rows, size, chunk.release)
+def converted(chunk: Chunk, columns: Sequence[Column], most: int) -> Iterator[Block]:
+    """A record batch's columns, without a copy where NumPy has the same layout.
+
+    In several blocks where they take more than so many bytes: lists without a shape take an array
+    for each row.
+    """
+
+    def size_of(batch: Any) -> int:
+        return sum(_memory(column, batch.column(column.name)) for column in columns)
+
+    *others, last = in_parts(chunk.batch, size_of, most)
+    for batch in (*others, last):
+        arrays = {column.name: column.convert(batch.column(column.name)) for column in columns}
+        release = chunk.release if batch is last else _keep
+        yield Block(_sealed(arrays), batch.num_rows, size_of(batch), release)
+
+
+def _memory(column: Column, array: Any) -> int:
+    return memory_of(array, each=0) if column.shape else memory_of(array)
+
+
+def _keep() -> None:
+    """For a block that has nothing to let go of."""
 
 
 def windows(blocks: Iterable[Block], most: int, seed: Sequence[int]) -> Iterator[Block]:
@@ -77,7 +94,7 @@ def _window(blocks: list[Block], random: np.random.Generator) -> Block:
     size = sum(block.size for block in blocks)
     while blocks:
         blocks.pop().release()
-    return Block(_sealed(arrays), rows, size, lambda: None)
+    return Block(_sealed(arrays), rows, size, _keep)
 
 
 def cut(

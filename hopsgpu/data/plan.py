@@ -13,6 +13,8 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.units import counted
 
 REMAINDERS = ("drop", "pad", "keep")
+# Places of the data that a rank's rows come from: of fewer, sorted data would bias it.
+_LEAST_PLACES = 32
 
 
 def check_dealing(remainder: object, seed: object) -> None:
@@ -36,7 +38,9 @@ def plan_slices(
     """The rows of each rank.
 
     The row groups are put into an order that the seed decides, so that sorted data does not bias
-    a rank, and the rows in that order are cut into one range for each rank.
+    a rank, and the rows in that order are cut into one range for each rank. Where there are fewer
+    than 32 row groups for each rank they are put into that order in parts, which several ranks
+    read.
 
     Args:
         groups: for each file the rows of each of its row groups.
@@ -44,7 +48,7 @@ def plan_slices(
         remainder: what becomes of the rows beyond a multiple of the ranks: "drop" leaves them out,
             "pad" repeats others, so that with both all ranks have equally many; with "keep" every
             row is read once, and some ranks have one row more than others.
-        seed: decides the order of the row groups.
+        seed: decides the order of the row groups, or of their parts.
 
     Raises:
         ConfigError: fewer rows than ranks, or another remainder.
@@ -57,6 +61,9 @@ def plan_slices(
             " least; ask for fewer workers"
         )
     order = [Slice(f, g, 0, n) for f, rows in enumerate(groups) for g, n in enumerate(rows) if n]
+    if ranks > 1:
+        parts = -(-_LEAST_PLACES * ranks // len(order))
+        order = [part for whole in order for part in _parts(whole, parts)]
     random.Random(seed).shuffle(order)
     least, over = divmod(total, ranks)
     if remainder == "pad" and over:
@@ -64,7 +71,31 @@ def plan_slices(
         least, over = least + 1, 0
     longer = over if remainder == "keep" else 0
     ends = [rank * least + min(rank, longer) for rank in range(ranks + 1)]
-    return tuple(_ranges(order, ends))
+    return tuple(tuple(_gathered(share)) for share in _ranges(order, ends))
+
+
+def _parts(whole: Slice, parts: int) -> Iterator[Slice]:
+    """The slice in so many parts, or as many as it has rows."""
+    parts = min(parts, whole.rows)
+    begins = [whole.first + number * whole.rows // parts for number in range(parts + 1)]
+    for begin, end in itertools.pairwise(begins):
+        yield whole._replace(first=begin, rows=end - begin)
+
+
+def _gathered(share: Iterable[Slice]) -> Iterator[Slice]:
+    """The slices of a row group after each other, in its order, so that it is read once."""
+    groups: dict[tuple[int, int], list[Slice]] = {}
+    for part in share:
+        groups.setdefault((part.file, part.group), []).append(part)
+    for parts in groups.values():
+        last, *others = sorted(parts)
+        for part in others:
+            if last.first + last.rows == part.first:
+                last = last._replace(rows=last.rows + part.rows)
+            else:
+                yield last
+                last = part
+        yield last
 
 
 def _first_rows(order: Iterable[Slice], wanted: int) -> list[Slice]:
@@ -86,7 +117,8 @@ def _ranges(order: Sequence[Slice], ends: Sequence[int]) -> Iterator[tuple[Slice
         share = list(order[first:last])
         share[-1] = share[-1]._replace(rows=end - begins[last - 1])
         skipped = begin - begins[first]
-        share[0] = share[0]._replace(first=skipped, rows=share[0].rows - skipped)
+        head = share[0]
+        share[0] = head._replace(first=head.first + skipped, rows=head.rows - skipped)
         yield tuple(share)
 
 

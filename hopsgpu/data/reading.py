@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,7 +14,7 @@ from hopsgpu.data.fetching import Fetched, Fetcher
 from hopsgpu.data.files import opened
 from hopsgpu.data.parquet import parquet_file, repeating, text_columns
 from hopsgpu.data.shard import Shard, Slice
-from hopsgpu.data.sizes import fixed_bytes, memory_of
+from hopsgpu.data.sizes import fixed_bytes, in_parts, memory_of
 from hopsgpu.errors import StoreError
 from hopsgpu.stores.lake import Lake, store_errors
 from hopsgpu.units import MIB
@@ -78,29 +78,32 @@ class LakeReader:
         """The record batches of slices, in order; the first slice is fetched at once.
 
         Args:
-            parts: the slices.
+            parts: the slices; of one row group after each other, and in its order.
             ahead: row groups in memory beside the one that is decoded.
 
         Raises:
             StoreError: from the iterator: the lake refused, or the file is no longer the one that
                 was planned with.
         """
-        return self._chunks(parts, deque([self._fetching(parts[0])]), ahead)
+        runs = list(_runs(parts))
+        return _joined(self._batches(runs, deque([self._fetching(runs[0])]), ahead))
 
-    def _fetching(self, part: Slice) -> Future[Fetched]:
-        return self._threads.submit(self._fetcher.fetch, part)
+    def _fetching(self, run: Sequence[Slice]) -> Future[Fetched]:
+        return self._threads.submit(self._fetcher.fetch, run[0])
 
-    def _chunks(
-        self, parts: Sequence[Slice], fetching: deque[Future[Fetched]], ahead: int
+    def _batches(
+        self, runs: Sequence[Sequence[Slice]], fetching: deque[Future[Fetched]], ahead: int
     ) -> Iterator[Any]:
-        unfetched = iter(parts[1:])
-        for part in parts:
+        unfetched = iter(runs[1:])
+        for run in runs:
             fetched = fetching.popleft().result()
             fetching.extend(map(self._fetching, itertools.islice(unfetched, ahead - len(fetching))))
-            yield from self._decoded(part, fetched)
+            yield from self._decoded(run, fetched)
 
-    def _decoded(self, part: Slice, fetched: Fetched) -> Iterator[Any]:
+    def _decoded(self, run: Sequence[Slice], fetched: Fetched) -> Iterator[Any]:
         import pyarrow as pa
+
+        group = run[0].group
 
         with contextlib.ExitStack() as stack:
             if fetched.content is not None:
@@ -109,37 +112,90 @@ class LakeReader:
                 handle, buffer = stack.enter_context(opened(fetched.lake))[0], _BUFFER_BYTES
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
-                encoded = repeating(file, part.group, self._texts, self._longest)
-                batches = file(encoded).iter_batches(self._rows, [part.group], self._schema.names)
-            for batch in _within(batches, part, fetched.lake):
+                encoded = repeating(file, group, self._texts, self._longest)
+                batches = file(encoded).iter_batches(self._rows, [group], self._schema.names)
+            for batch in _within(batches, run, fetched.lake):
                 yield from _bounded(batch, self._schema)
 
 
-def _within(batches: Iterator[Any], part: Slice, lake: Lake) -> Iterator[Any]:
-    """The rows of the slice, of a row group's record batches."""
-    at, end = 0, part.first + part.rows
-    while at < end:
+def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
+    """The slices of each row group that are read in one pass over it."""
+    run: list[Slice] = []
+    for part in parts:
+        if run and (part[:2] != run[-1][:2] or part.first < run[-1].first + run[-1].rows):
+            yield run
+            run = []
+        run.append(part)
+    if run:
+        yield run
+
+
+def _within(batches: Iterator[Any], run: Sequence[Slice], lake: Lake) -> Iterator[Any]:
+    """The rows of the slices, of a row group's record batches."""
+    pending = deque(run)
+    begin = 0
+    while pending:
         with store_errors("read", lake.url):
             batch = next(batches, None)
         if batch is None:
-            raise StoreError(f"{lake.url}: row group {part.group} ends at row {at}, before {end}")
-        first = max(part.first - at, 0)
-        last = min(end - at, batch.num_rows)
-        at += batch.num_rows
-        if first < last:
-            yield batch.slice(first, last - first)
+            wanted = run[-1].first + run[-1].rows
+            raise StoreError(
+                f"{lake.url}: row group {run[0].group} ends at row {begin}, before {wanted}"
+            )
+        end = begin + batch.num_rows
+        while pending and pending[0].first < end:
+            part = pending.popleft()
+            first, last = max(part.first, begin), min(part.first + part.rows, end)
+            yield batch.slice(first - begin, last - first)
+            if part.first + part.rows > end:
+                pending.appendleft(part)
+                break
+        begin = end
 
 
 def _bounded(batch: Any, schema: Any) -> Iterator[Any]:
-    """The rows as batches with the schema that are small in memory, in halves of halves."""
+    """The rows as batches with the schema that are small in memory."""
     import pyarrow as pa
 
-    rows, columns = batch.num_rows, [batch.column(field.name) for field in schema]
-    if rows > 1 and sum(map(memory_of, columns)) > _CHUNK_BYTES:
-        half = 1 << ((rows - 1).bit_length() - 1)
-        yield from _bounded(batch.slice(0, half), schema)
-        yield from _bounded(batch.slice(half), schema)
-        return
-    wanted = zip(columns, schema.types, strict=True)
-    plain = [one if one.type == kind else one.cast(kind) for one, kind in wanted]
-    yield pa.record_batch(plain, schema=schema)
+    for part in in_parts(batch, _size, _CHUNK_BYTES):
+        columns = (part.column(field.name) for field in schema)
+        wanted = zip(columns, schema.types, strict=True)
+        plain = [one if one.type == kind else one.cast(kind) for one, kind in wanted]
+        yield pa.record_batch(plain, schema=schema)
+
+
+def _size(batch: Any) -> int:
+    return sum(memory_of(column, each=0) for column in batch.columns)
+
+
+def _joined(batches: Iterable[Any]) -> Iterator[Any]:
+    """The rows as larger record batches: a small one costs a later epoch what a large one does."""
+    held: list[Any] = []
+    rows = size = 0
+    for batch in batches:
+        more = _size(batch)
+        if held and not _fits(rows + batch.num_rows, size + more):
+            yield _one(held)
+            held, rows, size = [], 0, 0
+        held.append(batch)
+        rows, size = rows + batch.num_rows, size + more
+        # The next is probably as large, and is not waited for.
+        if not _fits(rows + batch.num_rows, size + more):
+            yield _one(held)
+            held, rows, size = [], 0, 0
+        del batch
+    if held:
+        yield _one(held)
+
+
+def _fits(rows: int, size: int) -> bool:
+    return rows <= _MOST_ROWS and size <= _CHUNK_BYTES
+
+
+def _one(batches: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    if len(batches) == 1:
+        return batches[0]
+    (joined,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    return joined

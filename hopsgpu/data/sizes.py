@@ -8,7 +8,7 @@ wherever the rows come from.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # A string or bytes of Python, and its place in an array, beside the characters.
@@ -79,10 +79,15 @@ def _stored(chunk: Any, width: int | None) -> int:
     return int(chunk.num_values) * _OBJECT_BYTES + int(chunk.total_uncompressed_size)
 
 
-def memory_of(array: Any) -> int:
+def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
     """Bytes of an Arrow array's rows as NumPy has them, strings as UTF-8.
 
     Of a dictionary-encoded array it is what it takes when decoded.
+
+    Args:
+        array: of Arrow.
+        each: bytes of a row that is an array of its own, beside its values; 0 where lists have a
+            shape, or are not converted.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -91,14 +96,25 @@ def memory_of(array: Any) -> int:
     if (width := fixed_bytes(kind)) is not None:
         return width * len(array)
     if isinstance(kind, pa.BaseExtensionType):
-        return memory_of(array.storage)
+        return memory_of(array.storage, each)
     if pa.types.is_dictionary(kind):
         lengths = pc.binary_length(array.dictionary).take(array.indices)
     elif pa.types.is_struct(kind) or pa.types.is_map(kind):
         return int(array.nbytes)  # no rank has batches of these
     elif kind.num_fields:
-        return _ARRAY_BYTES * len(array) + memory_of(array.flatten())
+        return each * len(array) + memory_of(array.flatten())
     else:
         is_view = kind in (pa.string_view(), pa.binary_view())
         lengths = pc.binary_length(array.cast(pa.large_binary()) if is_view else array)
     return _OBJECT_BYTES * len(array) + int(pc.sum(lengths).as_py() or 0)
+
+
+def in_parts(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[Any]:
+    """The rows in batches of at most so many bytes, or of one row, in halves of halves."""
+    rows = batch.num_rows
+    if rows <= 1 or size_of(batch) <= most:
+        yield batch
+        return
+    half = 1 << ((rows - 1).bit_length() - 1)
+    yield from in_parts(batch.slice(0, half), size_of, most)
+    yield from in_parts(batch.slice(half), size_of, most)

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hopsgpu.data.blocks import Block, converted, windows
@@ -20,6 +20,8 @@ from hopsgpu.units import MIB
 # Rows that are shuffled together, and pieces of the shard that they come from in turn.
 _WINDOW_BYTES = 32 * MIB
 _MIXED = 4
+# Of the arrays that are made of a record batch at a time.
+_BLOCK_BYTES = 8 * MIB
 # Of a row group that is fetched as a whole; when shuffling, some are in memory at a time.
 _FETCHED_BYTES = 16 * MIB
 
@@ -66,13 +68,17 @@ class Stream:
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
         """All rows, in the shard's order."""
-        return (converted(chunk, columns) for chunk in self.chunks())
+        return self._converted(self.chunks(), columns)
 
     def shuffled(self, columns: Sequence[Column], seed: int, epoch: int) -> Iterator[Block]:
         """All rows, in an order that seed and epoch decide."""
         chunks = self._in_order(shuffled(range(len(self._pieces)), seed, epoch), _MIXED)
-        blocks = (converted(chunk, columns) for chunk in chunks)
-        return windows(blocks, _WINDOW_BYTES, (seed, epoch))
+        return windows(self._converted(chunks, columns), _WINDOW_BYTES, (seed, epoch))
+
+    def _converted(self, chunks: Iterable[Chunk], columns: Sequence[Column]) -> Iterator[Block]:
+        for chunk in chunks:
+            yield from converted(chunk, columns, _BLOCK_BYTES)
+            del chunk  # before the next is made
 
     def _in_order(self, numbers: Sequence[int], mixed: int) -> Iterator[Chunk]:
         # Pieces that are mixed are fetched beside each other: each holds one row group less.

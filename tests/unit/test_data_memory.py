@@ -91,6 +91,7 @@ TABLES = [
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "_CHUNK_BYTES", CHUNK)
     monkeypatch.setattr(reading, "_STEP_BYTES", CHUNK)
+    monkeypatch.setattr(stream, "_BLOCK_BYTES", CHUNK)
     monkeypatch.setattr(stream, "_WINDOW_BYTES", WINDOW)
 
 

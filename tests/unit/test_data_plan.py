@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 
@@ -63,6 +64,27 @@ def test_sorted_data_does_not_bias_a_rank() -> None:
         assert 100 < of_first < 400
     assert plan_slices([[10] * 100, [10] * 100], 4, seed=1) == shares
     assert plan_slices([[10] * 100, [10] * 100], 4, seed=2) != shares
+
+
+@pytest.mark.parametrize("groups", [[[6400]], [[1600], [1600], [1600], [1600]], [[640] * 10]])
+@pytest.mark.parametrize("seed", range(3))
+def test_sorted_data_in_few_row_groups_does_not_bias_a_rank(
+    groups: list[list[int]], seed: int
+) -> None:
+    """Of 6,400 rows sorted by two labels, each rank of two and of four has both."""
+    begins = [0, *itertools.accumulate(itertools.chain(*groups))]
+    numbers = [(file, group) for file, rows in enumerate(groups) for group in range(len(rows))]
+    for ranks in (2, 4):
+        for share in plan_slices(groups, ranks, seed=seed):
+            rows = [begins[numbers.index((f, g))] + row for f, g, row in rows_of(share)]
+            of_first = sum(row < 3200 for row in rows) / len(rows)
+            assert 0.2 < of_first < 0.8
+            # Each row group is read once, and in its order.
+            order = [(part.file, part.group) for part in share]
+            assert [next(run) for _, run in itertools.groupby(order)] == list(dict.fromkeys(order))
+            for one, other in itertools.pairwise(share):
+                if one[:2] == other[:2]:
+                    assert one.first + one.rows < other.first
 
 
 def test_another_remainder_is_refused() -> None:

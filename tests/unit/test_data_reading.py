@@ -1,0 +1,120 @@
+"""How slices become record batches: each row group read once, and no batch needlessly small."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hopsgpu.data import order, reading
+from hopsgpu.data.fetching import Fetched, Fetcher
+from hopsgpu.data.plan import plan_shards
+from hopsgpu.data.reading import FETCHES, LakeReader
+from hopsgpu.data.shard import Shard, Slice
+from hopsgpu.data.source import read_source
+from hopsgpu.stores.lake import Lake
+from hopsgpu.units import MIB
+
+ROWS = 60_000
+
+
+def shard_of(directory: Path, table: pa.Table, group: int) -> Shard:
+    directory.mkdir(exist_ok=True)
+    parquet.write_table(table, directory / "0.parquet", row_group_size=group)
+    return plan_shards(read_source(Lake(f"file://{directory}")), 1)[0]
+
+
+def numbered(rows: int = ROWS) -> pa.Table:
+    return pa.table({"id": pa.array(np.arange(rows))})
+
+
+def reader_of(shard: Shard) -> LakeReader:
+    return LakeReader(shard, shard.arrow_schema, 16 * MIB)
+
+
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Slice]:
+    """The slices for which a row group is fetched."""
+    fetch, asked = Fetcher.fetch, []
+
+    def noted(self: Fetcher, part: Slice) -> Fetched:
+        asked.append(part)
+        return fetch(self, part)
+
+    monkeypatch.setattr(Fetcher, "fetch", noted)
+    return asked
+
+
+def test_slices_of_a_row_group_are_read_in_one_pass(tmp_path: Path, fetched: list[Slice]) -> None:
+    shard = shard_of(tmp_path / "lake", numbered(), 20_000)
+    # Within a batch, over the end of one, next to each other, and from a second row group.
+    parts = [(0, 5, 10), (0, 8_000, 9_000), (0, 17_000, 1), (0, 19_999, 1), (2, 0, 3), (1, 7, 2)]
+    slices = [Slice(0, group, first, rows) for group, first, rows in parts]
+    with reader_of(shard) as reader:
+        (batch,) = reader.chunks(slices, FETCHES)
+    wanted = [g * 20_000 + row for g, first, rows in parts for row in range(first, first + rows)]
+    assert batch.column("id").to_pylist() == wanted
+    assert [part.group for part in fetched] == [0, 2, 1]
+
+
+def test_rows_that_come_again_are_read_again(tmp_path: Path, fetched: list[Slice]) -> None:
+    shard = shard_of(tmp_path / "lake", numbered(100), 100)
+    slices = [Slice(0, 0, 0, 60), Slice(0, 0, 40, 60), Slice(0, 0, 0, 1)]
+    with reader_of(shard) as reader:
+        (batch,) = reader.chunks(slices, FETCHES)
+    assert batch.column("id").to_pylist() == [*range(60), *range(40, 100), 0]
+    assert len(fetched) == 3
+
+
+@pytest.mark.parametrize("group", [100, 8_192, 20_000, 60_000])
+def test_lists_as_spark_writes_them_come_in_large_record_batches(
+    tmp_path: Path, group: int
+) -> None:
+    """A record batch costs the same whatever its size: of 8,192 rows a later epoch is slow."""
+    values = np.arange(ROWS * 32, dtype=np.float32)
+    lists = pa.ListArray.from_arrays(np.arange(ROWS + 1, dtype=np.int32) * 32, pa.array(values))
+    shard = shard_of(tmp_path / "lake", pa.table({"x": lists}), group)
+    with reader_of(shard) as reader:
+        batches = list(reader.chunks(sorted(shard.slices), FETCHES))
+    sizes = [batch.num_rows for batch in batches]
+    assert sum(sizes) == ROWS and max(sizes) * 128 <= reading._CHUNK_BYTES
+    assert len(sizes) <= 2 or group == 20_000  # of which three do not fit
+    joined = pa.Table.from_batches(batches).column("x").combine_chunks()
+    assert np.array_equal(joined.flatten().to_numpy(), values)
+
+
+@pytest.mark.parametrize(("slices", "mixed", "most"), [(3, 1, 4), (1, 1, 4), (3, 4, 9)])
+def test_so_many_row_groups_are_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slices: int, mixed: int, most: int
+) -> None:
+    shard = shard_of(tmp_path / "lake", numbered(36_000), 1_000)
+    held: weakref.WeakSet[Any] = weakref.WeakSet()
+    fetch = Fetcher.fetch
+
+    def noted(self: Fetcher, part: Slice) -> Fetched:
+        found = fetch(self, part)
+        held.add(found)
+        return found
+
+    monkeypatch.setattr(Fetcher, "fetch", noted)
+    monkeypatch.setattr(Fetched, "__hash__", object.__hash__)
+    monkeypatch.setattr(reading, "_MOST_ROWS", 500)
+    pieces = [shard.slices[n : n + slices] for n in range(0, 36, slices)]
+    peak = rows = 0
+    with reader_of(shard) as reader:
+        ahead = FETCHES if mixed == 1 else 1
+        begun = (functools.partial(reader.chunks, piece, ahead) for piece in pieces)
+        for batch in order.interleaved(begun, mixed):
+            rows += batch.num_rows
+            # What was asked for is there.
+            reader._threads.submit(lambda: None).result()
+            reader._threads.submit(lambda: None).result()
+            peak = max(peak, len(held))
+    assert rows == 36_000
+    assert 2 <= peak <= most
