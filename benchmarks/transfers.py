@@ -57,14 +57,14 @@ def raw_write(local: Path, url: str, threads: int) -> None:
 
 
 def raw_read(local: Path, url: str, threads: int) -> None:
-    """hdfs-native's reader alone."""
+    """hdfs-native's reader alone, in the faster of its two ways."""
     from hdfs_native import Client
 
     client, root = Client(url), urlsplit(url).path
 
     def read(name: str) -> None:
         with client.read(f"{root}/{name}") as source, (local / name).open("wb") as target:
-            for chunk in _chunks(source.read):
+            for chunk in source.read_range_stream(0, len(source)):
                 target.write(chunk)
 
     local.mkdir()
