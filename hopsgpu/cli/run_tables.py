@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.cli import trial_tables
 from hopsgpu.cli.tables import Layout, Row, headers
 from hopsgpu.cli.words import duration, moment, size
+from hopsgpu.stores.runs import LOST
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 _COLOURS = {"released": "green", "kept": "green", "failed": "red", "lost": "red"}
 _COLOURS |= {"cancelled": "yellow", "unreadable": "red"}
 LAYOUT = Layout(
-    right=("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "UTILISATION", "PEAK"),
-    least={"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10},
-    spared=("MODEL", "NAME", "RANKS", "TOOK"),
+    right=("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "UTILISATION", "PEAK", "TRIAL", "TRIES"),
+    least={"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10, "PARAMETERS": 20},
+    spared=("MODEL", "NAME", "RANKS", "TRIES", "TOOK"),
     cut_in_front=("RUN", "MODEL"),
 )
 
@@ -90,6 +92,8 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
         "directory": url,
         "environment": _environment(content.get("environment")),
     }
+    if "search" in content:  # its own lines tell better
+        del told["gang"], told["attempt"]
     told |= dict(_data(content.get("data")))
     for name, text in told.items():
         yield [(f"{name:<12} {text}", _COLOURS.get(state, "bold") if name == "state" else "")]
@@ -105,6 +109,10 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
     if isinstance(seconds, dict):
         spent = ", ".join(f"{name} {value:.1f}" for name, value in _numbers(seconds))
         yield [(f"{'GPU seconds':<12} {spent}", "")]
+    if "search" in content:
+        left = "" if record.goes_on(now) else "stopped" if record.has_ended else LOST
+        yield from trial_tables.described(content["search"], left, now)
+        return
     yield [("", "")]
     yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "UTILISATION", "PEAK", "LAST REPORT")
     for rank in record.ranks:

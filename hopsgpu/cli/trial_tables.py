@@ -1,0 +1,81 @@
+"""A search of the runs on the lake, as a table for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hopsgpu.cli.tables import Row, headers
+from hopsgpu.cli.words import duration
+from hopsgpu.display.search_words import gpus, measure, number, shortened
+from hopsgpu.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
+from hopsgpu.units import counted
+
+_COLOURS = {COMPLETE: "green", FAILED: "red", PRUNED: "yellow", RUNNING: "bold"}
+_MOST_TRIALS = 50
+# Of the parameters of a trial; their table is as wide as the terminal.
+_LONGEST = 200
+# What comes of a record that another version has written.
+_ODD = (KeyError, TypeError, ValueError)
+
+
+def described(told: Any, left: str, now: float) -> list[Row]:
+    """What a record tells of a search and its trials.
+
+    Args:
+        told: `search` of the record.
+        left: what has become of a trial that ran at the search's end; "" while it goes on.
+        now: seconds since the epoch.
+    """
+    try:
+        trials = [TrialReport(**one) for one in told["trials"]]
+        return [*_heads(told, trials), [("", "")], *_table(trials, left, now)]
+    except _ODD as error:
+        odd = f"its trials were written by another version of hopsgpu ({error!r}); --json has them"
+        return [[(f"{'search':<12} {odd}", "yellow")]]
+
+
+def _heads(told: Any, trials: Sequence[TrialReport]) -> Iterator[Row]:
+    states = Counter(trial.state for trial in trials)
+    ended = ", ".join(f"{states[state]} {state}" for state in (COMPLETE, PRUNED, FAILED))
+    metric = f"{told['direction']} {told['metric'] or 'the value'}"
+    yield [(f"{'search':<12} {metric}, by {told['sampler']} and {told['pruner']}", "")]
+    yield [(f"{'trials':<12} {told['trials_wanted']} wanted: {ended}", "")]
+    most, of_each = told["max_concurrent"], counted(told["workers_per_trial"], "rank")
+    yield [(f"{'at a time':<12} {most} at most, of {of_each} with {_gpus(told)} each", "")]
+    if best := told["best"]:
+        value, params = number(best["value"]), shortened(best["params"], _LONGEST)
+        yield [(f"{'best':<12} trial {best['number']}: {value} with {params}", "green")]
+
+
+def _gpus(told: Any) -> str:
+    each = told["gpus_per_trial"]
+    return counted(each, "GPU") if each == int(each) else f"{each:g} of a GPU"
+
+
+def _table(trials: Sequence[TrialReport], left: str, now: float) -> Iterator[Row]:
+    yield headers("TRIAL", "STATE", "VALUE", "TOOK", "TRIES", "NODE", "GPU", "PARAMETERS")
+    shown = sorted(trials, key=lambda one: (one.state == RUNNING, one.ended or 0.0))[-_MOST_TRIALS:]
+    for trial in shown:
+        state, took = trial.state, trial.duration
+        if state == RUNNING and left:
+            state = left
+        elif state == RUNNING and trial.started is not None:
+            took = now - trial.started
+        yield [
+            (str(trial.number), ""),
+            (state, _COLOURS.get(state, "")),
+            # What failed has a line of its own.
+            ("-" if trial.state == FAILED else measure(trial) or "-", ""),
+            (duration(took), ""),
+            (str(trial.tries), ""),
+            (trial.host or "-", ""),
+            (gpus(trial.gpu) or "-", ""),
+            (shortened(trial.params, _LONGEST), ""),
+        ]
+    for trial in shown:
+        if trial.state == FAILED:
+            yield [(f"trial {trial.number}: {measure(trial)}", "red")]
+    if len(trials) > len(shown):
+        yield [(f"and {counted(len(trials) - len(shown), 'trial')} before; --json has all", "dim")]
