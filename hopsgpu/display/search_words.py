@@ -40,7 +40,8 @@ def number(value: object) -> str:
     """A value of a parameter or a metric, short; of a text the begin."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    return plain(str(value), _LONGEST_VALUE)
+    # Of an empty text nothing would be seen, as of `ablate`'s whole.
+    return plain(str(value), _LONGEST_VALUE) or "''"
 
 
 def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:

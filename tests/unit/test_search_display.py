@@ -65,6 +65,7 @@ def test_parameters_are_short_whatever_they_are() -> None:
         "lr=0.0001235, layers=3, kind=adam"
     )
     many = dict.fromkeys((f"p{number}" for number in range(1000)), "\x1b[31m" + "x" * 10_000_000)
+    assert shortened({"component": "", "seed": 1}) == "component='', seed=1"
     assert len(shortened(many)) <= 80 and "\x1b" not in shortened(many)
     of_many = trial(1, gpu=",".join(f"GPU-{n}" for n in range(8)))
     assert end_of(of_many, None).endswith("node2 8 GPUs")
