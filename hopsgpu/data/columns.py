@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,23 @@ def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
 
     Raises:
         ConfigError: no such column, a type that is not converted, or a shape that does not fit.
+    """
+    names = checked_names(schema, columns, shapes)
+    return [column(schema.field(name), shapes.get(name)) for name in names]
+
+
+def checked_names(
+    schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = ()
+) -> list[str]:
+    """The names of the columns that a rank asks for.
+
+    Args:
+        schema: Arrow's.
+        columns: names, or None for all.
+        shapes: names of columns that have a shape.
+
+    Raises:
+        ConfigError: not names of columns, each once.
     """
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: a list of names is wanted: [{columns!r}]")
