@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.cache import Chunk
-from hopsgpu.data.columns import Column
+from hopsgpu.data.columns import Column, Kind
 from hopsgpu.data.sizes import in_parts, memory_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ def converted(chunk: Chunk, columns: Sequence[Column], most: int) -> Iterator[Bl
 
 
 def _memory(column: Column, array: Any) -> int:
-    return memory_of(array, each=0) if column.shape else memory_of(array)
+    is_one_array = column.shape and column.kind is not Kind.RAGGED
+    return memory_of(array, each=0) if is_one_array else memory_of(array)
 
 
 def _keep() -> None:

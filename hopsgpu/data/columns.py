@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,7 @@ class Column:
         name: of the column.
         kind: of its values.
         dtype: of the array; of the lists' elements where the kind is RAGGED.
-        shape: of a row; () for a number.
+        shape: of a row, () for a number; of an element of the lists where the kind is RAGGED.
         convert: makes an Arrow array the NumPy array.
     """
 
@@ -56,16 +57,34 @@ def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
     Raises:
         ConfigError: no such column, a type that is not converted, or a shape that does not fit.
     """
+    names = checked_names(schema, columns, shapes)
+    return [column(schema.field(name), shapes.get(name)) for name in names]
+
+
+def checked_names(
+    schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = ()
+) -> list[str]:
+    """The names of the columns that a rank asks for.
+
+    Args:
+        schema: Arrow's.
+        columns: names, or None for all.
+        shapes: names of columns that have a shape.
+
+    Raises:
+        ConfigError: not names of columns, each once.
+    """
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: a list of names is wanted: [{columns!r}]")
     names = list(schema.names if columns is None else columns)
     absent = [name for name in (*names, *shapes) if schema.names.count(name) != 1]
     if absent or not names or len(set(names)) < len(names):
+        shaped = f", shapes of {sorted(shapes)}" if shapes else ""
         raise ConfigError(
-            f"columns={columns!r}, shapes of {sorted(shapes)}: names of columns are wanted, each"
-            f" once, of {', '.join(schema.names)}"
+            f"columns={columns!r}{shaped}: names of columns are wanted, each once, of"
+            f" {', '.join(schema.names)}"
         )
-    return [column(schema.field(name), shapes.get(name)) for name in names]
+    return names
 
 
 def column(field: Any, shape: Any = None) -> Column:
@@ -86,10 +105,11 @@ def column(field: Any, shape: Any = None) -> Column:
     if types.is_list(kind) or types.is_large_list(kind):
         inner = column(field.with_type(kind.value_type))
         dtype = inner.dtype if inner.kind is not Kind.RAGGED else _object()
-        return Column(name, Kind.RAGGED, dtype, (), lambda array: _ragged(name, array, inner))
+        shape = inner.shape if inner.kind is not Kind.RAGGED else ()
+        return Column(name, Kind.RAGGED, dtype, shape, lambda array: _ragged(name, array, inner))
     if types.is_fixed_size_list(kind):
         return _fixed(name, kind, None)
-    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation is None:
+    if _is_tensor(kind):
         return _fixed(name, kind.storage_type, tuple(kind.shape))
     if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
         return Column(name, Kind.TEXT, _object(), (), _objects)
@@ -98,6 +118,16 @@ def column(field: Any, shape: Any = None) -> Column:
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
         return Column(name, Kind.BYTES, _object(), (), _objects)
     return _single(name, kind)
+
+
+def _is_tensor(kind: Any) -> bool:
+    """Whether it is of tensors in the order of rows, as NumPy has them."""
+    import pyarrow as pa
+
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return False
+    order = kind.permutation
+    return order is None or list(order) == list(range(len(order)))
 
 
 def _single(name: str, kind: Any) -> Column:
@@ -169,6 +199,7 @@ def _ragged(name: str, array: Any, inner: Column) -> Array:
 
     values, offsets = _listed(name, array)
     converted = inner.convert(values)
+    converted.flags.writeable = False  # and so are the rows, which are views of it
     rows = np.empty(len(array), dtype=object)
     for row in range(len(array)):
         rows[row] = converted[offsets[row] : offsets[row + 1]]
@@ -216,6 +247,8 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
     import pyarrow as pa
 
     size = math.prod(shape)
+    if _is_tensor(kind):
+        kind = kind.storage_type
     if pa.types.is_fixed_size_list(kind) and kind.list_size == size:
         return _fixed(name, kind, shape)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -245,10 +278,11 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        checked = (shape,) if isinstance(shape, int) else tuple(shape)
+        sizes = shape if isinstance(shape, Iterable) else (shape,)
+        checked = tuple(map(operator.index, sizes))
     except TypeError:
         checked = ()
-    if not checked or not all(isinstance(n, int) and n > 0 for n in checked):
+    if not checked or min(checked) < 1:
         raise ConfigError(
             f"shapes: {name!r} has {shape!r}; a tuple of sizes is wanted, as (28, 28)"
         )
