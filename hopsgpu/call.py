@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hopsgpu.modules import PackedModules
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.stores.lake import Lake
+from hopsgpu.worker.needs import DATA
 from hopsgpu.worker.trial import Trial
 
 
@@ -57,6 +58,11 @@ class Call:
     def slot(self, key: int) -> int:
         """The slot of a container's agent, by its key."""
         return self.slots.get(key, 0)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Modules that the executors' Python must have for it; `python_env` may bring its own."""
+        return DATA if self.data and self.python_env is None else ()
 
     @property
     def logs(self) -> Lake:

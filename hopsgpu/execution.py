@@ -35,6 +35,7 @@ from hopsgpu.stores.models import ModelVersion
 from hopsgpu.tracking import log
 from hopsgpu.training import Trained, Training, train_on
 from hopsgpu.worker.holder import Warm
+from hopsgpu.worker.needs import DATA
 
 # While inside, what gives the whole gang for a request, again and again, without what is avoided.
 Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
@@ -110,8 +111,10 @@ def request_of(
     board: Told,
     cancelled: threading.Event,
     python_env: PythonEnv | None = None,
+    *,
+    data: bool = False,
 ) -> Request:
-    """What a plan asks of YARN, and what its executors import while they wait."""
+    """What a plan asks of YARN, and what its executors import while they wait, or must have."""
     return Request(
         run_id=board.run_id,
         shape=plan.shape,
@@ -123,6 +126,8 @@ def request_of(
         cancelled=cancelled,
         watcher=board,
         warm=Warm(frameworks, plan.environment, python_env),
+        # What an environment brings is known in the rank alone.
+        needs=DATA if data and python_env is None else (),
     )
 
 
@@ -193,7 +198,12 @@ class Execution:
                 self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
             request = request_of(
-                self._plan, self._given.frameworks, self._board, self._cancelled, self._python_env
+                self._plan,
+                self._given.frameworks,
+                self._board,
+                self._cancelled,
+                self._python_env,
+                data=self._given.data is not None,
             )
             with self._feed.ready(), self._leasing(request) as whole:
                 while not self._attempted(whole(self._avoid)):

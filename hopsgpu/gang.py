@@ -184,6 +184,7 @@ class Container:
         interface: name of the network interface that has the address; "" where it is not known.
         clock: seconds to add to what the node's clock says to have the driver's.
         devices: what is known of its GPUs.
+        lacks: modules that its Python does not have, of those that ranks may need.
     """
 
     key: int
@@ -194,6 +195,7 @@ class Container:
     interface: str = ""
     clock: float = 0.0
     devices: tuple[Device, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 WORKER = "worker"

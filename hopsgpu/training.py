@@ -23,6 +23,7 @@ from hopsgpu.results import RankReport
 from hopsgpu.retries import Fault
 from hopsgpu.run_message import run_messages
 from hopsgpu.spark.granted import Lease, refuse_duplicates
+from hopsgpu.spark.greeting import check_data
 from hopsgpu.spark.tokens import Handover
 from hopsgpu.values import Value, value_of
 from hopsgpu.worker.channel import Message
@@ -365,6 +366,12 @@ def train_on(
         show: shown every line of every rank.
         told: told the ranks' last metrics, by rank.
         cancelled: set when the run is no longer wanted.
+
+    Raises:
+        ConfigError: the executors' Python lacks what ranks with data need.
     """
+    for container in lease.containers:
+        # A gang that is held was not asked for with data.
+        check_data(container, call.needs)
     with Outputs(world, show) as outputs:
         yield Training(lease, world, call, outputs, told, cancelled)

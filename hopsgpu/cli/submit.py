@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from hopsgpu.spark.command import Job
+    from hopsgpu.stores.lake import Lake
     from hopsgpu.yarn.resource_manager import ResourceManager
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -38,9 +39,12 @@ _ENDS = {"allow_interspersed_args": False}
 @click.option("--conf", "confs", multiple=True, metavar="K=V", help="A Spark property.")
 @click.option(
     "--python-env",
+    "python_envs",
+    multiple=True,
     metavar="ENV",
-    help="What the ranks run with where their launch names nothing: a requirements file, a"
-    " directory, a packed archive or a conda environment of this machine. It is put on the lake.",
+    help="What the ranks run with where their launch names nothing: a requirements file, packages"
+    " (humanize==4.9; several with commas, or the option again), a directory, a packed archive or"
+    " a conda environment of this machine. It is put on the lake.",
 )
 @click.option(
     "--detach",
@@ -55,7 +59,7 @@ def submit(
     queue: str | None,
     name: str | None,
     confs: tuple[str, ...],
-    python_env: str | None,
+    python_envs: tuple[str, ...],
     detach: bool,
     dry_run: bool,
     script: str,
@@ -73,10 +77,11 @@ def submit(
     conf = parse_conf(confs)
     tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
     job = Job(script, arguments, deploy_mode, queue, name, conf, detach, tag)
-    _run(job, python_env, dry_run)
+    # One may be anything; several are a list of packages.
+    _run(job, python_envs[0] if len(python_envs) == 1 else python_envs, dry_run)
 
 
-def _run(job: Job, python_env: str | None, dry_run: bool) -> None:
+def _run(job: Job, python_env: str | Sequence[str], dry_run: bool) -> None:
     from hopsgpu.python_env.given import wanted_of
     from hopsgpu.spark.command import find_spark_submit, planned
     from hopsgpu.spark.submission import ship, spark_defaults, submit_arguments
@@ -85,22 +90,21 @@ def _run(job: Job, python_env: str | None, dry_run: bool) -> None:
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     defaults = spark_defaults(os.environ)
-    if python_env is not None:
+    if python_env:
         wanted_of(python_env)
-        job = replace(job, conf={**job.conf, _PYTHON_ENV: python_env})
     plan = planned(job, defaults, os.environ, sys.executable)
     binary = find_spark_submit(os.environ)
     manager = None
     if not dry_run:
         manager = ResourceManager(web_addresses(HadoopConf.load().get))
         check_queue(plan.queue, manager.queues())
-        if python_env is not None:
-            # In YARN its path would be one of the node.
-            url = _on_lake(python_env, plan.properties)
-            job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
-            plan = planned(job, defaults, os.environ, sys.executable)
+    if python_env:
+        # In YARN its path would be one of the node.
+        url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
+        job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
+        plan = planned(job, defaults, os.environ, sys.executable)
     shipped = ship(_cache(), plan.properties, [job.script])
-    command = [str(binary), *submit_arguments(plan.given, defaults, shipped)]
+    command = [str(binary.absolute()), *submit_arguments(plan.given, defaults, shipped)]
     if manager is None:
         click.echo(shlex.join(command))
     elif plan.mode == "client":
@@ -112,7 +116,7 @@ def _run(job: Job, python_env: str | None, dry_run: bool) -> None:
         sys.exit(_attend(job, command, manager))
 
 
-def _on_lake(python_env: str, properties: Mapping[str, str]) -> str:
+def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
     """The URL of a Python environment, made if it is not there, for whoever runs the script.
 
     Args:
@@ -122,18 +126,54 @@ def _on_lake(python_env: str, properties: Mapping[str, str]) -> str:
     Raises:
         ConfigError, StoreError: as `put_on_lake`.
     """
-    from hopsgpu.cli.root import default_root
     from hopsgpu.python_env.building import put_on_lake, warnings_of
     from hopsgpu.python_env.given import wanted_of
-    from hopsgpu.stores.lake import Lake
 
-    root = properties.get("spark.hopsgpu.root") or default_root(os.environ)
-    _say(f"the Python environment ({python_env}) is looked for on the lake, and made if need be")
-    for warning in warnings_of(wanted_of(python_env)):
+    root, wanted = _root(properties), wanted_of(python_env)
+    _say(f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be")
+    for warning in warnings_of(wanted):
         _say(warning)
     # A pip that runs ends with this command.
     with ended_in_order():
-        return put_on_lake(python_env, Lake(root), threading.Event())
+        return put_on_lake(python_env, root, threading.Event())
+
+
+def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
+    """The URL that `_on_lake` would give, of an environment that may not be there; that is said.
+
+    Raises:
+        ConfigError: as `url_on_lake`, or nothing tells where the lake is.
+    """
+    from hopsgpu.python_env.building import url_on_lake
+    from hopsgpu.python_env.given import wanted_of
+    from hopsgpu.python_env.recipes import OnLake
+
+    url, wanted = (
+        url_on_lake(python_env, _root(properties), threading.Event()),
+        wanted_of(python_env),
+    )
+    if not isinstance(wanted, OnLake):
+        _say(
+            f"the Python environment ({wanted.name}) is not made by --dry-run: `hopsgpu submit`"
+            f" makes it, if it is not there, at {url}; launches of the line below fail until then"
+        )
+    return url
+
+
+def _root(properties: Mapping[str, str]) -> Lake:
+    """Where environments are on the lake.
+
+    Raises:
+        ConfigError: there is no Hadoop configuration; a directory of this machine is no lake.
+    """
+    from hopsgpu.cli.root import default_root
+    from hopsgpu.stores.lake import Lake
+    from hopsgpu.yarn.hadoop_conf import HadoopConf
+
+    if named := properties.get("spark.hopsgpu.root"):
+        return Lake(named)
+    HadoopConf.load()
+    return Lake(default_root(os.environ))
 
 
 def _say(text: str) -> None:

@@ -93,7 +93,7 @@ class LocalLease(Owner):
             patience.check()
             event = self._server.next_event(_EVENT_SECONDS)
             if event is not None and event.message is not None and is_hello(event.message, name):
-                return greeted(event, event.message, self.request.shape.gpus)
+                return greeted(event, event.message, self.request)
             if job.ended.is_set():
                 raise job.problem or HopsGpuError(f"the gang did not start: {job.reason(0.0)}")
             patience.tell((), job.waiting_for)

@@ -61,6 +61,24 @@ def put_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
     return ready(wanted_of(given), root, stop).url.rpartition("/")[0]
 
 
+def url_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
+    """The URL that `put_on_lake` would give; nothing is made, and the lake is not asked.
+
+    Args:
+        given: as `python_env=`.
+        root: of the lake.
+        stop: set when it is no longer wanted.
+
+    Raises:
+        ConfigError: it is nothing that is accepted, or what it is made of cannot be read.
+        Cancelled: `stop` was set.
+    """
+    wanted = wanted_of(given)
+    if isinstance(wanted, OnLake):
+        return f"{wanted.root}/{environments.DIRECTORY}/{wanted.key}"
+    return (root / environments.DIRECTORY / wanted.key(this_python(), stop)).url
+
+
 def warnings_of(wanted: Wanted | None) -> tuple[str, ...]:
     """What a person should know of an environment that is to be made."""
     if wanted is None or isinstance(wanted, PythonEnv):

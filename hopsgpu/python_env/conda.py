@@ -75,8 +75,8 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
     if program is None:
         raise ConfigError(
             f"python_env={name!r}: there is no such file or directory, and no conda ("
-            f"{', '.join(_PROGRAMS)}) on the PATH to ask for an environment of that name. Packages"
-            f" are given as a list: python_env=[{name!r}]"
+            f"{', '.join(_PROGRAMS)}) on the PATH to ask for an environment of that name."
+            f" {_packages(name)}"
         )
     said = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
     try:
@@ -90,5 +90,12 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
     known = ", ".join(sorted(prefix.name for prefix in prefixes)) or "none"
     raise ConfigError(
         f"python_env={name!r}: there is no such file or directory, and conda has no environment of"
-        f" that name (it has {known}). Packages are given as a list: python_env=[{name!r}]"
+        f" that name (it has {known}). {_packages(name)}"
+    )
+
+
+def _packages(name: str) -> str:
+    return (
+        f"A package is given in a list, python_env=[{name!r}], or as a text with a version:"
+        f" --python-env '{name}>=0'"
     )

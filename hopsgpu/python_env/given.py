@@ -16,13 +16,22 @@ from hopsgpu.python_env.recipes import Archive, Directory, OnLake, Packages, Rec
 from hopsgpu.python_env.requirements import check_lines, read_lines
 
 _ACCEPTED = (
-    "a list of packages (['humanize==4.9']), or the path of a requirements file (*.txt), of a"
-    f" packed archive ({', '.join(SUFFIXES)}) or of a directory (modules, a virtual or a conda"
-    " environment), or a conda environment's name is wanted"
+    "a list of packages (['humanize==4.9'], or as a text humanize==4.9,numpy), or the path of a"
+    f" requirements file (*.txt), of a wheel, of a packed archive ({', '.join(SUFFIXES)}) or of a"
+    " directory (modules, a virtual or a conda environment), or a conda environment's name is"
+    " wanted"
 )
 _PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 _VERSION = re.compile(r"python3\.\d+")
 _NAME = re.compile(r"\w[\w.+-]*")
+# As PEP 508 has them, but for URLs and markers.
+_VERSIONED = r"(===|[~=!<>]=|[<>])\s*[\w.*+!-]+"
+_PACKAGE = re.compile(
+    r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(\[[\w.,\s-]*\])?\s*"
+    rf"(?P<versions>{_VERSIONED}(\s*,\s*{_VERSIONED})*)?"
+)
+# Not between the versions of a package (a>=1,<2), and not between its extras (a[b,c]).
+_BETWEEN = re.compile(r",\s*(?=[A-Za-z0-9])(?![^\[]*\])")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _MOST_NAMED = 3
 
@@ -64,7 +73,18 @@ def _of_path(given: str | bytes) -> Recipe:
         return _of_file(given, path)
     if "/" not in given and _NAME.fullmatch(given) and not given.endswith((".txt", *SUFFIXES)):
         return CondaEnvironment(given)
+    if packages := _packages_in(given):
+        return _of_list(packages)
     raise ConfigError(f"python_env={given!r}: there is no such file or directory; {_ACCEPTED}")
+
+
+def _packages_in(text: str) -> list[str]:
+    """The packages that a text names, with versions or several; none where it is no such list."""
+    parts = [part.strip() for part in _BETWEEN.split(text)]
+    found = [_PACKAGE.fullmatch(part) for part in parts]
+    if any(match is None or match["name"].endswith((".txt", *SUFFIXES)) for match in found):
+        return []
+    return parts
 
 
 def _of_directory(given: str, path: Path) -> Recipe:
@@ -96,6 +116,8 @@ def _of_file(given: str, path: Path) -> Recipe:
         if not lines:
             raise ConfigError(f"python_env={given!r}: it names no package")
         return Packages(given, lines, path)
+    if path.suffix == ".whl":
+        return _of_list([given])
     if path.suffix in (".yml", ".yaml"):
         raise ConfigError(
             f"python_env={given!r}: make the environment first (conda env create --file {given}),"

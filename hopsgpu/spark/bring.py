@@ -126,7 +126,7 @@ class Bringing:
             self._arrivals.pop(event.peer, None)
         elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
-            self._welcome(greeted(event, event.message, self._request.shape.gpus))
+            self._welcome(greeted(event, event.message, self._request))
         self._request.watcher.arrived(tuple(self._arrivals.values()))
 
     def _welcome(self, container: Container) -> None:

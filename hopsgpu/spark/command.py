@@ -103,7 +103,8 @@ def planned(
         words += ["--name", job.name]
     for name, value in said.items():
         words += ["--conf", f"{name}={value}"]
-    given = (*words, job.script, *job.arguments)
+    # The line is the same from wherever it is run.
+    given = (*words, str(Path(job.script).absolute()), *job.arguments)
     return Planned(mode, properties.get(_QUEUE, "default"), properties, given)
 
 

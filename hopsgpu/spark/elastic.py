@@ -136,7 +136,7 @@ class ElasticLease(ABC):
         if job is None:
             self.server.hang_up([event.peer])
             return None
-        container = greeted(event, event.message, self.request.shape.gpus)
+        container = greeted(event, event.message, self.request)
         self._jobs[event.peer] = job
         if (reason := self.request.unwanted(container)) is not None:
             self._put_aside(container, reason)

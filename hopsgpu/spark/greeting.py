@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from hopsgpu.errors import ConfigError, DiscoveryError
 from hopsgpu.gang import Container, Device
+from hopsgpu.spark.request import Request
 from hopsgpu.units import counted
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.events import Event
+from hopsgpu.worker.needs import LAKE
 
 
 def is_hello(message: Message, job: str) -> bool:
@@ -14,13 +18,14 @@ def is_hello(message: Message, job: str) -> bool:
     return message.kind == "hello" and message["job"] == job
 
 
-def greeted(event: Event, hello: Message, gpus: int) -> Container:
-    """The container that has introduced itself, which was to have so many GPUs.
+def greeted(event: Event, hello: Message, request: Request) -> Container:
+    """The container that has introduced itself, which is to serve a request.
 
     Raises:
         ConfigError: it cannot serve; what it lacks is named.
         DiscoveryError: its GPUs were not given out by hopsgpu's discovery script.
     """
+    gpus = request.shape.gpus
     if len(hello["devices"]) != gpus:
         told = counted(len(hello["devices"]), "GPU")
         raise DiscoveryError(
@@ -28,13 +33,7 @@ def greeted(event: Event, hello: Message, gpus: int) -> Container:
             " hopsgpu's discovery script must give them out (is another"
             " one in its place, by spark.resources.discoveryPlugin?)"
         )
-    if hello["missing"]:
-        raise ConfigError(
-            f"Python {hello['python']} on {hello['host']} lacks"
-            f" {', '.join(hello['missing'])}, which ranks need to reach the lake: install"
-            " them into the executors' Python (spark.pyspark.python)"
-        )
-    return Container(
+    container = Container(
         key=event.peer,
         container_id=hello["container"],
         host=hello["host"],
@@ -42,4 +41,27 @@ def greeted(event: Event, hello: Message, gpus: int) -> Container:
         gpus=tuple(device["gpu"] for device in hello["devices"]),
         clock=event.at - hello["time"],
         devices=tuple(Device(**device) for device in hello["devices"]),
+        lacks=tuple(hello["missing"]),
     )
+    if lacks := [name for name in LAKE if name in container.lacks]:
+        raise ConfigError(
+            f"Python {hello['python']} on {hello['host']} lacks {', '.join(lacks)}, which ranks"
+            " need to reach the lake: install them into the executors' Python"
+            " (spark.pyspark.python)"
+        )
+    check_data(container, request.needs)
+    return container
+
+
+def check_data(container: Container, needs: Collection[str]) -> None:
+    """Whether the Python of a container has what ranks with data need.
+
+    Raises:
+        ConfigError: it lacks some, which are named.
+    """
+    if lacks := [name for name in needs if name in container.lacks]:
+        raise ConfigError(
+            f"the executors' Python on {container.host} lacks {', '.join(lacks)}, which ranks need"
+            " to read data=: install them there (spark.pyspark.python), or bring them by"
+            " python_env="
+        )

@@ -266,7 +266,7 @@ class GpuLease(Owner):
             if event.message is None:
                 agents.pop(event.peer, None)
             elif is_hello(event.message, job.tag):
-                agents[event.peer] = greeted(event, event.message, self.request.shape.gpus)
+                agents[event.peer] = greeted(event, event.message, self.request)
         return agents
 
     def release(self) -> bool:

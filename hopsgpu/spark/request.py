@@ -58,6 +58,7 @@ class Request:
         gpu_type: that each GPU's product name must contain, or None.
         hosts: nodes that have GPUs of the type; None for all nodes.
         warm: what executors import while they wait for the others, or None.
+        needs: modules that the executors' Python must have besides those for the lake.
     """
 
     run_id: str
@@ -71,6 +72,7 @@ class Request:
     gpu_type: str | None = None
     hosts: frozenset[str] | None = None
     warm: Warm | None = None
+    needs: tuple[str, ...] = ()
 
     def unwanted(self, container: Container) -> str | None:
         """Why a container gets no rank, or None.

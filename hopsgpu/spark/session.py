@@ -65,7 +65,7 @@ def session(
         HopsGpuError: the ResourceManager does not answer.
     """
     given = _checked_conf(name, master, conf)
-    master = _master(given, os.environ)
+    master = default_master(given, os.environ)
     if master is not None and not is_local(master):
         # What can be refused is refused before a JVM is started.
         check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"}.get)
@@ -89,7 +89,7 @@ def session(
     return _started_here(name, master, given) if is_local(master) else _started(name, given)
 
 
-def _master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
     """The master of a new application; None where spark-submit has said it.
 
     Args:

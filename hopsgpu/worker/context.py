@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import socket
@@ -22,6 +21,8 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.retention import wanted
 from hopsgpu.worker import measures
 from hopsgpu.worker.carrying import DIRECTORY as LOGS
+from hopsgpu.worker.needs import DATA as NEEDED
+from hopsgpu.worker.needs import lacking
 from hopsgpu.worker.saving import Saves
 from hopsgpu.worker.trial import Trial, is_to_end
 
@@ -275,10 +276,11 @@ def _opened(described: str, sharers: int) -> RankData | dict[str, RankData] | No
     shards = Path(described).with_name(DATA)
     if not shards.exists():
         return None
-    if importlib.util.find_spec("pyarrow") is None:
+    if lacks := lacking(NEEDED):
         raise ConfigError(
-            f"context().data needs pyarrow, which {sys.executable} on {socket.gethostname()} does"
-            " not have: install it for the executors' Python"
+            f"context().data needs {' and '.join(lacks)}, which {sys.executable} on"
+            f" {socket.gethostname()} does not have: add them to python_env=, or install them for"
+            " the executors' Python"
         )
     # Not needed by ranks without data.
     from hopsgpu.data.dealt import Dealt, opened

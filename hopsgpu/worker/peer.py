@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import time
@@ -16,9 +15,7 @@ from hopsgpu.worker.channel import Channel
 from hopsgpu.worker.given import read_given
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.heartbeat import HEARTBEAT_SECONDS
-
-# What a container needs to keep logs and models on an hdfs:// lake.
-LAKE_MODULES = ("hdfs_native", "xxhash")
+from hopsgpu.worker.needs import DATA, LAKE, lacking
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,6 @@ def _introduction(address: str) -> dict[str, Any]:
     `address` is this end of the connection to the driver: of the interfaces of this node the
     one that reaches the others.
     """
-    missing = [name for name in LAKE_MODULES if importlib.util.find_spec(name) is None]
     return {
         "container": os.environ.get("CONTAINER_ID", ""),
         "host": os.environ.get("NM_HOST") or platform.node(),
@@ -75,7 +71,7 @@ def _introduction(address: str) -> dict[str, Any]:
         "devices": given_out(),
         "python": platform.python_version(),
         "time": time.time(),
-        "missing": missing,
+        "missing": lacking((*LAKE, *DATA)),
     }
 
 

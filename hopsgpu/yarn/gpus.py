@@ -40,14 +40,15 @@ class GpuNode:
 
     Attributes:
         host: its name.
-        state: YARN's, as "RUNNING".
+        state: YARN's, as "RUNNING", which a machine without YARN is too.
         label: its node label, "" without one.
         types: the products; empty where the NodeManager does not tell.
         driver: NVIDIA's version; "" where it is not told.
         total: GPUs that YARN has there.
         used: that containers have.
         free: that containers may get; of running nodes alone.
-        unhealthy: that nobody gets, for the node is UNHEALTHY, LOST, REBOOTED or SHUTDOWN.
+        unhealthy: that nobody gets, for the node is UNHEALTHY, LOST, REBOOTED or SHUTDOWN; on a
+            machine without YARN those that are bad themselves.
         health: what its health check says, where it is not well.
     """
 
@@ -125,7 +126,7 @@ class GpuQueue:
 
 @dataclass(frozen=True)
 class ClusterGpus:
-    """A cluster's GPUs at one moment.
+    """A cluster's GPUs at one moment, or those of a machine without YARN.
 
     Attributes:
         time: of the look, seconds since the epoch.
@@ -139,7 +140,7 @@ class ClusterGpus:
         acls: whether access to queues is controlled; only administrators are shown to whom, so
             `obtainable` does not say whether the user may submit there. None where YARN does not
             tell.
-        executor: what an executor of `obtainable` asks of YARN, in words.
+        executor: what an executor of `obtainable` asks of YARN, in words; "" without YARN.
         problems: what could not be found out, a line each.
     """
 
@@ -171,7 +172,7 @@ class ClusterGpus:
 
     @property
     def unhealthy(self) -> int:
-        """GPUs on nodes that are UNHEALTHY, LOST, REBOOTED or SHUTDOWN."""
+        """GPUs on nodes that are UNHEALTHY, LOST, REBOOTED or SHUTDOWN; without YARN bad ones."""
         return sum(node.unhealthy for node in self.nodes)
 
     @property
@@ -188,12 +189,14 @@ class ClusterGpus:
         return max(found, default=None)
 
     def __repr__(self) -> str:
+        obtainable = self.obtainable
+        could = "" if obtainable is None else f", {self.user} could get {obtainable} now"
         kinds = ", ".join(f"{each.count} × {each.name}" for each in self.types)
         nodes = counted(len(self.nodes), "node") + (f" ({kinds})" if kinds else "")
         return (
             f"ClusterGpus({self.free} of {counted(self.total, 'GPU')} free, {self.used} used,"
             f" {self.unhealthy} unhealthy; {nodes},"
-            f" {counted(len(self.users), 'user')}, {self.user} could get {self.obtainable} now)"
+            f" {counted(len(self.users), 'user')}{could})"
         )
 
     def _repr_html_(self) -> str:

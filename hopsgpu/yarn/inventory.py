@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -45,8 +46,7 @@ class Observer:
     """
 
     def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
-        if user is not None and not (isinstance(user, str) and user.strip()):
-            raise ConfigError(f"user={user!r}: the name of a user is wanted, or None for yourself")
+        _check_user(user)
         self._manager = ResourceManager(web_addresses(setting))
         self._nodes = NodeManagers(setting)
         self._setting = setting
@@ -68,6 +68,10 @@ class Observer:
 def inventory(*, user: str | None = None) -> ClusterGpus:
     """The GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many are free.
 
+    In a session on a local master, and without one where `session()` would make it, they are this
+    machine's: one node, or none without a GPU, where gangs have those that are leased; no users
+    and no queues.
+
     Args:
         user: for whom to say what could be had; by default the caller.
 
@@ -76,11 +80,33 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
         its node has no types.
 
     Raises:
-        ConfigError: HADOOP_CONF_DIR is not set or has no yarn-site.xml, or Kerberos is wanted and
-            `hopsgpu[kerberos]` is not installed.
+        ConfigError: spark-submit or spark-defaults.conf names YARN and HADOOP_CONF_DIR is not set,
+            or has no yarn-site.xml; or Kerberos is wanted and `hopsgpu[kerberos]` is not installed.
+        DiscoveryError: this machine's GPUs cannot be listed.
         HopsGpuError: the ResourceManager does not answer, or refuses the caller.
     """
+    if _runs_here():
+        from hopsgpu.local.inventory import gpus_here
+
+        _check_user(user)
+        return gpus_here(user or own_name())
     return Observer(HadoopConf.load().get, user).look()
+
+
+def _runs_here() -> bool:
+    """Whether a launch of this process would be on this machine."""
+    from hopsgpu.spark.masters import is_local
+    from hopsgpu.spark.session import default_master
+
+    # Who has not imported it has no session.
+    pyspark = sys.modules.get("pyspark")
+    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    return is_local(context.master if context is not None else default_master({}, os.environ))
+
+
+def _check_user(user: object) -> None:
+    if user is not None and not (isinstance(user, str) and user.strip()):
+        raise ConfigError(f"user={user!r}: the name of a user is wanted, or None for yourself")
 
 
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:

@@ -105,7 +105,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     assert gpus_become(manager, 2, 120)
     assert until(lambda: cell.take(1) and "training" in "".join(cell.pages[-1:]), 120, 0.0)
     kernels.interrupt_kernel()
-    assert gpus_become(manager, 0, 30)
+    assert gpus_become(manager, 0)  # within the bound of a release
     assert "KeyboardInterrupt" in cell.rest()
     assert "cancelled" in cell.pages[-1] and len(cell.displays) == 1
     # ETL in another thread went on, and ran once.

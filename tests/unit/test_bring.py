@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hopsgpu.errors import DiscoveryError, GangTimeout
+from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
 from hopsgpu.spark.bring import Bringing
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spec import ExecutorShape
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.events import Event
+from hopsgpu.worker.needs import DATA
 from hopsgpu.yarn.resource_manager import Held
 
 
@@ -46,7 +47,15 @@ class Cluster:
             self.patience._deadline = time.monotonic()
         return event() if callable(event) else event
 
-    def comes(self, key: int, *, bad: str = "", model: str = "Tesla T4", gpus: int = 1) -> Any:
+    def comes(
+        self,
+        key: int,
+        *,
+        bad: str = "",
+        model: str = "Tesla T4",
+        gpus: int = 1,
+        missing: Sequence[str] = (),
+    ) -> Any:
         """An executor that introduces itself as a task of the last job."""
 
         def happens() -> Event:
@@ -57,7 +66,7 @@ class Cluster:
             ]
             fields = {
                 "job": self.jobs[-1].tag,
-                "missing": [],
+                "missing": list(missing),
                 "python": "3.11",
                 "host": f"node{key}",
                 "container": f"container_{key}",
@@ -182,3 +191,24 @@ def test_gpus_that_our_script_did_not_give_out_are_refused(gpus: int) -> None:
         DiscoveryError, match=rf"tells {gpus} GPUs?, and not the 1 asked for.*Plugin"
     ):
         bringing(cluster, 1).run()
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("hdfs_native", "Python 3.11 on node1 lacks hdfs_native, which ranks need to reach the la"),
+        ("pyarrow", "on node1 lacks pyarrow, which ranks need to read data=: .*python_env="),
+    ],
+)
+def test_a_python_without_what_ranks_need_is_refused_with_the_first_executor(
+    missing: str, words: str
+) -> None:
+    cluster = cluster_of(("comes", 1, {"missing": [missing]}))
+    with pytest.raises(ConfigError, match=words):
+        bringing(cluster, 2, needs=DATA).run()
+
+
+def test_what_is_for_data_alone_is_no_need_of_others() -> None:
+    containers = bringing(cluster_of(("comes", 1, {"missing": ["pyarrow"]})), 1).run() or {}
+    # A held gang may be given data later.
+    assert [container.lacks for container in containers.values()] == [("pyarrow",)]

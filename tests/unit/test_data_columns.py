@@ -14,6 +14,7 @@ from hopsgpu.data.blocks import converted
 from hopsgpu.data.cache import in_memory
 from hopsgpu.data.columns import Kind, checked_names, column, select
 from hopsgpu.errors import ConfigError
+from hopsgpu.units import MIB
 
 
 def convert(values: Any, kind: Any, shape: Any = None) -> np.ndarray[Any, Any]:
@@ -149,7 +150,8 @@ def test_lists_of_different_lengths(make: Any) -> None:
 )
 def test_lists_are_read_only(kind: Any, value: Any) -> None:
     batch = pa.record_batch({"c": pa.array([[value]], pa.list_(kind))})
-    row = converted(in_memory(batch), [column(batch.schema.field("c"))]).arrays["c"][0]
+    (block,) = converted(in_memory(batch), [column(batch.schema.field("c"))], MIB)
+    row = block.arrays["c"][0]
     assert not row.flags.writeable
     assert not (row.dtype == object and kind != pa.string() and row[0].flags.writeable)
 

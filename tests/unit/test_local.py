@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import hopsgpu
 from hopsgpu.cluster.gpus import Gpu
 from hopsgpu.cluster.standin import standin_script
-from hopsgpu.discovery.devices import Device
+from hopsgpu.discovery.devices import Device, Process
 from hopsgpu.discovery.health import Readings
 from hopsgpu.discovery.leases import Leases, lease_directory, try_lock
-from hopsgpu.errors import CapacityError, ConfigError
+from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
 from hopsgpu.local import gpus as gpus_module
+from hopsgpu.local import inventory as inventory_module
 from hopsgpu.local.container import Wanted
 from hopsgpu.local.gpus import Abandoned, take_gpus
+from hopsgpu.local.inventory import machine_gpus
 from hopsgpu.local.job import ContainerJob
 from hopsgpu.local.machine import NO_GPU, Machine, fit_here, usable
 from hopsgpu.spark.masters import is_local
-from hopsgpu.spark.session import _master
+from hopsgpu.spark.session import default_master
 from hopsgpu.spec import GangSpec, GpuRequest
 from hopsgpu.stores.root import root_on
 from hopsgpu.worker.peer import Driver
+from hopsgpu.yarn.gpus import GpuType
 from tests.conftest import until
 
 TWO = tuple(Device(f"GPU-{n}", "NVIDIA A100-SXM4-40GB") for n in "ab")
@@ -52,12 +58,15 @@ def test_masters_of_this_machine(master: str | None, here: bool) -> None:
 def test_the_master_is_this_machine_only_where_nothing_else_was_said(tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text("spark.master yarn\n")
     defaults = {"SPARK_CONF_DIR": str(tmp_path)}
-    assert _master({}, {}) == "local[*]"
-    assert _master({}, defaults) == "yarn"
-    assert _master({}, {"HADOOP_CONF_DIR": "/etc/hadoop"}) == "yarn"
-    assert _master({}, {"YARN_CONF_DIR": "/etc/hadoop"}) == "yarn"
-    assert _master({}, {"PYSPARK_GATEWAY_PORT": "4711"}) is None
-    assert _master({"spark.master": "local[2]"}, {"HADOOP_CONF_DIR": "/etc/hadoop"}) == "local[2]"
+    assert default_master({}, {}) == "local[*]"
+    assert default_master({}, defaults) == "yarn"
+    assert default_master({}, {"HADOOP_CONF_DIR": "/etc/hadoop"}) == "yarn"
+    assert default_master({}, {"YARN_CONF_DIR": "/etc/hadoop"}) == "yarn"
+    assert default_master({}, {"PYSPARK_GATEWAY_PORT": "4711"}) is None
+    assert (
+        default_master({"spark.master": "local[2]"}, {"HADOOP_CONF_DIR": "/etc/hadoop"})
+        == "local[2]"
+    )
 
 
 def test_without_a_file_system_of_a_cluster_the_root_is_at_home(
@@ -187,3 +196,63 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
     job.close()
     with Leases(tmp_path / "leases") as leases:
         assert leases.take(gpu)
+
+
+def test_the_gpus_of_this_machine_are_told_as_a_clusters() -> None:
+    found = machine_gpus(WORKSTATION.gpus, {"GPU-a"}, "desk", "alice", 1.0)
+    assert (found.total, found.used, found.free, found.unhealthy) == (3, 1, 1, 1)
+    (node,) = found.nodes
+    assert (node.host, node.state, node.health) == (
+        "desk",
+        "RUNNING",
+        "GPU-c is bad: fell off the bus",
+    )
+    assert found.types == (GpuType("NVIDIA A100-SXM4-40GB", None, 3),)
+    assert found.obtainable is None and "could get" not in repr(found)
+    assert found.unexplained == 1 and "desk" in found._repr_html_()
+    none = machine_gpus((), (), "laptop", "alice", 1.0)
+    assert (none.total, none.nodes, none.nodes_without, none.types) == (0, (), 1, ())
+    assert json.dumps(none.to_json())
+
+
+def test_a_gpu_that_another_program_computes_on_is_said() -> None:
+    mine = Process(os.getpid(), "python")
+    used = Device("GPU-a", "NVIDIA A100-SXM4-40GB", processes=(mine,))
+    found = machine_gpus((used,), (), "desk", "alice", 1.0)
+    assert found.free == 1 and f"GPU-a is in use by process {os.getpid()}" in found.problems[0]
+    # The ranks of who has leased it are no others.
+    assert machine_gpus((used,), {"GPU-a"}, "desk", "alice", 1.0).problems == ()
+
+
+def test_inventory_is_of_this_machine_where_launches_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOPSGPU_LEASE_DIR", str(tmp_path / "leases"))
+    monkeypatch.setattr(inventory_module, "own_gpus", lambda: TWO)
+    with Leases(lease_directory(os.environ)) as leases:
+        leases.take("GPU-b")
+        assert (hopsgpu.inventory().total, hopsgpu.inventory().used) == (2, 1)
+    assert hopsgpu.inventory(user="bob").user == "bob"
+    with pytest.raises(ConfigError, match="the name of a user"):
+        hopsgpu.inventory(user="")
+    # A session on a local master, beside a cluster.
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="no yarn-site.xml"):
+        hopsgpu.inventory()
+    monkeypatch.setattr(
+        "pyspark.SparkContext._active_spark_context", SimpleNamespace(master="local[2]")
+    )
+    assert hopsgpu.inventory().total == 2
+    monkeypatch.setattr("pyspark.SparkContext._active_spark_context", None)
+    # Who has said YARN is not answered with a laptop.
+    monkeypatch.delenv("HADOOP_CONF_DIR")
+    (tmp_path / "spark-defaults.conf").write_text("spark.master yarn\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    with pytest.raises(ConfigError, match="HADOOP_CONF_DIR is not set"):
+        hopsgpu.inventory()
+    monkeypatch.delenv("SPARK_CONF_DIR")
+    monkeypatch.setenv("HOPSGPU_LEASE_DIR", "relative")
+    with pytest.raises(DiscoveryError, match="leases of this machine's GPUs cannot be read"):
+        hopsgpu.inventory()

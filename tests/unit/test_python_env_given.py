@@ -34,6 +34,9 @@ def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     )
     assert wanted_of(["a", "b>1"]) == Packages("a, b>1", ("a", "b>1"))
     assert wanted_of(tuple("abcde")).name == "a, b, c and 2 more"
+    wheel = tmp_path / "mine-1-py3-none-any.whl"
+    wheel.touch()
+    assert wanted_of(wheel.name) == Packages(wheel.name, (wheel.name,))
     archive = tmp_path / "env.tar.gz"
     archive.touch()
     assert wanted_of(archive) == Archive(str(archive), archive)
@@ -53,6 +56,22 @@ def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
+    ("text", "packages"),
+    [
+        ("humanize==4.9", ["humanize==4.9"]),
+        ("humanize,numpy", ["humanize", "numpy"]),
+        ("humanize >= 4, < 5, numpy", ["humanize >= 4, < 5", "numpy"]),
+        ("a[b,c]~=1.2,d!=1.*,e.f", ["a[b,c]~=1.2", "d!=1.*", "e.f"]),
+        ("a[b]>0,<=2", ["a[b]>0,<=2"]),
+    ],
+)
+def test_a_text_with_versions_or_several_names_is_a_list_of_packages(
+    text: str, packages: list[str]
+) -> None:
+    assert wanted_of(text) == wanted_of(packages)
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         (5, "python_env=5: a list of packages"),
@@ -64,6 +83,11 @@ def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         (["a\n--index-url x"], "python_env has .*a list of packages"),
         (["-e ."], "the list has '-e .': what is editable stays where it is"),
         ("absent.txt", "python_env='absent.txt': there is no such file"),
+        ("absent.txt,numpy", "no such file or directory; .*as a text humanize==4.9,numpy"),
+        ("absent.txt==1", "there is no such file"),
+        ("humanize,", "there is no such file"),
+        ("humanize=4", "there is no such file"),
+        ("a==1,some/where", "there is no such file"),
         ("some/where", "python_env='some/where': there is no such file"),
         ("environment.yml", "conda env create --file environment.yml"),
         ("other.sh", "python_env='other.sh': a list of packages"),
@@ -181,5 +205,7 @@ def test_without_conda(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CONDA_EXE", "MAMBA_EXE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ConfigError, match=r"no conda .*python_env=\['train'\]"):
+    with pytest.raises(
+        ConfigError, match=r"no conda .*python_env=\['train'\].*--python-env 'train>=0'"
+    ):
         prefix_of("train", NEVER)

@@ -24,8 +24,9 @@ from hopsgpu.cli.main import main
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.modules import SHIPPED, module_roots, pack_modules
-from hopsgpu.python_env.building import ready
+from hopsgpu.python_env.building import ready, this_python
 from hopsgpu.python_env.given import wanted_of
+from hopsgpu.python_env.recipes import Packages
 from hopsgpu.spark.attended import Attended
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_submitted
 from hopsgpu.spark.command import Job, find_spark_submit, parse_conf, planned
@@ -350,6 +351,53 @@ def test_the_command_says_what_is_wrong_in_a_line(
     assert words in ran.stderr
 
 
+def test_the_line_of_a_dry_run_holds_from_elsewhere(
+    home: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(script).parent)
+    monkeypatch.setenv("SPARK_HOME", os.path.relpath(home))
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", "job.py", "data.csv"])
+    words = shlex.split(ran.stdout)
+    # What the script gets is the script's to read.
+    assert words[-2:] == [script, "data.csv"]
+    assert Path(words[0]).is_absolute() and Path(words[0]).samefile(home / "bin" / "spark-submit")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["humanize==4.9"], "humanize==4.9"),
+        (["humanize,numpy"], "humanize, numpy"),
+        (["humanize", "numpy>=2"], "humanize, numpy>=2"),
+    ],
+)
+def test_packages_are_named_by_the_option(
+    home: Path, script: str, tmp_path: Path, options: list[str], name: str
+) -> None:
+    lake = f"file://{tmp_path}/lake"
+    given = [word for option in options for word in ("--python-env", option)]
+    given += ["--conf", f"spark.hopsgpu.root={lake}", script]
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
+    assert ran.exit_code == 0, ran.output
+    url = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
+    wanted = wanted_of(name.split(", "))
+    assert isinstance(wanted, Packages)
+    assert url == f"{lake}/environments/{wanted.key(this_python(), threading.Event())}"
+    assert f"({name}) is not made by --dry-run" in ran.stderr and url in ran.stderr
+
+
+def test_a_python_environment_needs_a_lake_to_have_a_url(home: Path, script: str) -> None:
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", "--python-env", "a==1", script])
+    assert (ran.exit_code, ran.stdout) == (1, "") and "HADOOP_CONF_DIR is not set" in ran.stderr
+
+
+def test_an_environment_of_the_lake_is_named_as_it_is(home: Path, script: str) -> None:
+    url = "hdfs:///user/me/hopsgpu/environments/12ab"
+    given = ["--python-env", url, "--conf", "spark.hopsgpu.root=hdfs:///mine", script]
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
+    assert conf_of(shlex.split(ran.stdout))[PYTHON_ENV] == url and not ran.stderr
+
+
 def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     home: Path, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,13 +413,13 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     given = ["--python-env", str(tmp_path / "given"), "--conf", f"spark.hopsgpu.root={lake}"]
     given += ["--conf", "spark.hopsgpu.python_env=other", script]
     ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
-    assert conf_of(shlex.split(ran.stdout))[PYTHON_ENV] == str(tmp_path / "given")
+    said = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
     assert not (tmp_path / "lake").exists() and not started
     ran = CliRunner().invoke(main, ["submit", *given])
     assert ran.exit_code == 0 and "made if need be" in ran.stderr, ran.output
     (command,) = started
     url = conf_of(command)[PYTHON_ENV]
-    assert url.startswith(f"{lake}/environments/")
+    assert url.startswith(f"{lake}/environments/") and url == said
     env = ready(wanted_of(url), Lake("file:///elsewhere"), threading.Event())
     assert Lake(env.url).stat().size == env.bytes
 

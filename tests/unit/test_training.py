@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -19,19 +20,21 @@ import xxhash
 from hopsgpu import ending, publishing
 from hopsgpu import training as training_module
 from hopsgpu.call import Call
-from hopsgpu.errors import Cancelled, DiscoveryError, StoreError
+from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, StoreError
+from hopsgpu.execution import request_of
 from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.modules import PackedModules
 from hopsgpu.output import Outputs
 from hopsgpu.progress import Off
 from hopsgpu.publishing import Publisher
+from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.retries import Fault
 from hopsgpu.spark.granted import Lease
 from hopsgpu.spark.jobs import GangJob
 from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
-from hopsgpu.training import Training
+from hopsgpu.training import Training, train_on
 from hopsgpu.values import Value
 from hopsgpu.worker.channel import Channel, Message, new_secret
 from hopsgpu.worker.handshake import connect
@@ -554,3 +557,33 @@ def test_ranks_that_met_before_are_started_without_another_meeting(server: Contr
     with pytest.raises(Cancelled, match="before its ranks started"):
         again.run(training.meeting)
     assert agent.heard == ["reserve", "run", "run"], "what is not wanted was started"
+
+
+def test_data_on_a_held_gang_whose_python_cannot_read_it(server: ControlServer) -> None:
+    training, agent, _, cancelled = launch(server, say_nothing)
+    lacking = tuple(replace(one, lacks=("pyarrow",)) for one in training._lease.containers)
+    lease = replace(training._lease, containers=lacking)
+    world, show = training._world, Off()
+    call = replace(training._call, data=(b"shard",))
+
+    def attempt(call: Call) -> None:
+        with train_on(lease, world, call, show, lambda _: None, cancelled):
+            pass
+
+    with pytest.raises(ConfigError, match="node1 lacks pyarrow, which ranks need to read data="):
+        attempt(call)
+    attempt(replace(call, data=()))
+    # It may bring its own.
+    attempt(replace(call, python_env=PythonEnv("x", "hdfs:///x", "", 0)))
+
+
+def test_what_data_needs_is_asked_of_executors_unless_an_environment_may_bring_it() -> None:
+    spec = SimpleNamespace(placement=None, gpu_type=None, acquire_timeout=None)
+    plan: Any = SimpleNamespace(shape=None, executors=1, spec=spec, hosts=None, environment={})
+    board: Any = SimpleNamespace(run_id="run-1")
+
+    def needs(env: PythonEnv | None = None, **asked: bool) -> tuple[str, ...]:
+        return request_of(plan, (), board, threading.Event(), env, **asked).needs
+
+    assert needs(data=True) == ("numpy", "pyarrow")
+    assert needs() == needs(PythonEnv("x", "hdfs:///x", "", 0), data=True) == ()
