@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -26,34 +25,6 @@ _LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
 # wait for the interpreter.
 _WRITTEN_AT_ONCE = 64
 _READ_AT_ONCE = 16
-
-
-def files_below(directory: Path) -> dict[str, Path]:
-    """Regular files below a directory, by their names relative to it, sorted.
-
-    Links to files count as files; links to directories are not followed, so that none is met
-    twice or for ever.
-
-    Raises:
-        ConfigError: a name that does not survive every client of the lake, or a directory below
-            that cannot be read.
-    """
-    found = {}
-    for above, _, names in os.walk(directory, onerror=unreadable):
-        for name in names:
-            file = Path(above, name)
-            if file.is_file():
-                relative = file.relative_to(directory).as_posix()
-                fit = path_below(relative, "file")
-                if fit in found:
-                    raise ConfigError(f"two files are named {fit!r}, once Unicode is normalised")
-                found[fit] = file
-    return dict(sorted(found.items()))
-
-
-def unreadable(error: OSError) -> None:
-    """For `os.walk`, which passes over what it cannot read: a part would be taken for all."""
-    raise ConfigError(f"{error.filename} cannot be read, so not all of it is known: {error}")
 
 
 def upload_files(

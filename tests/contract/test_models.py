@@ -334,11 +334,11 @@ def test_what_is_refused_leaves_nothing(
     (model / "w#1.bin").unlink()
     for odd, to in (("link", "nowhere"), ("round", tmp_path / "model" / "layers" / "..")):
         (model / odd).symlink_to(to)
-        with pytest.raises(ConfigError, match=f"/{odd} cannot be published"):
+        with pytest.raises(ConfigError, match=f"/{odd} cannot be uploaded"):
             store.publish(model, "net")
         (model / odd).unlink()
     os.mkfifo(model / "pipe")
-    with pytest.raises(ConfigError, match="/pipe cannot be published"):
+    with pytest.raises(ConfigError, match="/pipe cannot be uploaded"):
         store.publish(model, "net")
     (model / "pipe").unlink()
     for name in ("../net", "a/b", "", "..", "_net", ".net", "a\nb", "n" * 300):

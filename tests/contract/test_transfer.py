@@ -15,12 +15,8 @@ from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.hdfs import Hdfs
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.local import Local
-from hopsgpu.stores.transfer import (
-    check_files,
-    download_files,
-    files_below,
-    upload_files,
-)
+from hopsgpu.stores.transfer import check_files, download_files, upload_files
+from hopsgpu.stores.walking import files_below
 from hopsgpu.stores.webhdfs import WebHdfs
 
 SIZES = {"empty": 0, "small": 1000, "below/deep/odd": 3 * 2**20 + 1, "large.bin": 17 * 2**20}
@@ -127,20 +123,3 @@ def test_paths_outside_are_refused(lake: Lake, source: Path, tmp_path: Path) -> 
         download_files({"../x": Facts(0, "")}, lake, tmp_path / "copy")
     with pytest.raises(ConfigError):
         check_files({"/x": Facts(0, "")}, lake)
-
-
-def test_what_lies_below_a_directory(tmp_path: Path) -> None:
-    (tmp_path / "b" / "empty").mkdir(parents=True)
-    (tmp_path / "b" / "u\u0308").write_bytes(b"1")
-    (tmp_path / "a").symlink_to(tmp_path / "b" / "u\u0308")
-    (tmp_path / "loop").symlink_to(tmp_path)
-    (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    os.mkfifo(tmp_path / "pipe")
-    assert list(files_below(tmp_path)) == ["a", "b/ü"]
-    (tmp_path / "b" / "what?").touch()
-    with pytest.raises(ConfigError, match=r"what\?"):
-        files_below(tmp_path)
-    (tmp_path / "b" / "what?").unlink()
-    (tmp_path / "b" / "ü").touch()
-    with pytest.raises(ConfigError, match="two files are named 'b/ü'"):
-        files_below(tmp_path)
