@@ -15,7 +15,7 @@ from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.stores.digests import DIGEST, Digest, Facts, Reading
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.names import path_below
-from hopsgpu.stores.troubles import ABSENT, DAMAGED, explain
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, explain
 
 # How many files at once, by their least size: a large one is as fast as its DataNode. Each holds up
 # to 15 MB of what is on its way.
@@ -192,6 +192,11 @@ def _check(
     except StoreError as error:
         if error.kind == ABSENT:
             raise StoreError(f"{source.url} is missing", DAMAGED) from error
+        if error.kind == EXISTS:
+            raise StoreError(
+                f"{source.url} is damaged: no file is there, but a directory, or a file above it",
+                DAMAGED,
+            ) from error
         raise
     if found.bytes != facts.bytes:
         raise StoreError(

@@ -126,10 +126,10 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
     with store.get("net").open(PurePosixPath("layers/0.txt")) as file:
         assert file.read() == (model / "layers" / "0.txt").read_bytes()
     with pytest.raises(StoreError, match=r"has no file 'layers': empty, layers/0\.txt, weights"):
-        store.get("net").open("layers").__enter__()
+        store.get("net").open("layers")
     for path in ("../2/weights.pt", "/etc/passwd", "manifest.json"):
         with pytest.raises(StoreError, match="has no file"):
-            store.get("net").open(path).__enter__()
+            store.get("net").open(path)
     for version in (True, 1.0, None):
         with pytest.raises(ConfigError, match=r"version=.*: a number, a tag or 'latest'"):
             store.get("net", version)  # type: ignore[arg-type]

@@ -76,13 +76,15 @@ def test_files_are_read_through_one_client(
     assert len(made) == 2
 
 
-@pytest.mark.parametrize("damage", ["other", "shorter", "longer", "missing"])
+@pytest.mark.parametrize("damage", ["other", "shorter", "longer", "missing", "a directory"])
 def test_what_is_damaged_is_named(lake: Lake, source: Path, tmp_path: Path, damage: str) -> None:
     facts = upload_files(files_below(source), lake)
     damaged = lake / "below/deep/odd"
     content = (source / "below/deep/odd").read_bytes()
-    if damage == "missing":
+    if damage in ("missing", "a directory"):
         damaged.remove()
+        if damage == "a directory":
+            damaged.make()
     else:
         contents = {
             "other": b"\x00" + content[:-1],
