@@ -81,12 +81,14 @@ class About:
         if self.metrics is not None and not isinstance(self.metrics, Mapping):
             raise ConfigError(f"metrics={_shown(self.metrics)}: numbers by name are wanted")
         metrics = {
-            _key("metrics", name): _for_json(_number(name, value))
+            _key("metrics", name): _checked(f"metrics.{name}", _number(name, value))
             for name, value in (self.metrics or {}).items()
         }
-        tags = (self.tags,) if isinstance(self.tags, str) else tuple(self.tags or ())
+        tags = (self.tags,) if isinstance(self.tags, str) else self.tags
+        if tags is not None and not isinstance(tags, Iterable):
+            raise ConfigError(f"tags={_shown(tags)}: a tag or several are wanted, as ['candidate']")
         object.__setattr__(self, "metrics", metrics)
-        object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags))))
+        object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags or ()))))
         for name in ("signature", "parameters", "data"):
             object.__setattr__(self, name, _checked(name, getattr(self, name)))
         for name in ("run_id", "application", "user", "framework", "code_digest"):

@@ -321,6 +321,10 @@ def test_what_is_refused_leaves_nothing(
             ModelStore(odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; a number"):
         store.publish(model, "net", metrics={"accuracy": "high"})
+    with pytest.raises(ConfigError, match=r"metrics\.a: JSON cannot say it"):
+        store.publish(model, "net", metrics={"a": 10**5000})
+    with pytest.raises(ConfigError, match="tags=3: a tag or several"):
+        store.publish(model, "net", tags=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"signature\.inputs=<object"):
         store.publish(model, "net", signature={"inputs": object()})
     with pytest.raises(ConfigError, match="tag='latest'"):
