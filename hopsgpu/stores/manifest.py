@@ -9,7 +9,7 @@ Schema 1 is one JSON object:
 | time | when it was committed, UTC, RFC 3339 with milliseconds, by the publisher's clock |
 | digest | the algorithm of the files' digests: "xxh3_128" |
 | files | by path below the version, with `/`: {"bytes": size, "digest": hexadecimal} |
-| framework | "tensorflow", "torch", "onnx" or null |
+| framework | "tensorflow", "torch", "onnx", of a launch also "jax" or "sklearn"; or null |
 | metrics | numbers by name; "NaN", "Infinity" and "-Infinity" stand for what JSON lacks |
 | signature, parameters, data | JSON as the publisher gave it, or null |
 | tags | those the version was published with; where they are now is in `_tags` |
@@ -57,7 +57,7 @@ class About:
         run_id: of the run that made it.
         application: its YARN application.
         user: whose it is; that of the lake where it is not given.
-        framework: as `framework_of` names them; found from the files where it is not given.
+        framework: as the schema has it; found from the files where it is not given.
         code_digest: of the training function.
         parameters: of the training function, in JSON.
         data: a reference to what it was trained on, in JSON.
