@@ -24,7 +24,8 @@ from hopsgpu.stores.digests import DIGEST, Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.names import file_name
 from hopsgpu.stores.retention import Saving, superseded
-from hopsgpu.stores.transfer import files_below, upload_files
+from hopsgpu.stores.transfer import upload_files
+from hopsgpu.stores.walking import files_below
 
 _STAGING = "_staging"
 _RANKS = "_ranks"
@@ -241,7 +242,7 @@ def files_of(path: Path) -> dict[str, Path]:
     """The files to save of a file or a directory, by their names below the part.
 
     Raises:
-        ConfigError: no such file, no file in the directory, or a name that does not survive.
+        ConfigError: no such file, no file in the directory, or as `files_below`.
     """
     path = path.absolute()  # "." has no name
     if path.is_file():

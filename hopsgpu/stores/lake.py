@@ -143,9 +143,8 @@ class Lake:
         the block ends with an exception.
         """
         if mode == "rb":
-            with contextlib.ExitStack() as stack:
-                reading = self._try("read", lambda: stack.enter_context(self.files.read(self.path)))
-                yield cast(BinaryIO, io.BufferedReader(_Told(reading, self.url), BLOCK))
+            with self.reader() as file:
+                yield file
             return
         with tempfile.SpooledTemporaryFile(_SPOOLED) as draft:
             yield cast(BinaryIO, draft)
@@ -156,6 +155,12 @@ class Lake:
                     yield block
 
             self._write(blocks)
+
+    def reader(self) -> BinaryIO:
+        """The file here, opened for reading; whoever has it closes it."""
+        held = contextlib.ExitStack()
+        reading = self._try("read", lambda: held.enter_context(self.files.read(self.path)))
+        return cast(BinaryIO, io.BufferedReader(_Told(reading, self.url, held), BLOCK))
 
     def read(self) -> bytes:
         """The whole content of the file here."""
@@ -325,11 +330,18 @@ def is_draft(name: str) -> bool:
 
 
 class _Told(io.RawIOBase):
-    """A reader whose errors name the path; the reader stays its owner's."""
+    """A reader whose errors name the path.
 
-    def __init__(self, reader: io.RawIOBase, url: str) -> None:
+    Args:
+        reader: of the file at `url`.
+        url: for the errors.
+        held: closed with it.
+    """
+
+    def __init__(self, reader: io.RawIOBase, url: str, held: contextlib.ExitStack) -> None:
         self._reader = reader
         self._url = url
+        self._held = held
 
     def readable(self) -> bool:
         return True
@@ -347,6 +359,10 @@ class _Told(io.RawIOBase):
     def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
         with store_errors("read", self._url):
             return self._reader.readinto(buffer) or 0
+
+    def close(self) -> None:
+        super().close()
+        self._held.close()
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ Schema 1 is one JSON object:
 | time | when it was committed, UTC, RFC 3339 with milliseconds, by the publisher's clock |
 | digest | the algorithm of the files' digests: "xxh3_128" |
 | files | by path below the version, with `/`: {"bytes": size, "digest": hexadecimal} |
-| framework | "tensorflow", "torch", "onnx" or null |
+| framework | "tensorflow", "torch", "onnx", of a launch also "jax" or "sklearn"; or null |
 | metrics | numbers by name; "NaN", "Infinity" and "-Infinity" stand for what JSON lacks |
 | signature, parameters, data | JSON as the publisher gave it, or null |
 | tags | those the version was published with; where they are now is in `_tags` |
@@ -57,7 +57,7 @@ class About:
         run_id: of the run that made it.
         application: its YARN application.
         user: whose it is; that of the lake where it is not given.
-        framework: as `framework_of` names them; found from the files where it is not given.
+        framework: as the schema has it; found from the files where it is not given.
         code_digest: of the training function.
         parameters: of the training function, in JSON.
         data: a reference to what it was trained on, in JSON.
@@ -81,12 +81,14 @@ class About:
         if self.metrics is not None and not isinstance(self.metrics, Mapping):
             raise ConfigError(f"metrics={_shown(self.metrics)}: numbers by name are wanted")
         metrics = {
-            _key("metrics", name): _for_json(_number(name, value))
+            _key("metrics", name): _checked(f"metrics.{name}", _number(name, value))
             for name, value in (self.metrics or {}).items()
         }
-        tags = (self.tags,) if isinstance(self.tags, str) else tuple(self.tags or ())
+        tags = (self.tags,) if isinstance(self.tags, str) else self.tags
+        if tags is not None and not isinstance(tags, Iterable):
+            raise ConfigError(f"tags={_shown(tags)}: a tag or several are wanted, as ['candidate']")
         object.__setattr__(self, "metrics", metrics)
-        object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags))))
+        object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags or ()))))
         for name in ("signature", "parameters", "data"):
             object.__setattr__(self, name, _checked(name, getattr(self, name)))
         for name in ("run_id", "application", "user", "framework", "code_digest"):

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import os
 import queue
 import threading
 import time
@@ -24,15 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hopsgpu
-from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.errors import StoreError
 from hopsgpu.stores import manifest, sweeping
 from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
-from hopsgpu.stores.names import model_name, path_below
+from hopsgpu.stores.names import model_name
 from hopsgpu.stores.tags import put_tag
-from hopsgpu.stores.transfer import files_below, unreadable, upload_files
+from hopsgpu.stores.transfer import upload_files
 from hopsgpu.stores.versions import CLAIMS, STAGING, ModelVersion, numbers
+from hopsgpu.stores.walking import files_below
 
 _RENAMES_AT_ONCE = 8
 
@@ -133,40 +133,15 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
     """What `upload` would upload of a directory, by path; links are followed.
 
     Raises:
-        ConfigError: a file whose name cannot be published, or what is neither a file nor a
-            directory: a link to nothing or to a directory above it, a pipe, a socket.
-        StoreError: a file with the manifest's name.
+        ConfigError: as `files_below`.
+        StoreError: a file or a directory with the manifest's name.
     """
-    files = _files(Path(local_dir), frozenset())
-    if manifest.FILE in files:
+    files = files_below(Path(local_dir))
+    if any(path.partition("/")[0] == manifest.FILE for path in files):
         raise StoreError(
-            f"{manifest.FILE} is hopsgpu's own name, and {local_dir} has such a file: rename it"
+            f"{manifest.FILE} is hopsgpu's own name, and {local_dir} has a file or a directory of"
+            " that name: rename it"
         )
-    return files
-
-
-def _files(directory: Path, followed: frozenset[Path]) -> dict[str, Path]:
-    """Files below a directory, also below directories to which links in it lead.
-
-    Args:
-        followed: directories from which links led here; from there none leads back.
-    """
-    files = files_below(directory)
-    above = followed | {directory.resolve()}
-    for place, directories, names in os.walk(directory, onerror=unreadable):
-        for link in (Path(place, name) for name in directories):
-            if link.is_symlink():
-                real = link.resolve()
-                if any(one.is_relative_to(real) for one in above):
-                    raise ConfigError(f"{link} cannot be published: it leads to itself, by {real}")
-                name = path_below(link.relative_to(directory).as_posix(), "file")
-                files |= {f"{name}/{path}": file for path, file in _files(real, above).items()}
-        odd = [name for name in names if not Path(place, name).is_file()]
-        if odd:
-            raise ConfigError(
-                f"{Path(place, odd[0])} cannot be published: it is no file and no directory, but a"
-                " link to nothing, a pipe or the like; remove it, or put a file in its place"
-            )
     return files
 
 
@@ -185,7 +160,7 @@ def upload(
         What was uploaded, for `commit`; nothing where the directory has no file.
 
     Raises:
-        ConfigError: a file whose name cannot be published.
+        ConfigError: as `files_of`.
         StoreError: as `files_of`, or the lake refused; what was uploaded so far is there until
             `abandon`.
     """

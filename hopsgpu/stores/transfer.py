@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import queue
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.stores.digests import DIGEST, Digest, Facts, Reading
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.names import path_below
-from hopsgpu.stores.troubles import ABSENT, DAMAGED, explain
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, explain
 
 # How many files at once, by their least size: a large one is as fast as its DataNode. Each holds up
 # to 15 MB of what is on its way.
@@ -26,34 +25,6 @@ _LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
 # wait for the interpreter.
 _WRITTEN_AT_ONCE = 64
 _READ_AT_ONCE = 16
-
-
-def files_below(directory: Path) -> dict[str, Path]:
-    """Regular files below a directory, by their names relative to it, sorted.
-
-    Links to files count as files; links to directories are not followed, so that none is met
-    twice or for ever.
-
-    Raises:
-        ConfigError: a name that does not survive every client of the lake, or a directory below
-            that cannot be read.
-    """
-    found = {}
-    for above, _, names in os.walk(directory, onerror=unreadable):
-        for name in names:
-            file = Path(above, name)
-            if file.is_file():
-                relative = file.relative_to(directory).as_posix()
-                fit = path_below(relative, "file")
-                if fit in found:
-                    raise ConfigError(f"two files are named {fit!r}, once Unicode is normalised")
-                found[fit] = file
-    return dict(sorted(found.items()))
-
-
-def unreadable(error: OSError) -> None:
-    """For `os.walk`, which passes over what it cannot read: a part would be taken for all."""
-    raise ConfigError(f"{error.filename} cannot be read, so not all of it is known: {error}")
 
 
 def upload_files(
@@ -221,6 +192,11 @@ def _check(
     except StoreError as error:
         if error.kind == ABSENT:
             raise StoreError(f"{source.url} is missing", DAMAGED) from error
+        if error.kind == EXISTS:
+            raise StoreError(
+                f"{source.url} is damaged: no file is there, but a directory, or a file above it",
+                DAMAGED,
+            ) from error
         raise
     if found.bytes != facts.bytes:
         raise StoreError(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
+import os
 import re
 import shutil
+import unicodedata
 import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +23,7 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import Manifest
 from hopsgpu.stores.names import local_path
 from hopsgpu.stores.transfer import check_files, download_files
+from hopsgpu.stores.troubles import EXISTS, PERMISSION, explain
 
 # Beside the versions; those that serve models pass over what is no number.
 STAGING = "_staging"
@@ -58,10 +62,12 @@ class ModelVersion:
     def manifest(self) -> dict[str, Any]:
         """What was said of it when it was published: `hopsgpu.stores.manifest` has the schema.
 
+        A copy, which may be changed.
+
         Raises:
             StoreError: it cannot be read, or is damaged.
         """
-        return dict(self._manifest.content)
+        return copy.deepcopy(dict(self._manifest.content))
 
     @property
     def files(self) -> dict[str, Facts]:
@@ -77,27 +83,28 @@ class ModelVersion:
         """Copies the version's files into a local directory, which is made.
 
         They get their names when all have come and agree with the manifest: of a download that
-        fails no file is left.
+        fails no file is left, and what was there before is there still.
 
         Args:
             dst: a directory; files of other names in it stay.
 
         Raises:
             ConfigError: `dst` is no path, or a file.
-            StoreError: a file is missing or damaged, the lake refused, or `dst` cannot be
-                written.
+            StoreError: a file is missing or damaged, the lake refused, `dst` cannot be written,
+                or there is a directory where a file is to be, or the other way round.
         """
         target = local_path(dst, "dst")
-        if target.exists() and not target.is_dir():
-            raise ConfigError(
-                f"cannot download into {target}: it is a file, and a directory is wanted"
-            )
-        files = self.files
         draft = target / f".{uuid.uuid4().hex}.download"
         try:
             with _local_errors(target):
+                if target.exists() and not target.is_dir():
+                    raise ConfigError(
+                        f"cannot download into {target}: it is a file, and a directory is wanted"
+                    )
+                files = self.files
                 draft.mkdir(mode=0o700, parents=True)
                 _refuse_ways_out(target, files)
+                _refuse_in_the_way(target, files)
                 download_files(files, Lake(self.url), draft)
                 for directory in {PurePosixPath(path).parent for path in files}:
                     (target / directory).mkdir(parents=True, exist_ok=True)
@@ -115,25 +122,23 @@ class ModelVersion:
         """
         check_files(self.files, Lake(self.url))
 
-    @contextlib.contextmanager
-    def open(self, path: str | PurePosixPath) -> Iterator[BinaryIO]:
-        """One file of the version, for reading bytes.
+    def open(self, path: str | PurePosixPath) -> BinaryIO:
+        """One file of the version, for reading bytes; to be closed, as by `with`.
 
         Args:
-            path: as the manifest has it.
+            path: as the manifest has it, in any form of Unicode.
 
         Raises:
             StoreError: the version has no such file, or the lake refused.
         """
-        path = str(path)
+        path = unicodedata.normalize("NFC", str(path))
         if path not in self._manifest.files:
             there = sorted(self._manifest.files)
             more = "" if len(there) <= 10 else f" and {len(there) - 10} more"
             raise StoreError(
                 f"{self.url} has no file {path!r}: {', '.join(there[:10])}{more}", kind="absent"
             )
-        with (Lake(self.url) / path).open() as file:
-            yield file
+        return (Lake(self.url) / path).reader()
 
 
 def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
@@ -144,9 +149,33 @@ def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
             raise StoreError(f"{target}/{directory} leads out of {target}: nothing is written")
 
 
+def _refuse_in_the_way(target: Path, files: Iterable[str]) -> None:
+    """Where one file could not get its name, none is to have got it."""
+    places = [PurePosixPath(path) for path in files]
+    for directory in sorted({above for place in places for above in place.parents}):
+        there = target / directory
+        if os.path.lexists(there) and not there.is_dir():
+            raise _in_the_way(target, f"{there} is no directory, and one is to be there", EXISTS)
+    for place in places:
+        above = (target / place).parent
+        if (target / place).is_dir():
+            told = f"{target / place} is a directory, and a file is to be there"
+            raise _in_the_way(target, told, EXISTS)
+        if above.is_dir() and not os.access(above, os.W_OK | os.X_OK):
+            raise _in_the_way(target, f"{above} cannot be written to", PERMISSION)
+
+
+def _in_the_way(target: Path, told: str, kind: str) -> StoreError:
+    return StoreError(
+        f"cannot download into {target}: {told}; nothing is written: change that, or download into"
+        " another directory",
+        kind,
+    )
+
+
 @contextlib.contextmanager
 def _local_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreError(f"cannot download into {target}: {error}") from error
+        raise StoreError(f"cannot download into {target}: {error}", explain(error).kind) from error

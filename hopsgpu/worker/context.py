@@ -147,7 +147,8 @@ class Context:
         there. Outside a gang it is in a local directory on return.
 
         Args:
-            path: of the file or directory; it stays as it is, and may be written anew.
+            path: of the file or directory; it stays as it is, and may be written anew. Links in it
+                are saved as what they lead to.
             step: 0 and above.
             keep: how many of the last steps stay on the lake.
             metric: of the checkpoint; the best one stays on the lake too, for `best_checkpoint`.
@@ -156,8 +157,8 @@ class Context:
             best: whether the least ("min") or the greatest ("max") metric is the best.
 
         Raises:
-            ConfigError: no such file, no step, or something else that is not accepted; nothing
-                is saved.
+            ConfigError: no such file, what is neither file nor directory in it, no step, or
+                something else that is not accepted; nothing is saved.
             StoreError: an earlier checkpoint of this rank did not come to the lake. This one is
                 not saved; it may be tried again.
             OSError: the node's disk is full; nothing is saved.

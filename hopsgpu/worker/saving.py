@@ -22,7 +22,7 @@ from pathlib import Path
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.stores.checkpoints import Checkpoints, files_of
 from hopsgpu.stores.retention import Saving
-from hopsgpu.stores.transfer import files_below
+from hopsgpu.stores.walking import files_below
 
 # Of a rank, on its node's disk: one under way to the lake and the next.
 MOST_PENDING = 2
@@ -53,7 +53,7 @@ class Saves:
         Waits while two earlier ones of this rank are still on their way.
 
         Raises:
-            ConfigError: nothing to save there; nothing is kept of it.
+            ConfigError: nothing to save there, or what cannot be saved; nothing is kept of it.
             StoreError: an earlier one did not come to the lake; this one is not handed over.
             OSError: the node's disk is full; nothing is kept of it.
         """

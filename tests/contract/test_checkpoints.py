@@ -19,6 +19,7 @@ from hopsgpu.stores.checkpoints import Checkpoints, Part, complete, files_of, st
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.restoring import best, latest
 from hopsgpu.stores.retention import Saving, superseded, wanted
+from hopsgpu.stores.walking import files_below
 
 
 def save(place: Checkpoints, path: Path, step: int, **said: Any) -> None:
@@ -313,7 +314,7 @@ def test_what_all_ranks_saved_comes_into_one_directory(lake: Lake, tmp_path: Pat
     for rank in range(2):
         found = latest([Checkpoints(lake, rank)], tmp_path / f"got-{rank}", all_ranks=True)
         assert found is not None
-        there = {name: path.read_text() for name, path in transfer.files_below(found).items()}
+        there = {name: path.read_text() for name, path in files_below(found).items()}
         shards = {f"deep/of-{rank}": f"shard {rank}" for rank in range(3)}
         assert there == shards | {"same": "same", ".metadata": "all"}
     for rank in range(3):

@@ -126,10 +126,10 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
     with store.get("net").open(PurePosixPath("layers/0.txt")) as file:
         assert file.read() == (model / "layers" / "0.txt").read_bytes()
     with pytest.raises(StoreError, match=r"has no file 'layers': empty, layers/0\.txt, weights"):
-        store.get("net").open("layers").__enter__()
+        store.get("net").open("layers")
     for path in ("../2/weights.pt", "/etc/passwd", "manifest.json"):
         with pytest.raises(StoreError, match="has no file"):
-            store.get("net").open(path).__enter__()
+            store.get("net").open(path)
     for version in (True, 1.0, None):
         with pytest.raises(ConfigError, match=r"version=.*: a number, a tag or 'latest'"):
             store.get("net", version)  # type: ignore[arg-type]
@@ -321,6 +321,10 @@ def test_what_is_refused_leaves_nothing(
             ModelStore(odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; a number"):
         store.publish(model, "net", metrics={"accuracy": "high"})
+    with pytest.raises(ConfigError, match=r"metrics\.a: JSON cannot say it"):
+        store.publish(model, "net", metrics={"a": 10**5000})
+    with pytest.raises(ConfigError, match="tags=3: a tag or several"):
+        store.publish(model, "net", tags=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"signature\.inputs=<object"):
         store.publish(model, "net", signature={"inputs": object()})
     with pytest.raises(ConfigError, match="tag='latest'"):
@@ -334,11 +338,11 @@ def test_what_is_refused_leaves_nothing(
     (model / "w#1.bin").unlink()
     for odd, to in (("link", "nowhere"), ("round", tmp_path / "model" / "layers" / "..")):
         (model / odd).symlink_to(to)
-        with pytest.raises(ConfigError, match=f"/{odd} cannot be published"):
+        with pytest.raises(ConfigError, match=f"/{odd} cannot be uploaded"):
             store.publish(model, "net")
         (model / odd).unlink()
     os.mkfifo(model / "pipe")
-    with pytest.raises(ConfigError, match="/pipe cannot be published"):
+    with pytest.raises(ConfigError, match="/pipe cannot be uploaded"):
         store.publish(model, "net")
     (model / "pipe").unlink()
     for name in ("../net", "a/b", "", "..", "_net", ".net", "a\nb", "n" * 300):

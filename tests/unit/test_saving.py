@@ -103,6 +103,24 @@ def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake:
     assert bring_all(rank, lake) == [None]
 
 
+def test_linked_directories_are_saved_and_dangling_links_refused(
+    rank: Path, lake: Lake, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "shard").write_text("linked")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "shards").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "state" / "nowhere").symlink_to(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="state/nowhere cannot be uploaded"):
+        Saves(rank).hand_over(tmp_path / "state", Saving(1))
+    assert not Saves(rank).begun
+    (tmp_path / "state" / "nowhere").unlink()
+    Saves(rank).hand_over(tmp_path / "state", Saving(1))
+    assert bring_all(rank, lake) == [None]
+    found = latest([Checkpoints(lake, 0)], tmp_path / "got")
+    assert found is not None and (found / "shards" / "shard").read_text() == "linked"
+
+
 def test_what_cannot_be_copied_leaves_nothing(
     rank: Path, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

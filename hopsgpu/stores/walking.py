@@ -1,0 +1,65 @@
+"""What lies below a local directory: all of it, or an error that names what cannot be uploaded."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path, PurePosixPath
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.stores.names import path_below
+
+
+def files_below(directory: Path) -> dict[str, Path]:
+    """Files below a directory, by their names relative to it, sorted; links are followed.
+
+    Args:
+        directory: one that is there.
+
+    Raises:
+        ConfigError: what is neither a file nor a directory (a link to nothing, a pipe, a socket);
+            a link to a directory that it is in; a name that does not survive every client of the
+            lake, or that two have once Unicode is normalised; a directory that cannot be read.
+    """
+    found: dict[str, Path] = {}
+    waiting = [(directory, frozenset({directory.resolve()}))]
+    while waiting:
+        place, above = waiting.pop()
+        for path in _entries(place):
+            if path.is_dir():
+                real = path.resolve()
+                if any(one.is_relative_to(real) for one in above):
+                    raise ConfigError(
+                        f"{path} cannot be uploaded: it leads to itself, by {real}; remove the link"
+                    )
+                waiting.append((path, above | {real}))
+            elif path.is_file():
+                name = path_below(path.relative_to(directory).as_posix(), "file")
+                if name in found:
+                    raise ConfigError(
+                        f"two files are named {name!r}, once Unicode is normalised: {found[name]}"
+                        f" and {path}; rename one"
+                    )
+                found[name] = path
+            else:
+                raise ConfigError(
+                    f"{path} cannot be uploaded: it is no file and no directory, but a link to"
+                    " nothing, a pipe or the like; remove it, or put a file in its place"
+                )
+    directories = {str(above) for name in found for above in PurePosixPath(name).parents}
+    if clashes := directories & found.keys():
+        clash = min(clashes)
+        raise ConfigError(
+            f"a file and a directory are named {clash!r}, once Unicode is normalised: the file is"
+            f" {found[clash]}; rename one"
+        )
+    return dict(sorted(found.items()))
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(Path(entry.path) for entry in entries)
+    except OSError as error:
+        raise ConfigError(
+            f"{directory} cannot be read, so not all of it is known: {error.strerror}"
+        ) from error

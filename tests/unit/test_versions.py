@@ -1,0 +1,125 @@
+"""A published version, on this machine: how it is read and brought here."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.errors import StoreError
+from hopsgpu.stores.models import ModelStore, ModelVersion
+
+
+@pytest.fixture
+def version(tmp_path: Path) -> ModelVersion:
+    source = tmp_path / "model"
+    (source / "sub").mkdir(parents=True)
+    for name in ("b", "é.txt", "sub/x"):
+        (source / name).write_text(f"new {name}")
+    return ModelStore(f"file://{tmp_path}/lake").publish(source, "net")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Where an older version was downloaded."""
+    (tmp_path / "copy" / "sub").mkdir(parents=True)
+    (tmp_path / "copy" / "b").write_text("old")
+    return tmp_path / "copy"
+
+
+def refused(version: ModelVersion, target: Path) -> StoreError:
+    """How a download fails, which changes nothing."""
+    before = sorted(target.rglob("*"))
+    with pytest.raises(StoreError, match=f"cannot download into {target}: ") as told:
+        version.download(target)
+    assert sorted(target.rglob("*")) == before
+    assert (target / "b").read_text() == "old"
+    return told.value
+
+
+def test_a_directory_in_a_files_place_has_nothing_replaced(
+    version: ModelVersion, target: Path
+) -> None:
+    (target / "sub" / "x").mkdir()
+    problem = refused(version, target)
+    assert problem.kind == "exists"
+    assert f"{target}/sub/x is a directory, and a file is to be there" in str(problem)
+    (target / "sub" / "x").rmdir()
+    assert (version.download(target) / "b").read_text() == "new b"
+
+
+@pytest.mark.parametrize("what", ["a file", "a link to nothing"])
+def test_what_is_in_a_directorys_place_has_nothing_replaced(
+    version: ModelVersion, target: Path, what: str
+) -> None:
+    (target / "sub").rmdir()
+    if what == "a file":
+        (target / "sub").touch()
+    else:
+        (target / "sub").symlink_to(target / "absent")
+    problem = refused(version, target)
+    assert problem.kind == "exists" and f"{target}/sub is no directory" in str(problem)
+
+
+def test_a_directory_that_cannot_be_written_to_has_nothing_replaced(
+    version: ModelVersion, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # root may write to all of them
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != "sub")
+    problem = refused(version, target)
+    assert problem.kind == "permission" and f"{target}/sub cannot be written to" in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EACCES, "permission"), (errno.ENOSPC, "quota")]
+)
+def test_what_the_local_disk_refuses_has_a_kind(
+    version: ModelVersion, target: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: str
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    problem = refused(version, target)
+    assert problem.kind == kind and os.strerror(number) in str(problem)
+
+
+def test_a_file_is_opened_by_any_spelling_and_with_or_without_a_block(
+    version: ModelVersion,
+) -> None:
+    for name in ("é.txt", "e\u0301.txt"):
+        with version.open(name) as file:
+            assert file.read().decode() == "new é.txt"
+        assert file.closed
+    opened = version.open("sub/x")
+    assert opened.read() == b"new sub/x"
+    opened.close()
+    for path in ("sub", "../2/b", "/etc/passwd", "manifest.json"):
+        with pytest.raises(StoreError, match=f"has no file '{path}': b, sub/x, é.txt") as told:
+            version.open(path)
+        assert told.value.kind == "absent"
+
+
+def test_what_is_done_to_a_manifest_is_done_to_a_copy(version: ModelVersion) -> None:
+    version.manifest["files"].clear()
+    version.files.clear()
+    assert sorted(version.manifest["files"]) == sorted(version.files) == ["b", "sub/x", "é.txt"]
+
+
+@pytest.mark.parametrize("damaged", ["a directory", "a file above"])
+def test_what_is_no_file_any_more_is_damage(
+    version: ModelVersion, tmp_path: Path, damaged: str
+) -> None:
+    there = Path(version.url.removeprefix("file://")) / "sub"
+    (there / "x").unlink()
+    if damaged == "a directory":
+        (there / "x").mkdir()
+    else:
+        there.rmdir()
+        there.touch()
+    for read in (version.verify, lambda: version.download(tmp_path / "copy")):
+        with pytest.raises(StoreError, match="net/1/sub/x is damaged: no file") as told:
+            read()
+        assert told.value.kind == "damaged"

@@ -1,0 +1,101 @@
+"""What lies below a directory: all of it, or an error that names what cannot be copied."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores import checkpoints, publication
+from hopsgpu.stores.walking import files_below
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root" / "b" / "empty").mkdir(parents=True)
+    (tmp_path / "root" / "b" / "u\u0308").write_bytes(b"1")
+    return tmp_path / "root"
+
+
+def test_links_are_followed(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "deep" / "file").write_bytes(b"2")
+    (root / "a").symlink_to(root / "b" / "u\u0308")
+    (root / "c").symlink_to(tmp_path / "elsewhere")
+    (root / "b" / "again").symlink_to(tmp_path / "elsewhere" / "deep")
+    found = files_below(root)
+    assert list(found) == ["a", "b/again/file", "b/ü", "c/deep/file"]
+    assert [found[name].read_bytes() for name in found] == [b"1", b"2", b"1", b"2"]
+    assert publication.files_of(root) == found
+    assert checkpoints.files_of(root) == {f"root/{name}": file for name, file in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "to", "said"),
+    [
+        ("nowhere", "absent", "no file and no directory, but a link to nothing"),
+        ("itself", "itself", "no file and no directory"),
+        ("b/back", "..", "leads to itself, by .*/root; remove the link"),
+        ("b/empty/around", "../../b", "leads to itself, by .*/root/b;"),
+        ("outer", "../..", "leads to itself"),
+    ],
+)
+def test_links_that_lead_nowhere_or_back_are_refused(
+    root: Path, name: str, to: str, said: str
+) -> None:
+    (root / name).symlink_to(to)
+    for refused in (files_below, publication.files_of, checkpoints.files_of):
+        with pytest.raises(ConfigError, match=f"/{name} cannot be uploaded: it .*{said}"):
+            refused(root)
+
+
+def test_two_links_that_lead_to_each_other_are_refused(root: Path) -> None:
+    (root / "c").mkdir()
+    (root / "b" / "c").symlink_to(root / "c")
+    (root / "c" / "b").symlink_to(root / "b")
+    with pytest.raises(ConfigError, match="leads to itself"):
+        files_below(root)
+
+
+def test_a_pipe_is_refused(root: Path) -> None:
+    os.mkfifo(root / "b" / "pipe")
+    with pytest.raises(ConfigError, match="/b/pipe cannot be uploaded: it is no file"):
+        files_below(root)
+
+
+def test_names_that_do_not_survive_are_refused(root: Path) -> None:
+    (root / "b" / "what?").touch()
+    with pytest.raises(ConfigError, match=r"what\?"):
+        files_below(root)
+
+
+def test_two_files_of_one_name_are_refused(root: Path, tmp_path: Path) -> None:
+    (root / "b" / "ü").touch()
+    with pytest.raises(ConfigError, match="two files are named 'b/ü', once Unicode is normalised"):
+        files_below(root)
+    (root / "b" / "ü").unlink()
+    (tmp_path / "elsewhere").mkdir()
+    for directory in (root / "é", tmp_path / "elsewhere"):
+        directory.mkdir(exist_ok=True)
+        (directory / "a").write_text(directory.name)
+    (root / "e\u0301").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="two files are named 'é/a'"):
+        files_below(root)
+
+
+def test_a_file_and_a_directory_of_one_name_are_refused(root: Path) -> None:
+    (root / "b" / "é").mkdir()
+    (root / "b" / "é" / "a").touch()
+    (root / "b" / "e\u0301").touch()
+    with pytest.raises(ConfigError, match="a file and a directory are named 'b/é'"):
+        files_below(root)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "manifest.json/a"])
+def test_the_manifests_name_is_not_to_be_had(root: Path, name: str) -> None:
+    (root / name).parent.mkdir(exist_ok=True)
+    (root / name).touch()
+    with pytest.raises(StoreError, match="hopsgpu's own name"):
+        publication.files_of(root)
