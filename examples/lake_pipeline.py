@@ -10,7 +10,11 @@ as a task of an orchestrator, which needs the exit code alone (not 0, with the r
     python examples/lake_pipeline.py hdfs:///tmp/wines --step train
 
 At the end a picture shows the ResourceManager's count of GPUs in use, zero but for the training,
-and how many CPU executors came and went by themselves.
+and how many CPU executors came and went by themselves. Without a cluster it runs on this machine,
+whose leased GPUs are counted then, and has no executors:
+
+    python examples/lake_pipeline.py file:///tmp/wines
+
 pandas and matplotlib are wanted besides (`pip install hopsgpu[pipeline]`).
 """
 
@@ -239,13 +243,13 @@ Span = tuple[str, float, float]
 
 @contextlib.contextmanager
 def gpus_counted() -> Iterator[list[tuple[float, int]]]:
-    """While entered asks the ResourceManager for its count of GPUs in use, twice a second."""
+    """While entered asks for the count of GPUs in use, of YARN or this machine, twice a second."""
     seen: list[tuple[float, int]] = []
     over = threading.Event()
 
     def watch() -> None:
         while True:
-            # A ResourceManager that does not answer for a moment ends no pipeline.
+            # Where nobody answers for a moment, that ends no pipeline.
             with contextlib.suppress(hopsgpu.HopsGpuError):
                 seen.append((time.time(), hopsgpu.inventory().used))
             if over.wait(0.5):
@@ -285,7 +289,7 @@ def instant(told: str) -> float:
 
 
 def counted(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[str, list[int]]:
-    """What was in use whenever the ResourceManager was asked."""
+    """What was in use whenever that was asked."""
     found = {"GPUs in use": [used for _, used in gpus]}
     try:
         lives = cpu_executors(context)
@@ -364,7 +368,7 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
     finally:
         spark.stop()
     times = [at for at, _ in gpus]
-    if not times:  # no ResourceManager has answered
+    if not times:  # nobody has answered
         return
     for what, numbers in counts.items():
         print(f"{what}: {summary(times, numbers, spans)}")

@@ -36,6 +36,7 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
 from hopsgpu.training import Training, train_on
 from hopsgpu.values import Value
+from hopsgpu.worker import context as context_module
 from hopsgpu.worker.channel import Channel, Message, new_secret
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.leaving import Left, dump_left, dump_parts
@@ -587,3 +588,13 @@ def test_what_data_needs_is_asked_of_executors_unless_an_environment_may_bring_i
 
     assert needs(data=True) == ("numpy", "pyarrow")
     assert needs() == needs(PythonEnv("x", "hdfs:///x", "", 0), data=True) == ()
+
+
+def test_a_python_that_cannot_read_data_is_said_in_the_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a Python that python_env= brought nobody else knows."""
+    (tmp_path / context_module.DATA).touch()
+    monkeypatch.setattr(context_module, "lacking", lambda names: ["numpy", "pyarrow"])
+    with pytest.raises(ConfigError, match="needs numpy and pyarrow, which .*python_env="):
+        context_module._opened(str(tmp_path / "context.json"), 1)
