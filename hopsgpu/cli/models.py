@@ -13,6 +13,7 @@ from hopsgpu.cli.root import json_option, lake_root, root_option
 from hopsgpu.cli.tables import Layout, Row, headers, show
 from hopsgpu.cli.words import size
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.stores.root import below
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def models(context: click.Context, as_json: bool) -> None:
         rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
         show(rows, _LAYOUT)
     else:
-        click.echo(f"no models in {lake_root()}/models")
+        click.echo(f"no models in {_url()}")
 
 
 @models.command()
@@ -204,7 +205,11 @@ def _done(told: dict[str, Any], text: str, as_json: bool) -> None:
 def _store() -> ModelStore:
     from hopsgpu.stores.models import ModelStore
 
-    return ModelStore(f"{lake_root()}/models")
+    return ModelStore(_url())
+
+
+def _url() -> str:
+    return below(lake_root(), "models")
 
 
 def _listed(store: ModelStore, name: str) -> dict[str, Any]:
