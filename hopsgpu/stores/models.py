@@ -11,12 +11,13 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.stores import manifest, publication, sweeping, tags
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import LATEST, About, tag_name
-from hopsgpu.stores.names import UNFIT, local_path, model_name
-from hopsgpu.stores.versions import CLAIMS, ModelVersion, numbers
+from hopsgpu.stores.names import is_model_name, local_path, model_name
+from hopsgpu.stores.versions import CLAIMS, DIGITS, ModelVersion, numbers
 
 __all__ = ["ModelStore", "ModelVersion"]
 
 _LOOKS_AT_ONCE = 8
+_HIGHEST = int("9" * DIGITS)
 
 
 class ModelStore:
@@ -86,10 +87,9 @@ class ModelStore:
 
     def list(self) -> tuple[str, ...]:
         """Names of the models that have a version, sorted."""
-        # What others put there is passed over: files, names that no path can have, and
+        # What others put there is passed over: files, names that no model can have, and
         # directories into which nobody else may look.
-        there = self._root.names(directories=True)
-        names = [name for name in there if name[0] not in "._" and not UNFIT.search(name)]
+        names = [name for name in self._root.names(directories=True) if is_model_name(name)]
 
         def latest(name: str) -> int | None:
             try:
@@ -195,12 +195,17 @@ class ModelStore:
         """The number that is meant, where there is such a version."""
         if version == LATEST:
             return self._latest(home)
+        if isinstance(version, bool) or not isinstance(version, (int, str)):
+            raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
+        if _is_too_long(version):
+            raise ConfigError(
+                f"version: the number that was given has more than {DIGITS} digits, and no version"
+                " has: give one of those that there are"
+            )
         if isinstance(version, str) and not numbers([version]):
             number = tags.read_tag(home, tag_name(version))
-        elif isinstance(version, (int, str)) and not isinstance(version, bool):
-            number = int(version)
         else:
-            raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
+            number = int(version)
         return number if number is not None and _is_version(home, number) else None
 
     def _latest(self, home: Lake) -> int | None:
@@ -224,6 +229,13 @@ class ModelStore:
             f" {', '.join(str(v.version) for v in there)}; tags: {', '.join(tagged) or 'none'}",
             kind="absent",
         )
+
+
+def _is_too_long(version: int | str) -> bool:
+    """Whether it is a number that Python itself may refuse to read or to show."""
+    if isinstance(version, str):
+        return version.isdigit() and len(version) > DIGITS
+    return abs(version) > _HIGHEST
 
 
 def _is_version(home: Lake, number: int) -> bool:
