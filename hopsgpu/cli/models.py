@@ -67,11 +67,13 @@ def versions(name: str, as_json: bool) -> None:
     there = store.versions(name)[::-1]
     if not there:
         store.get(name)  # says what there is instead
-    tags = store.tags(name)
+    tags, problem = _tags_of(store, name)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         found = list(pool.map(lambda version: _told(version, tags), there))
     if as_json:
         click.echo(json.dumps(found, indent=2))
+        if problem:
+            click.echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row] = [headers("VERSION", "PUBLISHED", "FILES", "SIZE", "TAGS", "RUN", "METRICS")]
     for told in found:
@@ -89,6 +91,7 @@ def versions(name: str, as_json: bool) -> None:
         )
         rows.append([(text, "") for text in texts])
     rows += [[(f"version {t['version']}: {t['problem']}", "red")] for t in found if "problem" in t]
+    rows += [[(problem, "red")]] if problem else []
     show(rows, _LAYOUT)
 
 
@@ -220,6 +223,14 @@ def _listed(store: ModelStore, name: str) -> dict[str, Any]:
     except HopsGpuError as error:  # one that is damaged does not hide the others
         told["problem"] = str(error)
     return told
+
+
+def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
+    """A model's tags, and why they are not told, or ""."""
+    try:
+        return store.tags(name), ""
+    except HopsGpuError as error:  # a damaged one hides no version
+        return {}, str(error)
 
 
 def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:

@@ -75,6 +75,14 @@ def path_below(path: object, what: str = "path") -> str:
     return "/".join(file_name(name, what) for name in path.split("/"))
 
 
+def is_path_below(path: object) -> bool:
+    """Whether it is a path inside a directory, as `path_below` gives it."""
+    try:
+        return path_below(path) == path
+    except ConfigError:
+        return False
+
+
 def local_path(given: object, what: str) -> Path:
     """A path on this machine.
 

@@ -6,7 +6,8 @@ import json
 
 from hopsgpu.errors import StoreError
 from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.versions import TAGS
+from hopsgpu.stores.troubles import DAMAGED, ODD_JSON
+from hopsgpu.stores.versions import TAGS, numbers
 
 
 def put_tag(home: Lake, tag: str, version: int) -> None:
@@ -51,9 +52,12 @@ def read_tag(home: Lake, tag: str) -> int | None:
             return None
         raise
     try:
-        return int(json.loads(written)["version"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{file.url} is damaged: no tag; set it again", kind="damaged") from error
+        version = json.loads(written)["version"]
+        if type(version) is not int or not numbers([str(version)]):
+            raise ValueError(f"{version!r:.99} is no number of a version")
+    except ODD_JSON as error:
+        raise StoreError(f"{file.url} is damaged: no tag; set it again", DAMAGED) from error
+    return version
 
 
 def read_tags(home: Lake) -> dict[str, int]:

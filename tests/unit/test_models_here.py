@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores import restoring
+from hopsgpu.stores.digests import DIGEST, Facts
+from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.models import ModelStore
 
 
@@ -62,3 +66,23 @@ def test_a_directory_with_a_longer_number_is_passed_over(
     assert store.get("net").version == 1
     assert store.publish(model, "net").version == 2
     assert [version.version for version in store.versions("net")] == [1, 2]
+
+
+def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
+    record = Lake(f"file://{tmp_path}/step-1.json")
+    whole = json.dumps({"files": {"a/b": {"bytes": 1, DIGEST: "0f"}}})
+    record.write(whole.encode())
+    assert restoring._facts(record) == {"a/b": Facts(1, "0f")}
+    for odd in (
+        "[" * 200_000,
+        '{"files": []}',
+        '{"files": {}}',
+        whole.replace('"bytes": 1', '"bytes": 1e999'),
+        whole.replace('"bytes": 1', '"bytes": "1"'),
+        whole.replace("a/b", "../b"),
+        whole.replace('"0f"', "null"),
+    ):
+        record.write(odd.encode())
+        with pytest.raises(StoreError, match=f"{record.url} is damaged") as told:
+            restoring._facts(record)
+        assert told.value.kind == "damaged"
