@@ -32,6 +32,7 @@ from hopsgpu.spec import LaunchPlan
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About
 from hopsgpu.stores.models import ModelVersion
+from hopsgpu.stores.root import below
 from hopsgpu.tracking import log
 from hopsgpu.training import Trained, Training, train_on
 from hopsgpu.worker.holder import Warm
@@ -290,7 +291,7 @@ class Execution:
 
     @property
     def _models(self) -> str:
-        return f"{self._plan.paths['root']}/models"
+        return below(self._plan.paths["root"], "models")
 
     def _publish(self, training: Training, lease: Lease, name: str) -> None:
         publisher = training.publisher(name)

@@ -15,6 +15,7 @@ from hopsgpu.spark.site import Site
 from hopsgpu.spec import GangSpec, LaunchPlan
 from hopsgpu.stores.checkpoints import Checkpoints, complete
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.root import below
 from hopsgpu.stores.runs import RECORD
 from hopsgpu.stores.troubles import ABSENT
 
@@ -84,10 +85,10 @@ def _paths(
         ConfigError: the run that is to be gone on from is not there.
         StoreError: the lake does not tell whether it is, or data is not there.
     """
-    runs = f"{root}/runs"
+    runs = below(root, "runs")
     paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
-        paths["model"] = f"{root}/models/{spec.model}"
+        paths["model"] = below(root, f"models/{spec.model}")
     if spec.resume is not None:
         paths["resume"] = _run_there(Lake(runs), spec.resume)
     if data is not None:

@@ -13,6 +13,7 @@ from hopsgpu.cli.root import json_option, lake_root, root_option
 from hopsgpu.cli.tables import Layout, Row, headers, show
 from hopsgpu.cli.words import size
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.stores.root import below
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def models(context: click.Context, as_json: bool) -> None:
         rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
         show(rows, _LAYOUT)
     else:
-        click.echo(f"no models in {lake_root()}/models")
+        click.echo(f"no models in {_url()}")
 
 
 @models.command()
@@ -66,11 +67,13 @@ def versions(name: str, as_json: bool) -> None:
     there = store.versions(name)[::-1]
     if not there:
         store.get(name)  # says what there is instead
-    tags = store.tags(name)
+    tags, problem = _tags_of(store, name)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
         found = list(pool.map(lambda version: _told(version, tags), there))
     if as_json:
         click.echo(json.dumps(found, indent=2))
+        if problem:
+            click.echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row] = [headers("VERSION", "PUBLISHED", "FILES", "SIZE", "TAGS", "RUN", "METRICS")]
     for told in found:
@@ -88,6 +91,7 @@ def versions(name: str, as_json: bool) -> None:
         )
         rows.append([(text, "") for text in texts])
     rows += [[(f"version {t['version']}: {t['problem']}", "red")] for t in found if "problem" in t]
+    rows += [[(problem, "red")]] if problem else []
     show(rows, _LAYOUT)
 
 
@@ -204,7 +208,11 @@ def _done(told: dict[str, Any], text: str, as_json: bool) -> None:
 def _store() -> ModelStore:
     from hopsgpu.stores.models import ModelStore
 
-    return ModelStore(f"{lake_root()}/models")
+    return ModelStore(_url())
+
+
+def _url() -> str:
+    return below(lake_root(), "models")
 
 
 def _listed(store: ModelStore, name: str) -> dict[str, Any]:
@@ -215,6 +223,14 @@ def _listed(store: ModelStore, name: str) -> dict[str, Any]:
     except HopsGpuError as error:  # one that is damaged does not hide the others
         told["problem"] = str(error)
     return told
+
+
+def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
+    """A model's tags, and why they are not told, or ""."""
+    try:
+        return store.tags(name), ""
+    except HopsGpuError as error:  # a damaged one hides no version
+        return {}, str(error)
 
 
 def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:

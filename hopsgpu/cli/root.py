@@ -41,7 +41,7 @@ def lake_root() -> str:
         ConfigError: nothing tells where it is.
     """
     given = click.get_current_context().meta.get(_KEY)
-    return str(given).rstrip("/") if given else default_root(os.environ)
+    return str(given) if given else default_root(os.environ)
 
 
 def default_root(environ: Mapping[str, str]) -> str:

@@ -175,7 +175,7 @@ def on_lake(url: str) -> OnLake:
             f"python_env={url!r}: of URLs <root>/{DIRECTORY}/<key> is accepted, as hopsgpu has"
             " made it; an archive elsewhere is downloaded first, and given by its path"
         )
-    return OnLake(url, Lake(root).url, key)
+    return OnLake(url, Lake(f"{root}/").url, key)
 
 
 def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path:

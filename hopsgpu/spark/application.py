@@ -14,6 +14,7 @@ from hopsgpu.spark.base import SparkApplication
 from hopsgpu.spark.profiles import ProfilePool
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.line import make_line
+from hopsgpu.stores.root import below
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
@@ -105,10 +106,8 @@ class Application(SparkApplication):
         partition = self.setting(_LABEL) or "default"
         if given:
             return make_line(Lake(given, quick=True), self.cluster, partition)
-        files = (self.files or "file:///").rstrip("/")
-        return make_line(
-            Lake(f"{files}/tmp", quick=True), "hopsgpu", "locks", self.cluster, partition
-        )
+        shared = Lake(below(self.files or "file:///", "tmp"), quick=True)
+        return make_line(shared, "hopsgpu", "locks", self.cluster, partition)
 
     @functools.cached_property
     def cluster(self) -> str:

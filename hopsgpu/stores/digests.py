@@ -12,6 +12,7 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.stores.filesystem import BLOCK
+from hopsgpu.stores.names import is_path_below
 
 # Of 128 bits, no shield against forgers: what is damaged is found, at 10 GB/s and more a core.
 DIGEST = "xxh3_128"
@@ -19,6 +20,8 @@ DIGEST = "xxh3_128"
 # manifest beside it.
 _AHEAD = 256 * 2**20
 _LEAST_AHEAD = 16 * 2**20
+# No file system has a larger file.
+_LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,30 @@ class Facts:
 
     bytes: int
     digest: str
+
+
+def read_facts(told: Any, digest: str) -> dict[str, Facts]:
+    """What files are recognised by, of JSON: by path, {"bytes": size, digest: hexadecimal}.
+
+    Args:
+        told: as it was read; anything.
+        digest: the key of the digests.
+
+    Raises:
+        ValueError: no files, a path that is not inside, or what is no size or no digest of a
+            file; or what else `ODD_JSON` has.
+    """
+    files = {path: Facts(each["bytes"], each[digest]) for path, each in told.items()}
+    if not files:
+        raise ValueError("no files")
+    for path, facts in files.items():
+        if not is_path_below(path):
+            raise ValueError(f"{path!r:.99} is no path inside")
+        if type(facts.bytes) is not int or not 0 <= facts.bytes <= _LARGEST:
+            raise ValueError(f"{facts.bytes!r:.99} is no size of {path!r}")
+        if not isinstance(facts.digest, str):
+            raise ValueError(f"{facts.digest!r:.99} is no digest of {path!r}")
+    return files
 
 
 class Digest:

@@ -19,6 +19,7 @@ from hopsgpu.stores.hdfs import Hdfs
 from hopsgpu.stores.local import Local
 from hopsgpu.stores.names import UNFIT
 from hopsgpu.stores.patience import RAISED, Patience
+from hopsgpu.stores.root import below, trimmed
 from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, SAFE_MODE, UNREACHABLE, explain
 from hopsgpu.stores.webhdfs import WebHdfs
 
@@ -43,14 +44,14 @@ class Lake:
     StoreError, which names the path, what happened and what to do, and has its `kind`.
 
     Attributes:
-        url: with its scheme, without a slash at the end.
+        url: with its scheme, without a slash at the end, but for a file system's root.
         quick: gives up on a name node after some seconds, where others wait a minute for it.
         stop: set where nobody waits for its answers any more: calls that would try again, and
             those that begin, raise Cancelled.
 
     Raises:
         ConfigError: no absolute hdfs://, viewfs://, webhdfs://, swebhdfs:// or file:// URL, or
-            with `#`, `?` or `;` in it.
+            with `#`, `?` or `;` in it; or a file:// URL of another machine.
     """
 
     url: str
@@ -65,13 +66,19 @@ class Lake:
                 " without '#', '?' and ';' is wanted (HOPSGPU_ROOT or spark.hopsgpu.root); viewfs,"
                 " webhdfs and swebhdfs will do as well"
             )
-        object.__setattr__(self, "url", self.url.rstrip("/"))
+        host, _, rest = path.partition("/")
+        if scheme == "file" and host not in ("", "localhost"):
+            raise ConfigError(
+                f"{self.url!r}: what stands between file:// and the next slash is a host, and"
+                f" file:// is this one: write file:///{host}/{rest}"
+            )
+        object.__setattr__(self, "url", trimmed(self.url))
 
     def __truediv__(self, name: str) -> Lake:
-        below = replace(self, url=f"{self.url}/{name}")
+        there = replace(self, url=below(self.url, name))
         if "files" in self.__dict__:  # one client, where there is one, serves both
-            below.__dict__["files"] = self.files
-        return below
+            there.__dict__["files"] = self.files
+        return there
 
     @property
     def above(self) -> Lake:

@@ -29,13 +29,16 @@ class Local:
         return _status(path.rpartition("/")[2], Path(path).stat())
 
     def entries(self, path: str) -> tuple[Status, ...]:
-        """Of what lies in a directory; links that lead nowhere are left out."""
+        """Of what lies in a directory; links that nobody can follow are left out."""
         found = []
         for entry in os.scandir(path):
             try:
                 found.append(_status(entry.name, entry.stat()))
             except FileNotFoundError:  # removed meanwhile
                 continue
+            except OSError:
+                if not entry.is_symlink():
+                    raise
         return tuple(found)
 
     def read(self, path: str) -> io.FileIO:

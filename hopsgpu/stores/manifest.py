@@ -31,13 +31,34 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.spec import check_name
-from hopsgpu.stores.digests import DIGEST, Facts
+from hopsgpu.stores.digests import DIGEST, Facts, read_facts
+from hopsgpu.stores.troubles import DAMAGED, ODD_JSON, UNSUPPORTED
 
 SCHEMA = 1
 FILE = "manifest.json"
 LATEST = "latest"
 _LONGEST_SHOWN = 200
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+_TEXT_OR_NULL = (str, type(None))
+# What each field of a manifest may be; whatever JSON has where the publisher gives it.
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "name": str,
+    "version": int,
+    "time": str,
+    "framework": _TEXT_OR_NULL,
+    "metrics": dict,
+    "signature": object,
+    "tags": list,
+    "run_id": _TEXT_OR_NULL,
+    "application": _TEXT_OR_NULL,
+    "user": str,
+    "code_digest": _TEXT_OR_NULL,
+    "parameters": object,
+    "data": object,
+    "hopsgpu": str,
+    "publication": str,
+    "files": dict,
+}
 # By the end of a file's path. TensorFlow's weights: variables/variables.data-00000-of-00001
 _FRAMEWORKS = {
     "tensorflow": r"(^|/)saved_model\.pb|\.data-\d{5}-of-\d{5}|\.(keras|h5|tflite)",
@@ -195,40 +216,41 @@ def parse(written: bytes, url: str) -> Manifest:
 
     Args:
         written: the file's content.
-        url: of the file, for the errors.
+        url: of the file, `<root>/<name>/<version>/manifest.json`: whose manifest it has to be.
 
     Raises:
-        StoreError: it is damaged, or of a schema that this version of hopsgpu does not read.
+        StoreError: it is damaged, another version's, or of a schema that this version of hopsgpu
+            does not read.
     """
+    name, number = url.rsplit("/", 3)[1:3]
     try:
         content = json.loads(written)
-        schema = content["schema"]
-        if schema == SCHEMA and content["digest"] == DIGEST:
-            files = {
-                inside(path): Facts(int(facts["bytes"]), str(facts["digest"]))
-                for path, facts in content["files"].items()
-            }
-            return Manifest(files, content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StoreError(f"{url} is damaged: no manifest ({error!r})", kind="damaged") from error
+        schema, digest = content["schema"], content["digest"]
+        if type(schema) is not int or not isinstance(digest, str):
+            raise TypeError(f"schema {schema!r:.99}, digests by {digest!r:.99}")
+        if (schema, digest) == (SCHEMA, DIGEST):
+            _check(content)
+            if (content["name"], str(content["version"])) != (name, number):
+                whose = f"{content['name']!r:.99} {content['version']!r:.99}"
+                raise ValueError(f"it is that of {whose}, and not of {name!r} {number}")
+            return Manifest(read_facts(content["files"], "digest"), content)
+    except ODD_JSON as error:
+        raise StoreError(f"{url} is damaged: no manifest ({error!r})", DAMAGED) from error
     raise StoreError(
-        f"{url} has schema {schema!r} and digests by {content['digest']!r}; this hopsgpu reads"
+        f"{url} has schema {schema!r:.99} and digests by {digest!r:.99}; this hopsgpu reads"
         f" schema {SCHEMA} and {DIGEST}: use the hopsgpu it was published with, or a later one",
-        kind="unsupported",
+        UNSUPPORTED,
     )
 
 
-def inside(path: object) -> str:
-    """A path that stays below a version.
-
-    Raises:
-        ValueError: it does not.
-    """
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ValueError(f"{path!r} is no path")
-    if any(part in ("", ".", "..") for part in path.split("/")):
-        raise ValueError(f"{path!r} is not a path inside a model")
-    return path
+def _check(content: Mapping[str, Any]) -> None:
+    """Raises one of ODD_JSON where a field of schema 1 is missing, or holds what none can."""
+    for field, kinds in _FIELDS.items():
+        if not isinstance(content[field], kinds):
+            raise TypeError(f"{field} is {content[field]!r:.99}")
+    for name, value in content["metrics"].items():
+        if type(value) not in (int, float) and value not in _NO_NUMBERS:
+            raise TypeError(f"metrics: {name!r:.99} is {value!r:.99}")
 
 
 def plain(value: object) -> Any:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import concurrent.futures
+import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.stores import manifest, publication, sweeping, tags
+from hopsgpu.stores import publication, tags
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import LATEST, About, tag_name
-from hopsgpu.stores.names import UNFIT, local_path, model_name
-from hopsgpu.stores.versions import CLAIMS, ModelVersion, numbers
+from hopsgpu.stores.names import is_model_name, local_path, model_name
+from hopsgpu.stores.troubles import EXISTS
+from hopsgpu.stores.versions import CLAIMS, DIGITS, STAGING, ModelVersion, numbers
 
 __all__ = ["ModelStore", "ModelVersion"]
 
 _LOOKS_AT_ONCE = 8
+_HIGHEST = int("9" * DIGITS)
 
 
 class ModelStore:
@@ -86,10 +89,9 @@ class ModelStore:
 
     def list(self) -> tuple[str, ...]:
         """Names of the models that have a version, sorted."""
-        # What others put there is passed over: files, names that no path can have, and
+        # What others put there is passed over: files, names that no model can have, and
         # directories into which nobody else may look.
-        there = self._root.names(directories=True)
-        names = [name for name in there if name[0] not in "._" and not UNFIT.search(name)]
+        names = [name for name in self._root.names(directories=True) if is_model_name(name)]
 
         def latest(name: str) -> int | None:
             try:
@@ -108,7 +110,7 @@ class ModelStore:
         home = self._home(name)
         candidates = sorted(numbers(home.names()))
         with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-            whole = list(pool.map(lambda number: _is_version(home, number), candidates))
+            whole = list(pool.map(lambda number: tags.is_version(home, number), candidates))
         return tuple(
             self._version(home, number)
             for number, there in zip(candidates, whole, strict=True)
@@ -174,16 +176,11 @@ class ModelStore:
         """
         home = self._home(name)
         number = self.get(name, version).version
-        leading = sorted(tag for tag, to in tags.read_tags(home).items() if to == number)
-        if leading:
-            raise StoreError(
-                f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: tag"
-                " another version so, or untag it, and delete it then"
-            )
+        _refuse_tagged(home, number)
         # One that was not published by hopsgpu has none yet.
         (home / CLAIMS).make()
         (home / CLAIMS / str(number)).create()
-        sweeping.discard(home, home / str(number))
+        _withdraw(home, number)
 
     def _home(self, name: str) -> Lake:
         return self._root / model_name(name)
@@ -195,17 +192,22 @@ class ModelStore:
         """The number that is meant, where there is such a version."""
         if version == LATEST:
             return self._latest(home)
+        if isinstance(version, bool) or not isinstance(version, (int, str)):
+            raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
+        if _is_too_long(version):
+            raise ConfigError(
+                f"version: the number that was given has more than {DIGITS} digits, and no version"
+                " has: give one of those that there are"
+            )
         if isinstance(version, str) and not numbers([version]):
             number = tags.read_tag(home, tag_name(version))
-        elif isinstance(version, (int, str)) and not isinstance(version, bool):
-            number = int(version)
         else:
-            raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
-        return number if number is not None and _is_version(home, number) else None
+            number = int(version)
+        return number if number is not None and tags.is_version(home, number) else None
 
     def _latest(self, home: Lake) -> int | None:
         candidates = sorted(numbers(home.names()), reverse=True)
-        return next((number for number in candidates if _is_version(home, number)), None)
+        return next((number for number in candidates if tags.is_version(home, number)), None)
 
     def _unknown(self, home: Lake, version: int | str) -> StoreError:
         name = home.url.rpartition("/")[2]
@@ -226,6 +228,54 @@ class ModelStore:
         )
 
 
-def _is_version(home: Lake, number: int) -> bool:
-    """Whether a version is there: the manifest comes with the directory, by one rename."""
-    return (home / str(number) / manifest.FILE).exists()
+def _is_too_long(version: int | str) -> bool:
+    """Whether it is a number that Python itself may refuse to read or to show."""
+    if isinstance(version, str):
+        return version.isdigit() and len(version) > DIGITS
+    return abs(version) > _HIGHEST
+
+
+def _refuse_tagged(home: Lake, number: int) -> None:
+    leading = sorted(tag for tag, to in tags.read_tags(home).items() if to == number)
+    if leading:
+        raise StoreError(
+            f"version {number} of {home.url} is tagged {', '.join(map(repr, leading))}: tag another"
+            " version so, or untag it, and delete it then"
+        )
+
+
+def _withdraw(home: Lake, number: int) -> None:
+    """Takes a version out of everybody's way at once, and removes it if no tag leads to it then.
+
+    Who tags it meanwhile writes the tag and looks for the version then (`tags.put_tag`):
+
+    - A tag written before the tags are read here has the version come back. A look in between
+      does not find it: then the tag goes as well, both are refused, and either may try again.
+    - A tag written later is followed by a look that finds no version, and goes.
+
+    Of a process that is killed here the version stays aside, and a sweep removes it a day later:
+    it is deleted. One that is killed before its look leaves its tag. A tag that leads nowhere for
+    either reason tells its readers so and never leads to anything else, as the number is not used
+    again; it can be set anew, or removed.
+
+    Raises:
+        StoreError: a tag leads to it, which is there as before, or the lake refused.
+    """
+    place, aside = home / str(number), home / STAGING / uuid.uuid4().hex
+    # A new directory around it: by its own age a sweep would take it before it can come back.
+    aside.make()
+    kept = aside / str(number)
+    place.rename(kept)
+    try:
+        _refuse_tagged(home, number)
+    except StoreError as refusal:
+        # An answer that was lost leaves False to the second try.
+        if not kept.rename(place) and not tags.is_version(home, number):
+            raise StoreError(
+                f"{place.url} was taken meanwhile; the version itself is {kept.url}, until it is"
+                f" swept a day from now: rename it ({refusal})",
+                EXISTS,
+            ) from refusal
+        aside.remove()
+        raise
+    aside.remove()

@@ -13,6 +13,8 @@ from hopsgpu.errors import ConfigError
 UNFIT = re.compile(r"[#?;\x00-\x1f\x7f-\x9f]")
 # Of HDFS and of most local file systems.
 _MOST_BYTES = 255
+# Unicode's categories of what only formats what is beside it, and of what ends lines.
+_UNSEEN = ("Cf", "Zl", "Zp")
 
 
 def file_name(name: object, what: str = "name") -> str:
@@ -40,12 +42,26 @@ def model_name(name: object) -> str:
     """The name of a model, Unicode-normalised (NFC).
 
     Raises:
-        ConfigError: as `file_name`, and names that begin with `_` or `.`, which are hopsgpu's own.
+        ConfigError: as `file_name`; names that begin with `_` or `.`, which are hopsgpu's own; and
+            white space at the ends, and characters that nobody sees.
     """
     normal = file_name(name, "model")
     if normal[0] in "_.":
         raise ConfigError(f"model={name!r}: names that begin with '_' or '.' are hopsgpu's own")
+    if normal != normal.strip() or any(unicodedata.category(c) in _UNSEEN for c in normal):
+        raise ConfigError(
+            f"model={ascii(name)}: white space at its ends, and characters that nobody sees, are"
+            " no part of a model's name: leave them out"
+        )
     return normal
+
+
+def is_model_name(name: str) -> bool:
+    """Whether a directory of that name may be a model, which `model_name` lets be found."""
+    try:
+        return model_name(name) == name
+    except ConfigError:
+        return False
 
 
 def path_below(path: object, what: str = "path") -> str:
@@ -57,6 +73,14 @@ def path_below(path: object, what: str = "path") -> str:
     if not isinstance(path, str):
         raise ConfigError(f"{what}={path!r}: a path with '/' between its names is wanted")
     return "/".join(file_name(name, what) for name in path.split("/"))
+
+
+def is_path_below(path: object) -> bool:
+    """Whether it is a path inside a directory, as `path_below` gives it."""
+    try:
+        return path_below(path) == path
+    except ConfigError:
+        return False
 
 
 def local_path(given: object, what: str) -> Path:

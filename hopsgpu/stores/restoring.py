@@ -12,10 +12,11 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores.checkpoints import Checkpoints, Part, complete, score
-from hopsgpu.stores.digests import DIGEST, Facts
+from hopsgpu.stores.digests import DIGEST, Facts, read_facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.retention import newest_direction
 from hopsgpu.stores.transfer import download_files
+from hopsgpu.stores.troubles import DAMAGED, ODD_JSON
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,6 @@ def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) 
 def _facts(record: Lake) -> dict[str, Facts]:
     content = record.read()
     try:
-        files = json.loads(content)["files"]
-        return {name: Facts(each["bytes"], each[DIGEST]) for name, each in files.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{record.url} is damaged: {error!r}", "damaged") from error
+        return read_facts(json.loads(content)["files"], DIGEST)
+    except ODD_JSON as error:
+        raise StoreError(f"{record.url} is damaged: {error!r}", DAMAGED) from error

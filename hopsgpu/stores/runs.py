@@ -15,6 +15,7 @@ from typing import Any
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.gang import GangState
 from hopsgpu.stores.lake import Lake, Status
+from hopsgpu.stores.troubles import ODD_JSON
 
 # In a run's directory.
 RECORD = "run.json"
@@ -31,8 +32,6 @@ _TERMINAL = frozenset(state.value for state in GangState if state.is_terminal)
 _READERS = 8
 _MORE_READINGS = 3
 _LOGS = "`hopsgpu logs ID` may still work"
-# What comes of JSON that is no record.
-_ODD = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
             logs={_text(name): int(size) for name, size in told["logs"].items()},
         )
         _ = record.gpus, told["spec"]["workers"]
-    except _ODD as error:
+    except ODD_JSON as error:
         raise StoreError(
             f"{url} is no record of a run ({type(error).__name__}: {error}): written by another"
             f" version of hopsgpu? {_LOGS}",

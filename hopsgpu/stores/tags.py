@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from hopsgpu.errors import StoreError
+from hopsgpu.stores import manifest
 from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.versions import TAGS
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, ODD_JSON
+from hopsgpu.stores.versions import TAGS, numbers
 
 
 def put_tag(home: Lake, tag: str, version: int) -> None:
@@ -18,10 +20,26 @@ def put_tag(home: Lake, tag: str, version: int) -> None:
         version: a number.
 
     Raises:
-        StoreError: the lake refused.
+        StoreError: the lake refused; or the version was deleted meanwhile (kind "absent"), and then
+            there is no such tag any more.
     """
+    file = home / TAGS / tag
     (home / TAGS).make()
-    (home / TAGS / tag).replace(json.dumps({"version": version}).encode())
+    file.replace(json.dumps({"version": version}).encode())
+    # `ModelStore.delete` takes the version away and reads the tags then. This is the other order:
+    # of two at once, one at least sees what the other did.
+    if not is_version(home, version):
+        if read_tag(home, tag) == version:  # somebody may have had it lead elsewhere by now
+            file.remove()
+        raise StoreError(
+            f"version {version} of {home.url} was deleted meanwhile: it cannot be tagged {tag!r}",
+            ABSENT,
+        )
+
+
+def is_version(home: Lake, number: int) -> bool:
+    """Whether a version is there: the manifest comes with the directory, by one rename."""
+    return (home / str(number) / manifest.FILE).exists()
 
 
 def drop_tag(home: Lake, tag: str) -> bool:
@@ -47,13 +65,16 @@ def read_tag(home: Lake, tag: str) -> int | None:
     try:
         written = file.read()
     except StoreError as error:
-        if error.kind == "absent":
+        if error.kind == ABSENT:
             return None
         raise
     try:
-        return int(json.loads(written)["version"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise StoreError(f"{file.url} is damaged: no tag; set it again", kind="damaged") from error
+        version = json.loads(written)["version"]
+        if type(version) is not int or not numbers([str(version)]):
+            raise ValueError(f"{version!r:.99} is no number of a version")
+    except ODD_JSON as error:
+        raise StoreError(f"{file.url} is damaged: no tag; set it again", DAMAGED) from error
+    return version
 
 
 def read_tags(home: Lake) -> dict[str, int]:

@@ -14,6 +14,8 @@ QUOTA = "quota"
 SAFE_MODE = "safe mode"
 UNREACHABLE = "unreachable"
 UNSUPPORTED = "unsupported"
+# What reading JSON raises where it is not what it is to be, or none.
+ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class Refused(Exception):

@@ -31,8 +31,9 @@ CLAIMS = "_claims"
 TAGS = "_tags"
 # Begins the names of files that are written only to see whether they can be.
 PROBE = "_probe-"
-# As TensorFlow Serving and Triton read it: none begins with a zero.
-_NUMBER = re.compile(r"[1-9][0-9]*")
+# As TensorFlow Serving and Triton read it: none begins with a zero, or is too long for an int64.
+DIGITS = 18
+_NUMBER = re.compile(rf"[1-9][0-9]{{0,{DIGITS - 1}}}")
 
 
 def numbers(names: Iterable[str]) -> list[int]:

@@ -87,7 +87,7 @@ OPEN = "within close _staging/*/0/s/zero"
 DELETE = (
     "before make _claims",
     "before write _claims/N",
-    "before make _staging",
+    "before make _staging/*",
     "before rename N",
     "after rename N",
     "before remove _staging/*",

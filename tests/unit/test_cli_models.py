@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -67,14 +68,60 @@ def test_models_and_their_versions_are_listed(store: ModelStore, model: Path) ->
     ]
 
 
-def test_a_damaged_version_hides_no_other(store: ModelStore, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "{",
+        lambda text: "[" * 200_000,
+        lambda text: text.replace('"bytes": 4', '"bytes": 1e999'),
+        lambda text: text.replace('"bytes": 4', '"bytes": -4'),
+        lambda text: text.replace('"bytes": 4', f'"bytes": 4{"0" * 4000}'),
+        lambda text: text.replace('"version": 1', '"version": 2'),
+        lambda text: text.replace("layers/0.txt", "../0.txt"),
+        lambda text: json.dumps({n: json.loads(text)[n] for n in ("schema", "digest", "files")}),
+    ],
+)
+def test_a_damaged_version_hides_no_other(
+    store: ModelStore, model: Path, tmp_path: Path, damage: Callable[[str], str]
+) -> None:
     store.publish(model, "digits")
     store.publish(model, "digits")
-    (tmp_path / "lake" / "models" / "digits" / "1" / "manifest.json").write_text("{")
+    file = tmp_path / "lake" / "models" / "digits" / "1" / "manifest.json"
+    file.write_text(damage(file.read_text()))
     output = call("models", "versions", "digits").output
     assert [line.split()[:2] for line in output.splitlines()][2] == ["1", "damaged"]
-    assert "is damaged: no manifest" in output
-    assert "problem" in json.loads(call("models", "versions", "digits", "--json").output)[1]
+    assert "digits/1/manifest.json is damaged: no manifest" in output
+    first, second = json.loads(call("models", "versions", "digits", "--json").output)
+    assert ("problem" in first, "problem" in second) == (False, True)
+    assert call("models").output.splitlines()[1].split() == ["digits", "2", "2", "-"]
+    assert call("models", "verify", "digits").exit_code == 0
+    for command in ("verify", "show"):
+        assert "digits/1/manifest.json is damaged" in refused("models", command, "digits", "1")
+    assert "digits/1/manifest.json is damaged" in refused("models", "download", "digits", "1", "x")
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[" * 200_000, "[]", '{"version": 1e999}', '{"version": 1.9}', '{"version": true}']
+    + ['{"version": "1"}', '{"version": 0}', '{"version": -1}', f'{{"version": 1{"0" * 18}}}'],
+)
+def test_a_damaged_tag_hides_no_version(
+    store: ModelStore, model: Path, tmp_path: Path, content: str
+) -> None:
+    store.publish(model, "digits", tags="best")
+    (tmp_path / "lake" / "models" / "digits" / "_tags" / "best").write_text(content)
+    said = "digits/_tags/best is damaged: no tag; set it again"
+    result = call("models", "versions", "digits")
+    assert (result.exit_code, result.output.splitlines()[1].split()[0]) == (0, "1")
+    assert said in result.output.replace("\n", " ")
+    result = call("models", "versions", "digits", "--json")
+    assert (json.loads(result.stdout)[0]["version"], result.exit_code) == (1, 0)
+    assert said in result.stderr
+    assert json.loads(call("models", "--json").stdout)[0]["versions"] == [1]
+    assert said in refused("models", "show", "digits", "best")
+    assert said in refused("models", "delete", "digits", "1", "--yes")
+    assert call("models", "tag", "digits", "1", "best").exit_code == 0
+    assert store.tags("digits") == {"best": 1}
 
 
 def test_a_version_is_shown(store: ModelStore, model: Path) -> None:

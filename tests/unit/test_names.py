@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.names import file_name, model_name, path_below
+from hopsgpu.stores.names import file_name, is_model_name, model_name, path_below
 
 
 def test_names_are_normalised() -> None:
@@ -35,6 +35,24 @@ def test_the_longest_name_fits() -> None:
 def test_our_own_names_are_no_models(name: str) -> None:
     with pytest.raises(ConfigError, match="hopsgpu's own"):
         model_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["  ", "\u200b", "\ufeff", "\u202egnp", "a\u2028b", "a\u2029", " a", "a ", "\u3000a", "a\xa0"],
+)
+def test_a_model_has_a_name_that_is_seen(name: str) -> None:
+    with pytest.raises(ConfigError, match="nobody sees") as told:
+        model_name(name)
+    assert ascii(name) in str(told.value)
+    assert not is_model_name(name)
+
+
+def test_what_is_found_by_its_name_may_be_a_model() -> None:
+    for name in ("latest", "u\u0308ber", "two words"):
+        assert is_model_name(model_name(name))
+    for name in ("_own", ".x", "a:b", "a;b", "\udcff", "u\u0308ber"):
+        assert not is_model_name(name)
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "a/../b", "a//b", "a/", "", None])

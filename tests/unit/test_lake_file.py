@@ -1,0 +1,82 @@
+"""Places on the lake: their URLs, and local directories as lakes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.models import ModelStore
+from hopsgpu.stores.root import below, root_on, trimmed
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [("file://tmp/x", "/tmp/x"), ("file://tmp/", "/tmp/"), ("file://host:80/a/b", "/host:80/a/b")],
+)
+def test_a_file_system_of_another_host_is_refused(url: str, path: str) -> None:
+    with pytest.raises(ConfigError, match=f"{url}.*write file://{path}$"):
+        Lake(url)
+    with pytest.raises(ConfigError, match="is a host"):
+        ModelStore(url)
+
+
+def test_this_host_may_be_named(tmp_path: Path) -> None:
+    (Lake(f"file://localhost{tmp_path}") / "f").write(b"here")
+    assert (tmp_path / "f").read_bytes() == b"here"
+
+
+@pytest.mark.parametrize("root", ["file:///", "hdfs:///", "hdfs://host:9000/", "webhdfs://h:1//"])
+def test_the_root_of_a_file_system_is_a_place(root: str) -> None:
+    url = root if root.endswith("///") else f"{root.rstrip('/')}/"
+    lake = Lake(root)
+    assert (lake.url, lake.path) == (url, "/")
+    assert repr(ModelStore(root)) == f"ModelStore('{url}')"
+    net = lake / "net"
+    assert (net.url, net.path) == (f"{url}net", "/net")
+    assert Lake(f"{url}/net//") == net
+    assert root_on(root, None, "ann") == trimmed(url) == url
+    assert below(url, "models/net") == f"{url}models/net"
+
+
+def test_the_root_of_the_local_file_system_is_listed() -> None:
+    root = Lake("file:///")
+    assert set(root.names()) == {entry.name for entry in Path("/").iterdir() if entry.exists()}
+    assert (root / "tmp").above.url == "file:///"
+
+
+def test_the_default_root_is_below_the_default_file_system() -> None:
+    assert root_on(None, "hdfs:///", "ann") == "hdfs:///user/ann/hopsgpu"
+    for files in ("hdfs://lake", "hdfs://lake/"):
+        assert root_on(None, files, "ann") == "hdfs://lake/user/ann/hopsgpu"
+
+
+def test_links_that_lead_nowhere_hide_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("nothing")
+    (tmp_path / "file").touch()
+    (tmp_path / "no directory").symlink_to("file/below")
+    (tmp_path / "other").symlink_to("net")
+    assert Lake(f"file://{tmp_path}").names() == ("file", "net", "other")
+    assert ModelStore(f"file://{tmp_path}").list() == ()
+
+
+def test_what_is_no_link_is_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken:
+        name = "disk"
+
+        def stat(self) -> os.stat_result:
+            raise OSError(5, "Input/output error")
+
+        def is_symlink(self) -> bool:
+            return False
+
+    monkeypatch.setattr(os, "scandir", lambda path: [Broken()])
+    with pytest.raises(StoreError, match="Input/output error"):
+        Lake(f"file://{tmp_path}", quick=True).entries()

@@ -1,0 +1,261 @@
+"""The model store on a local directory: what others put there, and who else is at work."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.stores import restoring, sweeping, tags
+from hopsgpu.stores.digests import DIGEST, Facts
+from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.models import ModelStore, ModelVersion
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def store(root: Path) -> ModelStore:
+    return ModelStore(f"file://{root}")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "weights.pt").write_bytes(b"weights")
+    return source
+
+
+def test_every_model_that_is_listed_is_found(store: ModelStore, root: Path, model: Path) -> None:
+    store.publish(model, "latest")
+    for name in ("a:b", "a\\b", "u\u0308ber", " padded", "\u200b", "a\u2028b"):
+        (root / name / "1").mkdir(parents=True)
+        (root / name / "1" / "manifest.json").touch()
+    assert store.list() == ("latest",)
+    for name in store.list():
+        assert store.get(name).version == store.versions(name)[0].version == 1
+
+
+def test_a_number_that_no_version_has_is_refused(store: ModelStore, model: Path) -> None:
+    store.publish(model, "net")
+    for version in ("9" * 5000, 10**5000, -(10**5000), "9" * 19, 10**18):
+        with pytest.raises(ConfigError, match="has more than 18 digits, and no version has"):
+            store.get("net", version)
+
+
+def test_the_longest_number_is_only_absent(store: ModelStore, model: Path) -> None:
+    store.publish(model, "net")
+    for version in (10**18 - 1, "9" * 18, 0):
+        with pytest.raises(StoreError, match=f"no version {version!r} of 'net'"):
+            store.get("net", version)
+
+
+def test_a_directory_with_a_longer_number_is_passed_over(
+    store: ModelStore, root: Path, model: Path
+) -> None:
+    store.publish(model, "net")
+    for name in ("9" * 255, "9" * 19):
+        (root / "net" / name).mkdir()
+        (root / "net" / name / "manifest.json").touch()
+    assert store.get("net").version == 1
+    assert store.publish(model, "net").version == 2
+    assert [version.version for version in store.versions("net")] == [1, 2]
+
+
+def before_reading(
+    monkeypatch: pytest.MonkeyPatch, calls: dict[int, Callable[[], None]]
+) -> list[int]:
+    """Has something happen just before the nth reading of all tags."""
+    read, readings = tags.read_tags, [0]
+
+    def reading(home: Lake) -> dict[str, int]:
+        readings[0] += 1
+        calls.get(readings[0], lambda: None)()
+        return read(home)
+
+    monkeypatch.setattr(tags, "read_tags", reading)
+    return readings
+
+
+def written_tag(root: Path, version: int) -> Callable[[], None]:
+    """What another process does that tags `net`, up to its look for the version."""
+
+    def write() -> None:
+        (root / "net" / "_tags").mkdir(exist_ok=True)
+        (root / "net" / "_tags" / "prod").write_text(json.dumps({"version": version}))
+
+    return write
+
+
+def test_a_version_that_is_tagged_while_it_is_deleted_comes_back(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net")
+    readings = before_reading(monkeypatch, {2: written_tag(root, 1)})
+    with pytest.raises(StoreError, match="version 1 of .* is tagged 'prod'"):
+        store.delete("net", 1)
+    assert readings == [2]
+    store.get("net", "prod").verify()
+    assert list((root / "net" / "_staging").iterdir()) == []
+
+
+def test_a_sweep_does_not_take_what_may_come_back(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net")
+    for path in (root / "net" / "1", *(root / "net" / "1").iterdir()):
+        os.utime(path, (1, 1))
+    home = Lake(f"file://{root}/net")
+
+    def tagged_and_swept() -> None:
+        written_tag(root, 1)()
+        assert sweeping.sweep(home, int(time.time() * 1000)) == []
+
+    before_reading(monkeypatch, {2: tagged_and_swept})
+    with pytest.raises(StoreError, match="is tagged 'prod'"):
+        store.delete("net", 1)
+    store.get("net", "prod").verify()
+
+
+def test_a_version_whose_place_is_taken_is_not_lost(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net")
+
+    def tagged_and_taken() -> None:
+        written_tag(root, 1)()
+        (root / "net" / "1").mkdir()
+
+    before_reading(monkeypatch, {2: tagged_and_taken})
+    with pytest.raises(
+        StoreError, match="net/1 was taken meanwhile; the version itself is"
+    ) as told:
+        store.delete("net", 1)
+    assert told.value.kind == "exists"
+    (kept,) = (root / "net" / "_staging").glob("*/1")
+    assert str(kept) in str(told.value) and (kept / "weights.pt").exists()
+
+
+def test_a_tag_set_while_its_version_is_aside_goes_and_both_are_told(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net")
+
+    def tag() -> None:
+        with pytest.raises(StoreError, match="version 1 of .* cannot be tagged 'prod'"):
+            tags.put_tag(Lake(f"file://{root}/net"), "prod", 1)
+
+    before_reading(monkeypatch, {2: tag})
+    store.delete("net", 1)
+    assert (store.versions("net"), store.tags("net")) == ((), {})
+
+
+class Late(ModelStore):
+    """Finds a version, and is slow to go on."""
+
+    def __init__(self, url: str, meanwhile: Callable[[], None]) -> None:
+        super().__init__(url)
+        self._meanwhile = meanwhile
+
+    def get(self, name: str, version: int | str = "latest") -> ModelVersion:
+        found = super().get(name, version)
+        self._meanwhile()
+        return found
+
+
+def test_a_version_that_is_deleted_while_it_is_tagged_leaves_no_tag(
+    store: ModelStore, root: Path, model: Path
+) -> None:
+    store.publish(model, "net")
+    late = Late(f"file://{root}", lambda: store.delete("net", 1))
+    with pytest.raises(StoreError, match="cannot be tagged 'prod'") as told:
+        late.tag("net", 1, "prod")
+    assert told.value.kind == "absent"
+    assert (store.versions("net"), store.tags("net")) == ((), {})
+
+
+def test_a_tag_that_somebody_moved_on_stays(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net")
+
+    def look(home: Lake, number: int) -> bool:
+        written_tag(root, 1)()
+        return False
+
+    monkeypatch.setattr(tags, "is_version", look)
+    with pytest.raises(StoreError, match="version 7 of"):
+        tags.put_tag(Lake(f"file://{root}/net"), "prod", 7)
+    assert store.tags("net") == {"prod": 1}
+
+
+def test_what_a_killed_process_leaves_of_a_tag_misleads_nobody(
+    store: ModelStore, root: Path, model: Path
+) -> None:
+    store.publish(model, "net")
+    store.delete("net", store.publish(model, "net").version)
+    written_tag(root, 2)()
+    with pytest.raises(StoreError, match="no version 'prod' of 'net'") as told:
+        store.get("net", "prod")
+    assert told.value.kind == "absent"
+    assert store.publish(model, "net").version == 3
+    store.tag("net", 1, "prod")
+    assert store.get("net", "prod").version == 1
+    store.delete("net", 3)
+    written_tag(root, 2)()
+    store.untag("net", "prod")
+    assert store.tags("net") == {}
+
+
+def test_no_tag_leads_nowhere_whoever_tags_and_deletes_at_once(
+    store: ModelStore, model: Path
+) -> None:
+    def told(call: Callable[[], None]) -> bool:
+        try:
+            call()
+        except StoreError:
+            return False
+        return True
+
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        for _ in range(60):
+            number = store.publish(model, "net").version
+            deleted = pool.submit(told, lambda n=number: store.delete("net", n))
+            tagged = pool.submit(told, lambda n=number: store.tag("net", n, "prod"))
+            assert not (deleted.result() and tagged.result())
+            there = {version.version for version in store.versions("net")}
+            assert set(store.tags("net").values()) <= there
+            assert (number in there) is not deleted.result()
+            if tagged.result():
+                assert store.get("net", "prod").version == number
+                store.untag("net", "prod")
+
+
+def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None:
+    record = Lake(f"file://{tmp_path}/step-1.json")
+    whole = json.dumps({"files": {"a/b": {"bytes": 1, DIGEST: "0f"}}})
+    record.write(whole.encode())
+    assert restoring._facts(record) == {"a/b": Facts(1, "0f")}
+    for odd in (
+        "[" * 200_000,
+        '{"files": []}',
+        '{"files": {}}',
+        whole.replace('"bytes": 1', '"bytes": 1e999'),
+        whole.replace('"bytes": 1', '"bytes": "1"'),
+        whole.replace("a/b", "../b"),
+        whole.replace('"0f"', "null"),
+    ):
+        record.write(odd.encode())
+        with pytest.raises(StoreError, match=f"{record.url} is damaged") as told:
+            restoring._facts(record)
+        assert told.value.kind == "damaged"
