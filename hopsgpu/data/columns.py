@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -56,16 +56,34 @@ def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
     Raises:
         ConfigError: no such column, a type that is not converted, or a shape that does not fit.
     """
+    names = checked_names(schema, columns, shapes)
+    return [column(schema.field(name), shapes.get(name)) for name in names]
+
+
+def checked_names(
+    schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = ()
+) -> list[str]:
+    """The names of the columns that a rank asks for.
+
+    Args:
+        schema: Arrow's.
+        columns: names, or None for all.
+        shapes: names of columns that have a shape.
+
+    Raises:
+        ConfigError: not names of columns, each once.
+    """
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: a list of names is wanted: [{columns!r}]")
     names = list(schema.names if columns is None else columns)
     absent = [name for name in (*names, *shapes) if schema.names.count(name) != 1]
     if absent or not names or len(set(names)) < len(names):
+        shaped = f", shapes of {sorted(shapes)}" if shapes else ""
         raise ConfigError(
-            f"columns={columns!r}, shapes of {sorted(shapes)}: names of columns are wanted, each"
-            f" once, of {', '.join(schema.names)}"
+            f"columns={columns!r}{shaped}: names of columns are wanted, each once, of"
+            f" {', '.join(schema.names)}"
         )
-    return [column(schema.field(name), shapes.get(name)) for name in names]
+    return names
 
 
 def column(field: Any, shape: Any = None) -> Column:

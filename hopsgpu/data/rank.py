@@ -18,7 +18,7 @@ from hopsgpu.data import tensorflow, torch
 from hopsgpu.data.ahead import Ahead
 from hopsgpu.data.blocks import Block, cut
 from hopsgpu.data.cache import Cache, default_budget
-from hopsgpu.data.columns import Column, select
+from hopsgpu.data.columns import Column, checked_names, select
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.stream import Stream
 from hopsgpu.errors import ConfigError
@@ -226,17 +226,12 @@ class RankData:
         """All rows of the shard as a pyarrow.Table, in memory.
 
         Raises:
-            ConfigError: no such column.
+            ConfigError: not names of columns, each once.
             StoreError: the lake refused, or the data has changed.
         """
         import pyarrow as pa
 
-        names = list(self.schema.names if columns is None else columns)
-        if unknown := set(names).difference(self.schema.names):
-            raise ConfigError(
-                f"columns={columns!r}: there is no {', '.join(sorted(unknown))}, but"
-                f" {', '.join(self.schema.names)}"
-            )
+        names = checked_names(self.schema, columns)
         with Stream(self._shard, self._cache, names, self.schema) as stream:
             return pa.Table.from_batches([chunk.batch for chunk in stream.chunks()]).select(names)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hopsgpu.data.columns import Kind, column, select
+from hopsgpu.data.columns import Kind, checked_names, column, select
 from hopsgpu.errors import ConfigError
 
 
@@ -193,3 +193,10 @@ def test_columns_are_chosen_by_name() -> None:
 def test_what_is_no_choice_of_columns_is_refused(columns: Any, shapes: Any) -> None:
     with pytest.raises(ConfigError, match="columns=|shapes"):
         select(SCHEMA, columns, shapes)
+
+
+def test_names_that_are_twice_in_the_data_are_no_choice() -> None:
+    twice = pa.schema([("a", pa.int8()), ("a", pa.int8()), ("b", pa.int8())])
+    with pytest.raises(ConfigError, match="columns=None: names .* each once, of a, a, b"):
+        checked_names(twice, None)
+    assert checked_names(twice, ["b"]) == ["b"]

@@ -290,8 +290,10 @@ def test_as_an_arrow_table(data: RankData) -> None:
     assert found.column_names == ["word", "id"]
     assert found.column("id").to_pylist() == ids(data.batches(64))
     assert data.to_arrow().schema == data.schema
-    with pytest.raises(ConfigError, match="there is no y"):
-        data.to_arrow(["y"])
+    wrong: list[Any] = [["y"], [], "xy", ["id", "id"]]
+    for columns in wrong:
+        with pytest.raises(ConfigError, match="^columns=.*: .*names"):
+            data.to_arrow(columns)
 
 
 @pytest.mark.parametrize(
