@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -107,7 +108,7 @@ def column(field: Any, shape: Any = None) -> Column:
         return Column(name, Kind.RAGGED, dtype, (), lambda array: _ragged(name, array, inner))
     if types.is_fixed_size_list(kind):
         return _fixed(name, kind, None)
-    if isinstance(kind, pa.FixedShapeTensorType) and kind.permutation is None:
+    if _is_tensor(kind):
         return _fixed(name, kind.storage_type, tuple(kind.shape))
     if types.is_string(kind) or types.is_large_string(kind) or kind == pa.string_view():
         return Column(name, Kind.TEXT, _object(), (), _objects)
@@ -116,6 +117,16 @@ def column(field: Any, shape: Any = None) -> Column:
     if types.is_fixed_size_binary(kind) and not types.is_decimal(kind):
         return Column(name, Kind.BYTES, _object(), (), _objects)
     return _single(name, kind)
+
+
+def _is_tensor(kind: Any) -> bool:
+    """Whether it is of tensors in the order of rows, as NumPy has them."""
+    import pyarrow as pa
+
+    if not isinstance(kind, pa.FixedShapeTensorType):
+        return False
+    order = kind.permutation
+    return order is None or list(order) == list(range(len(order)))
 
 
 def _single(name: str, kind: Any) -> Column:
@@ -187,6 +198,7 @@ def _ragged(name: str, array: Any, inner: Column) -> Array:
 
     values, offsets = _listed(name, array)
     converted = inner.convert(values)
+    converted.flags.writeable = False  # and so are the rows, which are views of it
     rows = np.empty(len(array), dtype=object)
     for row in range(len(array)):
         rows[row] = converted[offsets[row] : offsets[row + 1]]
@@ -234,6 +246,8 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
     import pyarrow as pa
 
     size = math.prod(shape)
+    if _is_tensor(kind):
+        kind = kind.storage_type
     if pa.types.is_fixed_size_list(kind) and kind.list_size == size:
         return _fixed(name, kind, shape)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
@@ -263,10 +277,11 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     try:
-        checked = (shape,) if isinstance(shape, int) else tuple(shape)
+        sizes = shape if isinstance(shape, Iterable) else (shape,)
+        checked = tuple(map(operator.index, sizes))
     except TypeError:
         checked = ()
-    if not checked or not all(isinstance(n, int) and n > 0 for n in checked):
+    if not checked or min(checked) < 1:
         raise ConfigError(
             f"shapes: {name!r} has {shape!r}; a tuple of sizes is wanted, as (28, 28)"
         )

@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from hopsgpu.data.blocks import converted
+from hopsgpu.data.cache import in_memory
 from hopsgpu.data.columns import Kind, checked_names, column, select
 from hopsgpu.errors import ConfigError
 
@@ -94,11 +96,23 @@ def test_lists_of_fixed_length_are_arrays() -> None:
 
 
 def test_tensors() -> None:
-    kind = pa.fixed_shape_tensor(pa.float32(), (2, 3))
+    """Those that pyarrow makes have the order of their dimensions written down."""
     values = np.arange(12, dtype="f4").reshape(2, 2, 3)
     array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
-    found = column(pa.field("c", kind)).convert(array[1:])
-    assert (found == values[1:]).all()
+    for kind in (array.type, pa.fixed_shape_tensor(pa.float32(), (2, 3))):
+        found = column(pa.field("c", kind)).convert(array[1:])
+        assert (found == values[1:]).all()
+        flat = column(pa.field("c", kind), (3, 2, 1)).convert(array)
+        assert (flat == values.reshape(2, 3, 2, 1)).all()
+        with pytest.raises(ConfigError, match=r"'c' is .*lists of 5 elements are wanted"):
+            column(pa.field("c", kind), 5)
+
+
+@pytest.mark.parametrize("shape", [None, (2, 3)])
+def test_tensors_in_another_order_are_refused(shape: Any) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 3), permutation=(1, 0))
+    with pytest.raises(ConfigError, match="column 'c' is "):
+        column(pa.field("c", kind), shape)
 
 
 def test_fixed_lists_and_numbers_are_not_copied() -> None:
@@ -120,6 +134,30 @@ def test_lists_of_different_lengths(make: Any) -> None:
     assert [row.tolist() for row in texts] == [["a"], ["b", None]]
     deep = convert([[[1], [2, 3]], []], make(make(pa.int8())))
     assert [[inner.tolist() for inner in row] for row in deep] == [[[1], [2, 3]], []]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.bool_(), True),
+        (pa.int64(), 1),
+        (pa.string(), "a"),
+        (pa.decimal128(3), decimal.Decimal(1)),
+        (pa.list_(pa.bool_()), [True]),
+        (pa.list_(pa.bool_(), 1), [True]),
+    ],
+)
+def test_lists_are_read_only(kind: Any, value: Any) -> None:
+    batch = pa.record_batch({"c": pa.array([[value]], pa.list_(kind))})
+    row = converted(in_memory(batch), [column(batch.schema.field("c"))]).arrays["c"][0]
+    assert not row.flags.writeable
+    assert not (row.dtype == object and kind != pa.string() and row[0].flags.writeable)
+
+
+def test_sizes_of_a_shape_may_be_numpys() -> None:
+    wanted = [np.int64(2), (np.int64(1), 2), np.array([2, 1])]
+    shapes = [convert([[1, 2]], pa.list_(pa.float64()), shape).shape for shape in wanted]
+    assert shapes == [(1, 2), (1, 1, 2), (1, 2, 1)]
 
 
 @pytest.mark.parametrize("make", [pa.list_, pa.large_list])
@@ -187,6 +225,7 @@ def test_columns_are_chosen_by_name() -> None:
         (["b"], {"b": ()}),
         (["b"], {"b": (0, 1)}),
         (["b"], {"b": "22"}),
+        (["b"], {"b": (2.0, 1)}),
         (["a"], {"a": (1,)}),
     ],
 )
