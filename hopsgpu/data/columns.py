@@ -35,7 +35,7 @@ class Column:
         name: of the column.
         kind: of its values.
         dtype: of the array; of the lists' elements where the kind is RAGGED.
-        shape: of a row; () for a number.
+        shape: of a row, () for a number; of an element of the lists where the kind is RAGGED.
         convert: makes an Arrow array the NumPy array.
     """
 
@@ -105,7 +105,8 @@ def column(field: Any, shape: Any = None) -> Column:
     if types.is_list(kind) or types.is_large_list(kind):
         inner = column(field.with_type(kind.value_type))
         dtype = inner.dtype if inner.kind is not Kind.RAGGED else _object()
-        return Column(name, Kind.RAGGED, dtype, (), lambda array: _ragged(name, array, inner))
+        shape = inner.shape if inner.kind is not Kind.RAGGED else ()
+        return Column(name, Kind.RAGGED, dtype, shape, lambda array: _ragged(name, array, inner))
     if types.is_fixed_size_list(kind):
         return _fixed(name, kind, None)
     if _is_tensor(kind):

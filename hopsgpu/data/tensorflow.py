@@ -53,7 +53,8 @@ def _spec(tf: Any, column: Column, rows: int | None) -> Any:
     if column.kind in (Kind.TEXT, Kind.BYTES):
         return tf.TensorSpec((rows,), tf.string)
     if column.kind is Kind.RAGGED and column.dtype != object and column.dtype.kind in "biuf":
-        return tf.RaggedTensorSpec((rows, None), tf.as_dtype(column.dtype), ragged_rank=1)
+        shape = (rows, None, *column.shape)
+        return tf.RaggedTensorSpec(shape, tf.as_dtype(column.dtype), ragged_rank=1)
     raise ConfigError(
         f"column {column.name!r} holds {column.kind.value} ({column.dtype}), which TensorFlow is"
         " not given: make them numbers in Spark, or leave it out of columns="

@@ -32,10 +32,10 @@ def dataset(
         pin_memory: None to go by whether there is a GPU.
 
     Raises:
-        ConfigError: a column of dates or times.
+        ConfigError: a column of dates or times, or of lists of them.
     """
     for column in columns:
-        if column.kind is Kind.TIME:
+        if column.dtype.kind in "mM":
             raise ConfigError(
                 f"column {column.name!r} holds {column.dtype}, for which torch has no type: make it"
                 " a number in Spark (unix_timestamp, datediff), or leave it out of columns="

@@ -139,6 +139,57 @@ def test_each_iteration_of_tensorflow_is_an_epoch(data: RankData) -> None:
     assert int(dataset.cardinality()) == 2
 
 
+@pytest.fixture
+def lists(tmp_path: Path) -> Iterator[RankData]:
+    day = datetime.date(2024, 1, 1)
+    columns = {
+        "days": pa.array([[day], []], pa.list_(pa.date32())),
+        "times": pa.array([[0], []], pa.list_(pa.timestamp("us"))),
+        "spans": pa.array([[0], []], pa.list_(pa.duration("us"))),
+        "spells": pa.array([[[0, 1]], []], pa.list_(pa.list_(pa.timestamp("us"), 2))),
+        "boxes": pa.array([[[0, 1], [2, 3]], []], pa.list_(pa.list_(pa.float32(), 2))),
+        "words": pa.array([["a", "b"], []], pa.list_(pa.string())),
+        "nested": pa.array([[[1], [2, 3]], []], pa.list_(pa.list_(pa.int64()))),
+    }
+    (tmp_path / "lake").mkdir()
+    parquet.write_table(pa.table(columns), tmp_path / "lake" / "0.parquet")
+    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    with RankData(shard, tmp_path / "kept") as rank:
+        yield rank
+
+
+@pytest.mark.parametrize("name", ["days", "times", "spans", "spells"])
+def test_lists_of_dates_and_times_are_refused_by_name(lists: RankData, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' holds .*64.*torch has no type"):
+        lists.torch(2, [name])
+    with pytest.raises(ConfigError, match=f"'{name}' holds lists.*64.*TensorFlow is not given"):
+        lists.tensorflow(2, [name])
+
+
+def test_lists_of_lists_and_of_strings(lists: RankData) -> None:
+    (batch,) = lists.torch(2, ["boxes", "words", "nested"])
+    assert [tuple(row.shape) for row in batch["boxes"]] == [(2, 2), (0, 2)]
+    assert batch["boxes"][0].tolist() == [[0, 1], [2, 3]]
+    assert [(type(row), row.tolist()) for row in batch["words"]] == [
+        (np.ndarray, ["a", "b"]),
+        (np.ndarray, []),
+    ]
+    assert [type(row) for row in batch["nested"]] == [np.ndarray] * 2
+    assert [inner.tolist() for inner in batch["nested"][0]] == [[1], [2, 3]]
+
+
+def test_tensorflow_has_ragged_tensors_of_lists_of_fixed_length(lists: RankData) -> None:
+    import tensorflow as tf
+
+    dataset = lists.tensorflow(1, ["boxes"])
+    spec = tf.RaggedTensorSpec((None, None, 2), tf.float32, ragged_rank=1)
+    assert dataset.element_spec == {"boxes": spec}
+    assert [batch["boxes"].to_list() for batch in dataset] == [[[[0, 1], [2, 3]]], [[]]]
+    for name in ("words", "nested"):
+        with pytest.raises(ConfigError, match=f"'{name}' holds lists.*TensorFlow is not given"):
+            lists.tensorflow(1, [name])
+
+
 def test_tensorflow_refuses_by_name(data: RankData) -> None:
     import tensorflow as tf
 
