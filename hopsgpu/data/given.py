@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -128,20 +129,26 @@ def url_of(path: str, files: str | None) -> str:
     """The URL of what is to be read in place.
 
     Args:
-        path: a URL, or an absolute path on the default file system; `hdfs:///` means that of the
-            default one too.
+        path: a URL, or an absolute path on the default file system; `hdfs:///x` and `hdfs:/x` mean
+            that of the default one too.
         files: the default file system, `fs.defaultFS`.
 
     Raises:
-        ConfigError: neither, or of a file system that cannot be read in place.
+        ConfigError: neither, of a file system that cannot be read in place, or of one that is not
+            named and is not the default one.
     """
     scheme, _, authority = (files or "file:///").partition("://")
     default = f"{scheme}://{authority.partition('/')[0]}"
-    url = path
+    url = re.sub(r"^(\w+):/(?!/)", r"\1:///", path)  # as Spark writes it
     if path.startswith("/"):
         url = default + path
-    elif path.startswith(f"{scheme}:///"):
-        url = default + path.removeprefix(f"{scheme}://")
+    elif url.startswith(f"{scheme}:///"):
+        url = default + url.removeprefix(f"{scheme}://")
+    elif unnamed := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
+        raise ConfigError(
+            f"data={path!r}: it names no file system, and the default one is {default}: write"
+            f" {unnamed[1]}://<name>/{url[unnamed.end() :]}"
+        )
     try:
         return Lake(url).url
     except ConfigError:

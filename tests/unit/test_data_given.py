@@ -94,7 +94,10 @@ def test_data_is_checked_where_it_is_made(arguments: dict[str, Any], words: str)
         ("/lake/x/", f"{FILES}/", "hdfs://nn:8020/lake/x"),
         ("hdfs:///lake/x", FILES, "hdfs://nn:8020/lake/x"),
         ("hdfs://other/lake/x", FILES, "hdfs://other/lake/x"),
+        ("hdfs:/lake/x", FILES, "hdfs://nn:8020/lake/x"),
         ("file:///x", FILES, "file:///x"),
+        ("file:/x", FILES, "file:///x"),
+        ("file:/x", None, "file:///x"),
         ("/x", None, "file:///x"),
         ("/x", "file:///", "file:///x"),
     ],
@@ -103,10 +106,19 @@ def test_paths_are_on_the_default_file_system(path: str, files: str | None, url:
     assert url_of(path, files) == url
 
 
-@pytest.mark.parametrize("path", ["lake/x", "s3a://bucket/x", "hdfs:/x", "/x#y"])
+@pytest.mark.parametrize("path", ["lake/x", "s3a://bucket/x", "s3a:/x", "hdfs:x", "/x#y"])
 def test_what_cannot_be_read_in_place_is_refused(path: str) -> None:
     with pytest.raises(ConfigError, match="read it with Spark otherwise, and pass the DataFrame"):
         url_of(path, FILES)
+
+
+@pytest.mark.parametrize("path", ["hdfs:/x/y", "hdfs:///x/y"])
+@pytest.mark.parametrize("files", [None, "file:///", "viewfs://cluster"])
+def test_a_url_that_names_no_file_system_is_of_the_default_one_alone(
+    path: str, files: str | None
+) -> None:
+    with pytest.raises(ConfigError, match="names no file system.*write hdfs://<name>/x/y"):
+        url_of(path, files)
 
 
 def source(*rows: int, groups: int = 1) -> Source:
