@@ -49,14 +49,39 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
 
 
 def schema_of(handle: Any, footer: Any) -> Any:
-    """The columns without metadata, all nullable and none dictionary-encoded."""
+    """The columns without what differs among files of one table.
+
+    So without metadata, all nullable, none dictionary-encoded, and with small offsets; what is
+    read is cast to it.
+    """
     import pyarrow as pa
 
-    def values(kind: Any) -> Any:
-        return kind.value_type if pa.types.is_dictionary(kind) else kind
-
     schema = parquet_file(handle, footer).schema_arrow
-    return pa.schema([pa.field(field.name, values(field.type)) for field in schema])
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema])
+
+
+def _plain(kind: Any) -> Any:
+    import pyarrow as pa
+
+    def below(field: Any) -> Any:
+        return pa.field(field.name, _plain(field.type))
+
+    types = pa.types
+    if types.is_dictionary(kind):
+        return _plain(kind.value_type)
+    if types.is_large_string(kind):
+        return pa.string()
+    if types.is_large_binary(kind):
+        return pa.binary()
+    if types.is_list(kind) or types.is_large_list(kind):
+        return pa.list_(below(kind.value_field))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(below(kind.value_field), kind.list_size)
+    if types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), below(kind.item_field))
+    if types.is_struct(kind):
+        return pa.struct([below(field) for field in kind])
+    return kind
 
 
 def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
