@@ -11,7 +11,7 @@ from hopsgpu.data.files import opened
 from hopsgpu.data.parquet import read_footer, schema_of
 from hopsgpu.data.sizes import footer_bytes
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.lake import UNFIT, Lake
 
 _READERS = 16
 
@@ -74,8 +74,9 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
             the reading.
 
     Raises:
-        ConfigError: no row, a file that is not Parquet, files of different columns, or directories
-            of partitions (their columns are in no file).
+        ConfigError: no row, a file that is not Parquet, files of different columns, directories
+            of partitions (their columns are in no file), a table of Delta Lake, Hudi or Iceberg
+            (its files may be of other versions), or a name that cuts a URL short.
         StoreError: nothing is there, or the lake refused.
     """
     names = [""] if not lake.stat().is_directory else sorted(_files_below(lake, ""))
@@ -112,9 +113,22 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
 
 def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
     directory = lake / prefix.rstrip("/") if prefix else lake
-    for entry in directory.entries():
+    entries = directory.entries()
+    for entry in entries:
+        if table := _table_that_has(entry.name):
+            raise ConfigError(
+                f"{lake.url} is a table of {table} ({prefix}{entry.name}), whose files may hold"
+                " rows of other versions too: read it with Spark and pass the DataFrame"
+            )
+    for entry in entries:
         if entry.name.startswith(("_", ".")):
             continue
+        if UNFIT.search(entry.name):
+            raise ConfigError(
+                f"{lake.url} holds {prefix + entry.name!r}, and what has '#', '?', ';' or control"
+                " characters in its name is not read in place: rename it, or read it with Spark"
+                " and pass the DataFrame"
+            )
         if not entry.is_directory:
             yield prefix + entry.name
         elif "=" in entry.name:
@@ -124,6 +138,13 @@ def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
             )
         else:
             yield from _files_below(lake, f"{prefix}{entry.name}/")
+
+
+def _table_that_has(name: str) -> str | None:
+    """Whose a directory is that has something of this name; None where it is of files alone."""
+    if name.endswith(".metadata.json"):
+        return "Iceberg"
+    return {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}.get(name)
 
 
 def _footer(lake: Lake, name: str) -> tuple[SourceFile, Any, int]:

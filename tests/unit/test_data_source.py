@@ -125,3 +125,29 @@ def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
             with pytest.raises(ConfigError, match="each once, of a, a, b"):
                 asked()
         assert rank.to_arrow(["b"]).to_pydict() == {"b": [3]}
+
+
+@pytest.mark.parametrize(
+    ("beside", "table"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta Lake"),
+        (".hoodie/hoodie.properties", "Hudi"),
+        ("metadata/v1.metadata.json", "Iceberg"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "below/"])
+def test_tables_with_versions_are_not_read_in_place(
+    tmp_path: Path, beside: str, table: str, below: str
+) -> None:
+    write(tmp_path, f"{below}data/0.parquet", {"a": [1]})
+    (tmp_path / below / beside).parent.mkdir()
+    (tmp_path / below / beside).touch()
+    with pytest.raises(ConfigError, match=f"a table of {table} .*read it with Spark and pass"):
+        read_source(Lake(f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", ["a#b.parquet", "a;b/0.parquet", "below/a?.parquet"])
+def test_names_that_no_url_has_are_told(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, {"a": [1]})
+    with pytest.raises(ConfigError, match="holds '.*not read in place: rename it"):
+        read_source(Lake(f"file://{tmp_path}"))
