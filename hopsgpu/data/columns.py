@@ -142,7 +142,8 @@ def _single(name: str, kind: Any) -> Column:
             name, Kind.NUMBER, np.dtype("f8"), (), lambda array: _flat(name, array.cast(doubles))
         )
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        dtype = np.dtype(kind.to_pandas_dtype())
+        # `to_pandas_dtype` of pyarrow 18 wants pandas itself.
+        dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
         return Column(name, Kind.NUMBER, dtype, (), lambda array: _flat(name, array))
     if types.is_date(kind):
         dtype = np.dtype("M8[D]" if types.is_date32(kind) else "M8[ms]")
