@@ -154,6 +154,6 @@ def url_of(path: str, files: str | None) -> str:
     except ConfigError:
         raise ConfigError(
             f"data={path!r}: Parquet is read in place from an absolute path, or from an hdfs://,"
-            " viewfs://, webhdfs://, swebhdfs:// or file:// URL without '#', '?' and ';'; read it"
+            " viewfs://, webhdfs://, swebhdfs:// or file:/// URL without '#', '?' and ';'; read it"
             " with Spark otherwise, and pass the DataFrame"
         ) from None
