@@ -174,7 +174,7 @@ class RankData:
 
         Returns:
             A dataset of dicts: tensors of numbers, lists of str for strings, of bytes for binary,
-            and of tensors for lists of different lengths.
+            of tensors for lists of numbers of different lengths, and of NumPy arrays for others.
 
         Raises:
             ConfigError: as for `batches`, and for dates and times.
