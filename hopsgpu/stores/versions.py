@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
+import json
 import os
 import re
 import shutil
@@ -68,7 +68,9 @@ class ModelVersion:
         Raises:
             StoreError: it cannot be read, or is damaged.
         """
-        return copy.deepcopy(dict(self._manifest.content))
+        # However deep it is, which a copy in Python could not follow.
+        copied: dict[str, Any] = json.loads(json.dumps(self._manifest.content))
+        return copied
 
     @property
     def files(self) -> dict[str, Facts]:
