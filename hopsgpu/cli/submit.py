@@ -78,10 +78,11 @@ def submit(
     tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
     job = Job(script, arguments, deploy_mode, queue, name, conf, detach, tag)
     # One may be anything; several are a list of packages.
-    _run(job, python_envs[0] if len(python_envs) == 1 else python_envs, dry_run)
+    python_env = python_envs[0] if len(python_envs) == 1 else python_envs or None
+    _run(job, python_env, dry_run)
 
 
-def _run(job: Job, python_env: str | Sequence[str], dry_run: bool) -> None:
+def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.python_env.given import wanted_of
     from hopsgpu.spark.command import find_spark_submit, planned
     from hopsgpu.spark.submission import ship, spark_defaults, submit_arguments
@@ -90,7 +91,7 @@ def _run(job: Job, python_env: str | Sequence[str], dry_run: bool) -> None:
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     defaults = spark_defaults(os.environ)
-    if python_env:
+    if python_env is not None:
         wanted_of(python_env)
     plan = planned(job, defaults, os.environ, sys.executable)
     binary = find_spark_submit(os.environ)
@@ -98,7 +99,7 @@ def _run(job: Job, python_env: str | Sequence[str], dry_run: bool) -> None:
     if not dry_run:
         manager = ResourceManager(web_addresses(HadoopConf.load().get))
         check_queue(plan.queue, manager.queues())
-    if python_env:
+    if python_env is not None:
         # In YARN its path would be one of the node.
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
         job = replace(job, conf={**job.conf, _PYTHON_ENV: url})

@@ -9,6 +9,7 @@ from typing import Any
 from hopsgpu.cli.tables import Row, headers
 from hopsgpu.cli.words import duration
 from hopsgpu.display.search_words import gpus, measure, number, shortened
+from hopsgpu.stores.troubles import ODD_JSON
 from hopsgpu.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
 from hopsgpu.units import counted
 
@@ -16,8 +17,6 @@ _COLOURS = {COMPLETE: "green", FAILED: "red", PRUNED: "yellow", RUNNING: "bold"}
 _MOST_TRIALS = 50
 # Of the parameters of a trial; their table is as wide as the terminal.
 _LONGEST = 200
-# What comes of a record that another version has written.
-_ODD = (KeyError, TypeError, ValueError)
 
 
 def described(told: Any, left: str, now: float) -> list[Row]:
@@ -31,7 +30,7 @@ def described(told: Any, left: str, now: float) -> list[Row]:
     try:
         trials = [TrialReport(**one) for one in told["trials"]]
         return [*_heads(told, trials), [("", "")], *_table(trials, left, now)]
-    except _ODD as error:
+    except ODD_JSON as error:
         odd = f"its trials were written by another version of hopsgpu ({error!r}); --json has them"
         return [[(f"{'search':<12} {odd}", "yellow")]]
 

@@ -146,8 +146,8 @@ def url_of(path: str, files: str | None) -> str:
         url = default + url.removeprefix(f"{scheme}://")
     elif unnamed := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
         raise ConfigError(
-            f"data={path!r}: it names no file system, and the default one is {default}: write"
-            f" {unnamed[1]}://<name>/{url[unnamed.end() :]}"
+            f"data={path!r}: it names no file system, and the default one is"
+            f" {files or 'file:///'}: write {unnamed[1]}://<name>/{url[unnamed.end() :]}"
         )
     try:
         return Lake(url).url

@@ -16,14 +16,19 @@ _PIECE_BYTES = 32 * MIB
 
 
 def pieces_of(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...], ...]:
-    """Slices bundled in their order, so that small row groups are no file each."""
-    pieces, piece, size = [], [], 0
+    """Slices bundled in their order, so that small row groups are no file each.
+
+    Slices of a row group that come one after the other stay together: they are read in one pass.
+    """
+    pieces: list[tuple[Slice, ...]] = []
+    piece: list[Slice] = []
+    size = 0
     for part in slices:
-        piece.append(part)
-        size += part.rows * row_bytes
-        if size >= _PIECE_BYTES:
+        if size >= _PIECE_BYTES and part[:2] != piece[-1][:2]:
             pieces.append(tuple(piece))
             piece, size = [], 0
+        piece.append(part)
+        size += part.rows * row_bytes
     if piece:
         pieces.append(tuple(piece))
     return tuple(pieces)

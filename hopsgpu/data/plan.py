@@ -13,8 +13,8 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.units import counted
 
 REMAINDERS = ("drop", "pad", "keep")
-# Places of the data that a rank's rows come from: of fewer, sorted data would bias it.
-_LEAST_PLACES = 32
+# Places of the data that a rank's rows come from: of much fewer, sorted data would bias it.
+_PLACES = 32
 
 
 def check_dealing(remainder: object, seed: object) -> None:
@@ -38,8 +38,8 @@ def plan_slices(
     """The rows of each rank.
 
     The row groups are put into an order that the seed decides, so that sorted data does not bias
-    a rank, and the rows in that order are cut into one range for each rank. Where there are fewer
-    than 32 row groups for each rank they are put into that order in parts, which several ranks
+    a rank, and the rows in that order are cut into one range for each rank. Row groups with more
+    than a thirty-second of a rank's rows are put into that order in parts, which several ranks
     read.
 
     Args:
@@ -62,8 +62,8 @@ def plan_slices(
         )
     order = [Slice(f, g, 0, n) for f, rows in enumerate(groups) for g, n in enumerate(rows) if n]
     if ranks > 1:
-        parts = -(-_LEAST_PLACES * ranks // len(order))
-        order = [part for whole in order for part in _parts(whole, parts)]
+        most = total / (_PLACES * ranks)
+        order = [part for whole in order for part in _parts(whole, round(whole.rows / most))]
     random.Random(seed).shuffle(order)
     least, over = divmod(total, ranks)
     if remainder == "pad" and over:
@@ -75,8 +75,8 @@ def plan_slices(
 
 
 def _parts(whole: Slice, parts: int) -> Iterator[Slice]:
-    """The slice in so many parts, or as many as it has rows."""
-    parts = min(parts, whole.rows)
+    """The slice in so many parts, or as many as it has rows; one at least."""
+    parts = max(1, min(parts, whole.rows))
     begins = [whole.first + number * whole.rows // parts for number in range(parts + 1)]
     for begin, end in itertools.pairwise(begins):
         yield whole._replace(first=begin, rows=end - begin)

@@ -173,19 +173,32 @@ def _joined(batches: Iterable[Any]) -> Iterator[Any]:
     held: list[Any] = []
     rows = size = 0
     for batch in batches:
-        more = _size(batch)
-        if held and not _fits(rows + batch.num_rows, size + more):
-            yield _one(held)
-            held, rows, size = [], 0, 0
-        held.append(batch)
-        rows, size = rows + batch.num_rows, size + more
-        # The next is probably as large, and is not waited for.
-        if not _fits(rows + batch.num_rows, size + more):
-            yield _one(held)
-            held, rows, size = [], 0, 0
+        one = _alone(batch)
         del batch
+        number, more = one.num_rows, _size(one)
+        if held and not _fits(rows + number, size + more):
+            joined, held, rows, size = _one(held), [], 0, 0
+            yield joined
+            del joined
+        held.append(one)
+        del one
+        rows, size = rows + number, size + more
+        # The next is probably as large, and is not waited for.
+        if not _fits(rows + number, size + more):
+            joined, held, rows, size = _one(held), [], 0, 0
+            yield joined
+            del joined
     if held:
         yield _one(held)
+
+
+def _alone(batch: Any) -> Any:
+    """A record batch that has no more memory than twice its own: a slice keeps all it is of."""
+    import pyarrow as pa
+
+    if batch.get_total_buffer_size() <= 2 * batch.nbytes:
+        return batch
+    return pa.ipc.read_record_batch(batch.serialize(), batch.schema)
 
 
 def _fits(rows: int, size: int) -> bool:

@@ -15,6 +15,8 @@ UNFIT = re.compile(r"[#?;\x00-\x1f\x7f-\x9f]")
 _MOST_BYTES = 255
 # Unicode's categories of what only formats what is beside it, and of what ends lines.
 _UNSEEN = ("Cf", "Zl", "Zp")
+# But within a word, where Persian and emoji need them.
+_JOINERS = "\u200c\u200d"
 
 
 def file_name(name: object, what: str = "name") -> str:
@@ -48,7 +50,9 @@ def model_name(name: object) -> str:
     normal = file_name(name, "model")
     if normal[0] in "_.":
         raise ConfigError(f"model={name!r}: names that begin with '_' or '.' are hopsgpu's own")
-    if normal != normal.strip() or any(unicodedata.category(c) in _UNSEEN for c in normal):
+    seen = normal.strip().strip(_JOINERS)
+    unseen = (c for c in normal if unicodedata.category(c) in _UNSEEN and c not in _JOINERS)
+    if normal != seen or any(unseen):
         raise ConfigError(
             f"model={ascii(name)}: white space at its ends, and characters that nobody sees, are"
             " no part of a model's name: leave them out"

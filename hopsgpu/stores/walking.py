@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from hopsgpu.errors import ConfigError
@@ -25,14 +27,16 @@ def files_below(directory: Path) -> dict[str, Path]:
     while waiting:
         place, above = waiting.pop()
         for path in _entries(place):
-            if path.is_dir():
+            with _told(path):
+                is_directory, is_file = path.is_dir(), path.is_file()
+            if is_directory:
                 real = path.resolve()
                 if any(one.is_relative_to(real) for one in above):
                     raise ConfigError(
                         f"{path} cannot be uploaded: it leads to itself, by {real}; remove the link"
                     )
                 waiting.append((path, above | {real}))
-            elif path.is_file():
+            elif is_file:
                 name = path_below(path.relative_to(directory).as_posix(), "file")
                 if name in found:
                     raise ConfigError(
@@ -56,10 +60,16 @@ def files_below(directory: Path) -> dict[str, Path]:
 
 
 def _entries(directory: Path) -> list[Path]:
+    with _told(directory), os.scandir(directory) as entries:
+        return sorted(Path(entry.path) for entry in entries)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What cannot be looked at is told by its name: a part would be taken for all."""
     try:
-        with os.scandir(directory) as entries:
-            return sorted(Path(entry.path) for entry in entries)
+        yield
     except OSError as error:
         raise ConfigError(
-            f"{directory} cannot be read, so not all of it is known: {error.strerror}"
+            f"{path} cannot be read, so not all of it is known: {error.strerror}"
         ) from error

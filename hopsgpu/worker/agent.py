@@ -207,8 +207,8 @@ class Agent:
             await before.end()
         slot.attempt = attempt
         try:
-            if slot.ports is not None:
-                # A rank that met here before may have left a process that listens.
+            if before is not None and before.is_trial and slot.ports is not None:
+                # Its rank may have left a process that listens where this one is to.
                 slot.ports.check()
             await attempt.start(await self._keeper_here(), slot.unpacked, slot.home)
         except OSError as error:

@@ -98,7 +98,20 @@ def test_of_many_trials_the_last_are_shown(root: Path) -> None:
     assert lines[-1] == "and 20 trials before; --json has all"
 
 
-@pytest.mark.parametrize("odd", [None, 3, {}, {"trials": [{"number": 1}]}, {"trials": [{"x": 1}]}])
+ODD = {"number": 1, "state": "complete", "params": None}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        None,
+        3,
+        {},
+        {"trials": [{"number": 1}]},
+        {"trials": [{"x": 1}]},
+        search() | {"trials": [ODD]},
+    ],
+)
 def test_a_search_of_another_version_is_told(root: Path, odd: Any) -> None:
     lines = shown(root, "released", search=odd)
     assert "written by another version of hopsgpu" in lines[-1]

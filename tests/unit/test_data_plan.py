@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from hopsgpu.data.order import pieces_of
 from hopsgpu.data.plan import plan_shards, plan_slices
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.source import Source, SourceFile
@@ -85,6 +86,27 @@ def test_sorted_data_in_few_row_groups_does_not_bias_a_rank(
             for one, other in itertools.pairwise(share):
                 if one[:2] == other[:2]:
                     assert one.first + one.rows < other.first
+
+
+def test_a_large_row_group_beside_small_ones_does_not_bias_a_rank() -> None:
+    """As where what was appended lies beside one compacted file."""
+    for share in plan_slices([[64_000], *[[1]] * 64], 2, seed=1):
+        of_large = [part for part in share if part.file == 0]
+        first = sum(
+            min(part.first + part.rows, 32_000) - part.first
+            for part in of_large
+            if part.first < 32_000
+        )
+        assert 0.2 < first / 32_000 < 0.8
+        assert len(share) < 100, "small row groups are not cut"
+
+
+def test_slices_of_a_row_group_stay_in_one_piece() -> None:
+    """However large it is: each piece reads it from its first row on."""
+    slices = [Slice(0, 0, 1000 * n, 900) for n in range(20)]
+    slices += [Slice(0, 1, 0, 10), Slice(0, 2, 0, 10)]
+    whole, rest = pieces_of(slices, 10_000)
+    assert (whole, rest) == (tuple(slices[:20]), tuple(slices[20:]))
 
 
 def test_another_remainder_is_refused() -> None:

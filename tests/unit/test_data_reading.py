@@ -89,6 +89,27 @@ def test_lists_as_spark_writes_them_come_in_large_record_batches(
     assert np.array_equal(joined.flatten().to_numpy(), values)
 
 
+def test_a_few_rows_do_not_keep_what_they_were_decoded_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each of thirty steps of 256 KiB some rows are joined."""
+    monkeypatch.setattr(reading, "_CHUNK_BYTES", MIB // 4)
+    lists = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(ROWS * 32, "f4")), 32)
+    shard = shard_of(tmp_path / "lake", pa.table({"x": lists}), ROWS)
+    one, held = reading._one, []
+
+    def noted(batches: list[Any]) -> Any:
+        held.append(sum(batch.get_total_buffer_size() for batch in batches))
+        return one(batches)
+
+    monkeypatch.setattr(reading, "_one", noted)
+    slices = [Slice(0, 0, first, 10) for first in range(0, ROWS, 2_000)]
+    with reader_of(shard) as reader:
+        (batch,) = reader.chunks(slices, FETCHES)
+    assert batch.num_rows == 300
+    assert held[0] < 100_000
+
+
 @pytest.mark.parametrize(("slices", "mixed", "most"), [(3, 1, 4), (1, 1, 4), (3, 4, 9)])
 def test_so_many_row_groups_are_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slices: int, mixed: int, most: int

@@ -59,3 +59,11 @@ def test_what_is_found_by_its_name_may_be_a_model() -> None:
 def test_paths_stay_inside(path: object) -> None:
     with pytest.raises(ConfigError, match="path="):
         path_below(path)
+
+
+def test_joiners_within_a_word_are_seen() -> None:
+    word = "\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645"
+    assert model_name(word) == word
+    for name in (f"{word}\u200c", f"\u200d{word}", "\u200c"):
+        with pytest.raises(ConfigError, match="nobody sees"):
+            model_name(name)

@@ -341,6 +341,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(home: Path, script: str) -> None:
         (["--conf", "x"], "a Spark property is wanted"),
         (["--dry-run", "--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
         (["--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
+        (["--python-env", ""], "python_env='': "),
     ],
 )
 def test_the_command_says_what_is_wrong_in_a_line(

@@ -99,3 +99,10 @@ def test_the_manifests_name_is_not_to_be_had(root: Path, name: str) -> None:
     (root / name).touch()
     with pytest.raises(StoreError, match="hopsgpu's own name"):
         publication.files_of(root)
+
+
+def test_what_cannot_be_looked_at_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    (tmp_path / "odd").symlink_to("x" * 300)
+    with pytest.raises(ConfigError, match=r"/odd cannot be read, so not all of it is known"):
+        files_below(tmp_path)
