@@ -242,6 +242,35 @@ def test_bad_trials_are_pruned_and_their_gpu_serves_the_next(
     assert result.study.trials[pruned[0].number].state is optuna.trial.TrialState.PRUNED
 
 
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2),
+        # Of one bracket: in which a trial is goes by chance.
+        optuna.pruners.HyperbandPruner(min_resource=2, max_resource=5, reduction_factor=3),
+    ],
+    ids=["asha", "hyperband"],
+)
+def test_optunas_other_pruners_end_trials_early(
+    spark: SparkSession, gpus_back: Callable[[], int], pruner: optuna.pruners.BasePruner
+) -> None:
+    result = quiet(
+        improves,
+        {"x": optuna.distributions.CategoricalDistribution([1, 8, 9, 2, 7, 10])},
+        trials=6,
+        max_concurrent=1,
+        sampler=optuna.samplers.GridSampler({"x": [1, 8, 9, 2, 7, 10]}, seed=3),
+        pruner=pruner,
+        progress="off",
+    )
+    pruned = [trial for trial in result.trials if trial.state == "pruned"]
+    assert pruned and result.best is not None and result.best.value == 1
+    assert {trial.state for trial in result.trials} == {"complete", "pruned"}
+    # By the second report, where each alone has no one to be compared with.
+    assert all(trial.step is not None and 1 <= trial.step <= 40 for trial in pruned)
+    assert all(trial.duration is not None and trial.duration < 6 for trial in pruned)
+
+
 def where_it_runs(x: float) -> dict[str, float]:
     context = hopsgpu.context()
     began = time.time()
