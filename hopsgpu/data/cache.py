@@ -12,6 +12,7 @@ import mmap
 import os
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from hopsgpu.stores.bounded import Hand
 # Of a disk's size: YARN gives up on disks that are over 90 % full.
 _KEPT_FREE = 0.15
 _PAGE = mmap.PAGESIZE
+# Record batches that may wait to be written: the disk is not always as fast as what decodes.
+_LATE = 3
 # A disk that takes longer for some megabytes hangs.
 _WRITE_SECONDS = 60.0
 
@@ -76,22 +79,31 @@ class Cache:
             return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     @contextlib.contextmanager
-    def keeping(self, key: str, schema: Any) -> Iterator[Callable[[Any], None]]:
+    def keeping(self, key: str, schema: Any, scribe: Scribe) -> Iterator[Callable[[Any], None]]:
         """Keeps the record batches that are given to the function, if the context ends well.
 
-        Where the budget or the disk is too small, they are not kept, which is no error.
+        They are there once the scribe has ended, or was asked for them. Where the budget or the
+        disk is too small, they are not kept, which is no error.
         """
         draft = None if self._full else self._draft(key)
         if draft is None:
             self._full = True
             yield lambda _: None
             return
+        writer = _Writer(draft, schema, self._room)
         try:
-            with _Writer(draft, schema, self._budget - self._used()) as writer:
-                yield writer.write
-                self._full = not writer.finish(self._directory / key)
-        finally:
-            draft.unlink(missing_ok=True)
+            yield lambda batch: scribe.give(functools.partial(writer.write, batch))
+            scribe.give(lambda: self._ended(writer, self._directory / key), key)
+        except BaseException:
+            scribe.give(writer.abandon)
+            raise
+
+    def _room(self) -> int:
+        return self._budget - self._used()
+
+    def _ended(self, writer: _Writer, target: Path) -> None:
+        if not writer.end(target):
+            self._full = True
 
     def _draft(self, key: str) -> Path | None:
         """A new file; None where the disk has no room, or the directory was removed."""
@@ -111,68 +123,119 @@ class Cache:
         return used
 
 
-class _Writer:
-    """Writes a file of record batches, and gives up where they are too many.
+class Scribe:
+    """Writes what one reader keeps, in a thread: some things while the next ones are made.
 
-    In a thread of its own, while the next batch is decoded.
+    A context manager, at whose end all is written; of use in one thread.
     """
 
-    def __init__(self, path: Path, schema: Any, room: int) -> None:
-        import pyarrow as pa
+    def __init__(self) -> None:
+        self._hand: Hand | None = None
+        self._hangs = False
+        # Of what is under way, in its order.
+        self._keys: deque[str | None] = deque()
 
-        self._path = path
-        self._file = pa.OSFile(str(path), "wb")
-        self._room = room
-        self._writer: Any = pa.ipc.new_file(self._file, schema)
-        self._hand = Hand("hopsgpu-keep", lambda _: False)
-
-    def __enter__(self) -> _Writer:
+    def __enter__(self) -> Scribe:
         return self
 
     def __exit__(self, *problem: object) -> None:
-        try:
-            self._settle()
-        finally:
+        self._settle(0)
+        if self._hand is not None:
             self._hand.end()
-            if self._hand.free:  # else a disk that hangs has it
-                self._file.close()
+
+    def give(self, work: Callable[[], None], key: str | None = None) -> None:
+        """Has something done after what was given before; of a disk that hangs nothing.
+
+        Args:
+            work: which raises nothing.
+            key: of the file that is there by it.
+        """
+        self._settle(_LATE - 1)
+        if self._hangs:
+            return
+        if self._hand is None:
+            self._hand = Hand("hopsgpu-keep", lambda _: False)
+        self._keys.append(key)
+        self._hand.begin(work)
+
+    def wait_for(self, key: str) -> None:
+        """Until a file is there that is about to be."""
+        if key in self._keys:
+            self._settle(0)
+
+    def _settle(self, late: int) -> None:
+        """Waits until no more than so many things are under way."""
+        while self._hand is not None and len(self._keys) > late and not self._hangs:
+            try:
+                self._hand.end_of(_WRITE_SECONDS)
+            except TimeoutError:  # the lake has it all
+                self._hangs = True
+            self._keys.popleft()
+
+
+class _Writer:
+    """Writes a file of record batches, and gives up where they are too many, or the disk is full.
+
+    Used by the scribe's thread alone.
+
+    Args:
+        draft: the file, which goes if it does not become another.
+        schema: of the record batches.
+        room: bytes that it may have, asked when it begins.
+    """
+
+    def __init__(self, draft: Path, schema: Any, room: Callable[[], int]) -> None:
+        self._draft = draft
+        self._schema = schema
+        self._room = room
+        self._most = 0
+        self._file: Any = None
+        self._writer: Any = None
+        self._failed = False
 
     def write(self, batch: Any) -> None:
-        self._settle()
-        if self._writer is not None:
-            self._hand.begin(functools.partial(self._write, batch))
+        if self._failed:
+            return
+        try:
+            self._write(batch)
+        except OSError:  # the disk is full: the lake has it all
+            self._failed = True
 
     def _write(self, batch: Any) -> None:
         import pyarrow as pa
 
+        if self._writer is None:
+            self._most = self._room()
+            self._file = pa.OSFile(str(self._draft), "wb")
+            self._writer = pa.ipc.new_file(self._file, self._schema)
         self._check(self._file.tell() + pa.ipc.get_record_batch_size(batch))
         self._writer.write_batch(batch)
 
-    def _settle(self) -> None:
-        """Waits until what was given is written."""
-        if self._writer is None or self._hand.free:
-            return
-        try:
-            self._hand.end_of(_WRITE_SECONDS)
-        except OSError:  # the disk is full, or hangs: the lake has it all
-            self._writer = None
-
-    def finish(self, target: Path) -> bool:
+    def end(self, target: Path) -> bool:
         """Renames the file; False where not all was written, or there is no directory any more."""
-        self._settle()
-        if self._writer is None:
-            return False
         try:
+            if self._failed or self._writer is None:
+                return False
             self._writer.close()
             self._check(self._file.tell())
             self._file.close()
-            self._path.rename(target)
+            self._draft.rename(target)
         except OSError:  # as above
             return False
-        return True
+        else:
+            return True
+        finally:
+            self.abandon()
+
+    def abandon(self) -> None:
+        """Removes what has not become another file."""
+        with contextlib.suppress(OSError):  # of a disk that is full, or was taken away
+            if self._file is not None:
+                self._file.close()
+            self._draft.unlink(missing_ok=True)
 
     def _check(self, size: int) -> None:
-        if size > self._room:
+        if size > self._most:
             raise OSError("over the budget")
 
 

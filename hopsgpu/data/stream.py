@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hopsgpu.data.blocks import Block, converted, windows
-from hopsgpu.data.cache import Cache, Chunk, in_memory
+from hopsgpu.data.cache import Cache, Chunk, Scribe, in_memory
 from hopsgpu.data.columns import Column
 from hopsgpu.data.order import interleaved, pieces_of, shuffled
 from hopsgpu.data.reading import FETCHES, LakeReader
@@ -49,6 +49,7 @@ class Stream:
         named = json.dumps(self._schema.names).encode()
         self._key = hashlib.sha256(named).hexdigest()[:16]
         self._open = contextlib.ExitStack()
+        self._scribe = self._open.enter_context(Scribe())
 
     def __enter__(self) -> Stream:
         return self
@@ -87,13 +88,14 @@ class Stream:
 
     def _piece(self, number: int, ahead: int) -> Iterator[Chunk]:
         key = f"{self._key}/{number}"
+        self._scribe.wait_for(key)
         kept = self._cache.read(key)
         if kept is not None:
             return kept
         return self._fetched(key, self._lake.chunks(self._pieces[number], ahead))
 
     def _fetched(self, key: str, batches: Iterator[Any]) -> Iterator[Chunk]:
-        with self._cache.keeping(key, self._schema) as keep:
+        with self._cache.keeping(key, self._schema, self._scribe) as keep:
             for batch in batches:
                 keep(batch)
                 yield in_memory(batch)

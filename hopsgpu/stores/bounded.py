@@ -68,17 +68,19 @@ class Hand:
     Args:
         name: of the thread.
         may_end: asked when it had nothing to do for a while; whether nobody will give it more.
-
-    Attributes:
-        free: whether nothing that it was given is under way still.
     """
 
     def __init__(self, name: str, may_end: Callable[[Hand], bool]) -> None:
-        self.free = True
+        self._under_way = 0
         self._may_end = may_end
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
         threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing that it was given is under way still."""
+        return self._under_way == 0
 
     def end(self) -> None:
         """Its thread ends, after what it was given."""
@@ -94,8 +96,8 @@ class Hand:
         return self.end_of(seconds)  # type: ignore[no-any-return]
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Begins it; `end_of` is to be called before anything else is given to the hand."""
-        self.free = False
+        """Begins it, after what was begun before; `end_of` tells of each, in that order."""
+        self._under_way += 1
         self._asked.put(work)
 
     def end_of(self, seconds: float) -> Any:
@@ -104,7 +106,7 @@ class Hand:
             result, error = self._done.get(timeout=seconds)
         except queue.Empty as late:
             raise TimeoutError from late
-        self.free = True
+        self._under_way -= 1
         if error is not None:
             try:
                 raise error

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hopsgpu.data import cache
-from hopsgpu.data.cache import Cache
+from hopsgpu.data.cache import Cache, Scribe
 
 BATCHES = [pa.record_batch({"x": [number] * 3}) for number in range(4)]
 SCHEMA = BATCHES[0].schema
@@ -23,7 +23,7 @@ def kept(kept_by: Cache) -> list[Any] | None:
 
 
 def keep_all(keeper: Cache) -> None:
-    with keeper.keeping(KEY, SCHEMA) as keep:
+    with Scribe() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
         for batch in BATCHES:
             keep(batch)
 
@@ -47,7 +47,7 @@ def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(cache._Writer, "_write", slow)
     keeper = Cache(tmp_path, 2**20)
-    with keeper.keeping(KEY, SCHEMA) as keep:
+    with Scribe() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
         keep(BATCHES[0])
         go.set()  # this thread goes on while that is to be written
         for batch in BATCHES[1:]:
@@ -90,10 +90,52 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.M
 
 def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
     keeper = Cache(tmp_path, 2**20)
-    with pytest.raises(ZeroDivisionError), keeper.keeping(KEY, SCHEMA) as keep:
+    with (
+        pytest.raises(ZeroDivisionError),
+        Scribe() as scribe,
+        keeper.keeping(KEY, SCHEMA, scribe) as keep,
+    ):
         keep(BATCHES[0])
         raise ZeroDivisionError
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
     assert kept(keeper) is None
     for thread in threads():
         thread.join(30)
         assert not thread.is_alive()
+
+
+def test_the_end_of_a_file_holds_nobody_up_but_who_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, end = threading.Event(), cache._Writer.end
+
+    def slow(writer: Any, target: Path) -> bool:
+        assert go.wait(30)
+        return end(writer, target)
+
+    monkeypatch.setattr(cache._Writer, "end", slow)
+    keeper = Cache(tmp_path, 2**20)
+    with Scribe() as scribe:
+        with keeper.keeping(KEY, SCHEMA, scribe) as keep:
+            keep(BATCHES[0])
+        scribe.wait_for("columns/1")
+        assert kept(keeper) is None, "it is not there yet, and was waited for"
+        go.set()
+        scribe.wait_for(KEY)
+        assert kept(keeper) == BATCHES[:1]
+
+
+def test_what_is_about_to_be_there_counts_for_the_budget(tmp_path: Path) -> None:
+    """A second file begins while the first one is ended."""
+    keeper = Cache(tmp_path, 2**20)
+    keep_all(keeper)
+    size = (tmp_path / KEY).stat().st_size
+    (tmp_path / KEY).unlink()
+    keeper = Cache(tmp_path, 2 * size - 1 + (tmp_path / "columns").stat().st_size)
+    with Scribe() as scribe:
+        for key in (KEY, "columns/1"):
+            with keeper.keeping(key, SCHEMA, scribe) as keep:
+                for batch in BATCHES:
+                    keep(batch)
+    assert kept(keeper) == BATCHES
+    assert not (tmp_path / "columns" / "1").exists()
