@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 import random
 import statistics
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import optuna
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import hopsgpu
@@ -47,15 +49,13 @@ def trial(index: int, seconds: Sequence[float]) -> dict[str, float]:
 def measure(spark: SparkSession) -> Mapping[str, object]:
     """Prints and returns what a search, rounds and a map make of the same trials."""
     print(f"\n{TRIALS} trials of {_SHORTEST} to {_LONGEST} s on 1, then {GPUS} GPUs")
-    figures = {
-        "search": _search(),
-        "rounds": _rounds(),
-        "map": _map(spark),
-    }
-    for name, told in figures.items():
+    figures = {}
+    for name, way in {"search": _search, "rounds": _rounds, "map": lambda: _map(spark)}.items():
+        told = figures[name] = way()
         print(
             f"  {name:8} {told['seconds']:6.1f} s; a trial ran in {told['share']:.1%} of the held"
-            " GPU time (95 % are wanted of the search)"
+            " GPU time (95 % are wanted of the search)",
+            flush=True,
         )
     told = figures["search"]
     print(f"  from the call to the first trial {told['first']:.1f} s, to {GPUS} GPUs ", end="")
@@ -158,11 +158,16 @@ def _map(spark: SparkSession) -> dict[str, float]:
     site = application_of(spark)
     shape = site.fit(GangSpec("map", cores_per_worker=1, memory_per_worker=2**30)).shape
     numbers = spark.sparkContext.parallelize(range(TRIALS), TRIALS)
-    found = (
-        numbers.withResources(build_profile(shape))
-        .map(lambda index: {**trial(index, seconds), "executor": os.environ["CONTAINER_ID"]})
-        .collect()
-    )
+    # The executors do not have this module.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    try:
+        found = (
+            numbers.withResources(build_profile(shape))
+            .map(lambda index: {**trial(index, seconds), "executor": os.environ["CONTAINER_ID"]})
+            .collect()
+        )
+    finally:
+        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     until = time.monotonic() + _WAIT_SECONDS
     while hopsgpu.inventory().used and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)

@@ -187,14 +187,16 @@ def test_a_port_that_an_earlier_rank_has_left_in_use_is_told_before_the_next_one
     gang: Gang,
 ) -> None:
     port = reserve(gang)["ports"][0]
+    gang.run(os.getpid, trial=Trial(0, {}))
+    assert gang.wait_for("ended")["outcome"] == {"status": "returned"}
     with socket.socket() as left:
         left.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         left.bind(("", port))
         left.listen()
-        gang.run(os.getpid)
+        gang.run(os.getpid, trial=Trial(1, {}))
         outcome = gang.wait_for("ended")["outcome"]
     assert outcome["status"] == "not started" and f"port {port}" in outcome["error"]
-    gang.run(os.getpid)
+    gang.run(os.getpid, trial=Trial(2, {}))
     assert gang.wait_for("ended")["outcome"] == {"status": "returned"}
 
 
