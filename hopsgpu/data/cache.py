@@ -206,7 +206,9 @@ class _Writer:
 
         if self._writer is None:
             self._most = self._room()
-            self._file = pa.OSFile(str(self._draft), "wb")
+            # Not "wb", which cuts what is there to nothing: ext4 would write it to the disk while
+            # it is closed (`stores.filesystem.empty`).
+            self._file = pa.OSFile(str(self._draft), "ab")
             self._writer = pa.ipc.new_file(self._file, self._schema)
         self._check(self._file.tell() + pa.ipc.get_record_batch_size(batch))
         self._writer.write_batch(batch)

@@ -6,7 +6,7 @@ import contextlib
 import io
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 # What is read and written at once: a call of a client costs, and larger ones leave the caches.
 BLOCK = 2**20
@@ -77,3 +77,14 @@ class FileSystem(Protocol):
 
     def remove(self, path: str) -> None:
         """Removes a file, or a directory with all below it; nothing there is no error."""
+
+
+def empty(file: BinaryIO | io.FileIO) -> None:
+    """Has a local file that is being written begin again.
+
+    One that nothing was written to is left alone: a file that was cut to nothing, ext4 writes to
+    the disk while it is closed (its mount option auto_da_alloc), which takes longer than all else.
+    """
+    if file.tell():
+        file.seek(0)
+        file.truncate()

@@ -42,7 +42,7 @@ _DATA_SECONDS = 180.0
 # hdfs-native waits for a DataNode that is gone as long as TCP does; another connection may do.
 _READ_SECONDS = 60.0
 # Of 64 kB: few, since many files are read at a time, and enough to pass from thread to thread.
-_PACKETS = 8
+_PACKETS = 4
 # As hdfs-native names its errors: RPCError("org.apache…Exception", "what was said").
 _RPC = re.compile(r'(?:Fatal)?RPCError\("([\w.$]+)", "(.*)"\)', re.DOTALL)
 _OWN = re.compile(r'(\w+)(?:\("?(.*?)"?\))?', re.DOTALL)
@@ -206,12 +206,14 @@ def _packets(hands: Hands, begin: Callable[[], Iterator[bytes]], seconds: float)
     with hands.one() as hand:
         with _errors(seconds):
             packets, some = hand.do(functools.partial(_begun, begin), seconds)
-        yield from some
         more = functools.partial(_some, packets)
         while len(some) == _PACKETS:
-            with _errors(_READ_SECONDS):
-                some = hand.do(more, _READ_SECONDS)
+            # The next ones are fetched while these are worked on.
+            hand.begin(more)
             yield from some
+            with _errors(_READ_SECONDS):
+                some = hand.end_of(_READ_SECONDS)
+        yield from some
 
 
 def _begun(begin: Callable[[], Iterator[bytes]]) -> tuple[Iterator[bytes], list[bytes]]:

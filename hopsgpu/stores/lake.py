@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.filesystem import BLOCK, FileSystem, Status
+from hopsgpu.stores.filesystem import BLOCK, FileSystem, Status, empty
 from hopsgpu.stores.hdfs import Hdfs
 from hopsgpu.stores.local import Local
 from hopsgpu.stores.names import UNFIT
@@ -278,8 +278,7 @@ class Lake:
         with target.open("wb", buffering=0) as file:
 
             def attempt() -> None:
-                file.seek(0)
-                file.truncate()
+                empty(file)
                 for block in self.files.blocks(self.path):
                     file.write(block)
 

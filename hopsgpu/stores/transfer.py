@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.stores.digests import DIGEST, Digest, Facts, Reading
+from hopsgpu.stores.filesystem import empty
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.names import path_below
 from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, explain
@@ -94,8 +95,7 @@ def download_files(
         with locals_[name].open("wb") as file:
 
             def keep() -> Callable[[bytes], object]:
-                file.seek(0)
-                file.truncate()
+                empty(file)
                 return functools.partial(_keep, file, locals_[name])
 
             _check(facts[name], root / name, stopped, keep)
