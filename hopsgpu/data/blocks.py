@@ -47,11 +47,11 @@ def converted(chunk: Chunk, columns: Sequence[Column], most: int) -> Iterator[Bl
     def size_of(batch: Any) -> int:
         return sum(_memory(column, batch.column(column.name)) for column in columns)
 
-    *others, last = in_parts(chunk.batch, size_of, most)
-    for batch in (*others, last):
+    parts = list(in_parts(chunk.batch, size_of, most))
+    for number, (batch, size) in enumerate(parts, start=1):
         arrays = {column.name: column.convert(batch.column(column.name)) for column in columns}
-        release = chunk.release if batch is last else _keep
-        yield Block(_sealed(arrays), batch.num_rows, size_of(batch), release)
+        release = chunk.release if number == len(parts) else _keep
+        yield Block(_sealed(arrays), batch.num_rows, size, release)
 
 
 def _memory(column: Column, array: Any) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.data.sizes import elements
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -212,7 +213,19 @@ def _listed(name: str, array: Any) -> tuple[Any, Array]:
     _refuse_null_lists(name, array)
     offsets: Array = array.offsets.to_numpy()
     first = int(offsets[0])
-    return array.values.slice(first, int(offsets[-1]) - first), offsets - first
+    return elements(array), offsets - first if first else offsets
+
+
+def _refuse_other_lengths(name: str, offsets: Array, shape: tuple[int, ...]) -> None:
+    import numpy as np
+
+    size = math.prod(shape)
+    lengths = np.subtract(offsets[1:], offsets[:-1])
+    if (differ := lengths != size).any():
+        raise ConfigError(
+            f"shapes: column {name!r} holds a list of {int(lengths[differ][0])} elements, where the"
+            f" shape {shape} has {size}"
+        )
 
 
 def _refuse_null_lists(name: str, array: Any) -> None:
@@ -262,16 +275,8 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
         raise ConfigError(f"shapes: column {name!r} is {kind}; lists of numbers can have a shape")
 
     def convert(array: Any) -> Array:
-        import numpy as np
-
         values, offsets = _listed(name, array)
-        lengths = np.diff(offsets)
-        if (lengths != size).any():
-            other = int(lengths[lengths != size][0])
-            raise ConfigError(
-                f"shapes: column {name!r} holds a list of {other} elements, where the shape"
-                f" {shape} has {size}"
-            )
+        _refuse_other_lengths(name, offsets, shape)
         return inner.convert(values).reshape(len(array), *shape)
 
     return Column(name, inner.kind, inner.dtype, shape, convert)

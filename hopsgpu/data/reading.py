@@ -14,7 +14,7 @@ from hopsgpu.data.fetching import Fetched, Fetcher
 from hopsgpu.data.files import opened
 from hopsgpu.data.parquet import parquet_file, repeating, text_columns
 from hopsgpu.data.shard import Shard, Slice
-from hopsgpu.data.sizes import fixed_bytes, in_parts, memory_of
+from hopsgpu.data.sizes import fixed_bytes, in_parts, leaves, memory_of, stored_columns
 from hopsgpu.errors import StoreError
 from hopsgpu.stores.lake import Lake, store_errors
 from hopsgpu.units import MIB
@@ -28,6 +28,8 @@ _BUFFER_BYTES = MIB
 _MOST_ROWS = 65_536
 # Lists and strings may be longer in some rows than the footer says they are in all.
 _MOST_ROWS_VARIABLE = 8_192
+# Of a row group whose lists take no more than this in all, whichever rows they are in.
+_MOST_IN_LISTS = 2 * _CHUNK_BYTES
 # Row groups that are fetched at a time: one connection to a DataNode is slower than what decodes.
 FETCHES = 2
 
@@ -41,10 +43,35 @@ def chunk_rows(schema: Any, row_bytes: int) -> int:
     """
     widths = [fixed_bytes(field.type) for field in schema]
     known = [width for width in widths if width is not None]
-    is_known = len(known) == len(widths)
-    row_bytes = max(1, sum(known)) if is_known else row_bytes
-    rows = max(1, min(_MOST_ROWS if is_known else _MOST_ROWS_VARIABLE, _CHUNK_BYTES // row_bytes))
+    if len(known) == len(widths):
+        return _power_of_two(_MOST_ROWS, sum(known))
+    return _power_of_two(_MOST_ROWS_VARIABLE, row_bytes)
+
+
+def _power_of_two(most: int, row_bytes: int) -> int:
+    rows = max(1, min(most, _CHUNK_BYTES // max(1, row_bytes)))
     return 1 << (rows.bit_length() - 1)
+
+
+def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
+    """Bytes of each value of the columns that Parquet stores, by their numbers.
+
+    Args:
+        schema: of the file.
+        names: of the fields that are wanted.
+
+    Returns:
+        None where there are values that differ in size: strings and binary.
+    """
+    widths: dict[int, int] = {}
+    for field, numbers in stored_columns(schema):
+        if field.name in names:
+            for number, kind in zip(numbers, leaves(field.type), strict=True):
+                width = fixed_bytes(kind)
+                if width is None:
+                    return None
+                widths[number] = width
+    return widths
 
 
 class LakeReader:
@@ -62,6 +89,7 @@ class LakeReader:
     def __init__(self, shard: Shard, schema: Any, most: int) -> None:
         self._schema = schema
         self._rows = chunk_rows(schema, shard.row_bytes)
+        self._widths = value_widths(shard.arrow_schema, schema.names)
         self._texts = text_columns(shard.arrow_schema, schema.names)
         self._longest = _STEP_BYTES // (self._rows * max(1, len(self._texts)))
         self._fetcher = Fetcher(shard, schema.names, most)
@@ -113,9 +141,21 @@ class LakeReader:
             file = functools.partial(parquet_file, handle, fetched.footer, buffer)
             with store_errors("read", fetched.lake.url):
                 encoded = repeating(file, group, self._texts, self._longest)
-                batches = file(encoded).iter_batches(self._rows, [group], self._schema.names)
+                rows = self._rows_of(fetched.footer.row_group(group))
+                batches = file(encoded).iter_batches(rows, [group], self._schema.names)
             for batch in _within(batches, run, fetched.lake):
                 yield from _bounded(batch, self._schema)
+
+    def _rows_of(self, group: Any) -> int:
+        """Rows of a row group that are decoded at a time."""
+        if self._widths is None or not group.num_rows:
+            return self._rows
+        size = sum(
+            int(group.column(number).num_values) * width for number, width in self._widths.items()
+        )
+        if size > _MOST_IN_LISTS:
+            return self._rows
+        return max(self._rows, _power_of_two(_MOST_ROWS, size // group.num_rows))
 
 
 def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
@@ -157,7 +197,7 @@ def _bounded(batch: Any, schema: Any) -> Iterator[Any]:
     """The rows as batches with the schema that are small in memory."""
     import pyarrow as pa
 
-    for part in in_parts(batch, _size, _CHUNK_BYTES):
+    for part, _ in in_parts(batch, _size, _CHUNK_BYTES):
         columns = (part.column(field.name) for field in schema)
         wanted = zip(columns, schema.types, strict=True)
         plain = [one if one.type == kind else one.cast(kind) for one, kind in wanted]

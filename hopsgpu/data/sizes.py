@@ -102,18 +102,37 @@ def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
     elif pa.types.is_struct(kind) or pa.types.is_map(kind):
         return int(array.nbytes)  # no rank has batches of these
     elif kind.num_fields:
-        return each * len(array) + memory_of(array.flatten())
+        return each * len(array) + memory_of(elements(array))
     else:
         is_view = kind in (pa.string_view(), pa.binary_view())
         lengths = pc.binary_length(array.cast(pa.large_binary()) if is_view else array)
     return _OBJECT_BYTES * len(array) + int(pc.sum(lengths).as_py() or 0)
 
 
-def in_parts(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[Any]:
-    """The rows in batches of at most so many bytes, or of one row, in halves of halves."""
-    rows = batch.num_rows
-    if rows <= 1 or size_of(batch) <= most:
-        yield batch
+def elements(array: Any) -> Any:
+    """The elements of an Arrow array's lists, those of lists in place of which a null is left out.
+
+    `flatten()` of lists without such is the same, and slower.
+    """
+    import pyarrow as pa
+
+    types = pa.types
+    if array.null_count or not (types.is_list(array.type) or types.is_large_list(array.type)):
+        return array.flatten()
+    offsets = array.offsets
+    first = int(offsets[0].as_py())
+    return array.values.slice(first, int(offsets[-1].as_py()) - first)
+
+
+def in_parts(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[tuple[Any, int]]:
+    """The rows in batches of at most so many bytes, or of one row, in halves of halves.
+
+    Yields:
+        Batches with their sizes.
+    """
+    rows, size = batch.num_rows, size_of(batch)
+    if rows <= 1 or size <= most:
+        yield batch, size
         return
     half = 1 << ((rows - 1).bit_length() - 1)
     yield from in_parts(batch.slice(0, half), size_of, most)
