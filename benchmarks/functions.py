@@ -1,6 +1,8 @@
-"""What the launchers run. Imports nothing: a rank's process imports what its function is in."""
+"""What the launchers run. Imports nothing slow: a rank imports what its function is in."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 
 def nothing() -> int:
@@ -38,3 +40,19 @@ def first_line() -> float:
     import time
 
     return time.time()
+
+
+def trial(index: int, seconds: Sequence[float]) -> dict[str, float]:
+    """A trial that takes as long as is said."""
+    import time
+
+    began = time.time()
+    time.sleep(seconds[index])
+    return {"loss": seconds[index], "began": began, "ended": time.time()}
+
+
+def own_trial(first: int, seconds: Sequence[float]) -> dict[str, float]:
+    """This rank's trial of a round."""
+    import hopsgpu
+
+    return trial(first + hopsgpu.context().rank, seconds)

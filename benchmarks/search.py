@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -19,6 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from benchmarks import functions
 from hopsgpu.spark.attach import application_of
 from hopsgpu.spark.profiles import build_profile
 from hopsgpu.spec import GangSpec
@@ -37,13 +37,6 @@ def lengths() -> list[float]:
     """Seconds of each trial."""
     chance = random.Random(7)
     return [chance.uniform(_SHORTEST, _LONGEST) for _ in range(TRIALS)]
-
-
-def trial(index: int, seconds: Sequence[float]) -> dict[str, float]:
-    """A trial that takes as long as is said."""
-    began = time.time()
-    time.sleep(seconds[index])
-    return {"loss": seconds[index], "began": began, "ended": time.time()}
 
 
 def measure(spark: SparkSession) -> Mapping[str, object]:
@@ -76,7 +69,7 @@ def _search() -> dict[str, float]:
     def work() -> None:
         found.append(
             hopsgpu.search(
-                trial,
+                functions.trial,
                 {"index": optuna.distributions.IntDistribution(0, TRIALS - 1)},
                 trials=TRIALS,
                 max_concurrent=GPUS,
@@ -143,13 +136,9 @@ def _rounds() -> dict[str, float]:
     with hopsgpu.hold(workers=GPUS, cores_per_worker=1, progress="off") as gang:
         granted = time.time()
         for first in range(0, TRIALS, GPUS):
-            result = gang.launch(_own_trial, (first, seconds), progress="off")
+            result = gang.launch(functions.own_trial, (first, seconds), progress="off")
             ran += [(value["began"], value["ended"]) for value in result.values]
         return _told(ran, GPUS * (time.time() - granted))
-
-
-def _own_trial(first: int, seconds: Sequence[float]) -> dict[str, float]:
-    return trial(first + hopsgpu.context().rank, seconds)
 
 
 def _map(spark: SparkSession) -> dict[str, float]:
@@ -158,16 +147,21 @@ def _map(spark: SparkSession) -> dict[str, float]:
     site = application_of(spark)
     shape = site.fit(GangSpec("map", cores_per_worker=1, memory_per_worker=2**30)).shape
     numbers = spark.sparkContext.parallelize(range(TRIALS), TRIALS)
-    # The executors do not have this module.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # The executors do not have the module.
+    cloudpickle.register_pickle_by_value(functions)
     try:
         found = (
             numbers.withResources(build_profile(shape))
-            .map(lambda index: {**trial(index, seconds), "executor": os.environ["CONTAINER_ID"]})
+            .map(
+                lambda index: {
+                    **functions.trial(index, seconds),
+                    "executor": os.environ["CONTAINER_ID"],
+                }
+            )
             .collect()
         )
     finally:
-        cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+        cloudpickle.unregister_pickle_by_value(functions)
     until = time.monotonic() + _WAIT_SECONDS
     while hopsgpu.inventory().used and time.monotonic() < until:
         time.sleep(_LOOK_SECONDS)
