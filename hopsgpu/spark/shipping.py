@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import marshal
 import tempfile
 import zipfile
 from collections.abc import Iterator
 from importlib import resources
+from importlib.machinery import SourceFileLoader
 from importlib.resources.abc import Traversable
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
+from types import CodeType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +21,14 @@ ARCHIVES = "spark.yarn.dist.archives"
 PY_FILES = "spark.yarn.dist.pyFiles"
 MARKERS = "spark.hopsgpu.markers"
 PACKAGE = "hopsgpu-shipped.zip"
+# Of what is shipped, the packages that processes on the nodes import.
+_ON_NODES = frozenset(
+    ("cloudpickle", "hopsgpu")
+    + tuple(
+        f"hopsgpu/{name}"
+        for name in ("data", "discovery", "frameworks", "python_env", "stores", "worker")
+    )
+)
 
 
 def with_entry(listed: str | None, uri: str) -> str:
@@ -39,23 +51,49 @@ def _name(entry: str) -> str:
 
 
 def pack_package(target: Path) -> Path:
-    """A zip of hopsgpu and cloudpickle, so that nothing of ours need be on the nodes."""
+    """A zip of hopsgpu and cloudpickle, so that nothing of ours need be on the nodes.
+
+    What processes on the nodes import is in it as bytecode too: Python keeps none of a zip's
+    modules, so that each process would compile them anew. A Python of another minor version takes
+    the sources.
+    """
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("hopsgpu", "cloudpickle"):
             # A driver in YARN has them in such a zip itself.
-            for name, source in _sources(package, resources.files(package)):
-                archive.writestr(name, source)
+            for name, content in _files(package, resources.files(package)):
+                archive.writestr(name, content)
     return target
 
 
-def _sources(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
-    """The Python files below a directory, each with its path in the archive."""
+def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
+    """The modules below a directory, as sources and bytecode, with their paths in the archive."""
     for found in sorted(directory.iterdir(), key=lambda one: one.name):
         below = f"{path}/{found.name}"
         if found.is_dir():
-            yield from _sources(below, found)
-        elif found.name.endswith(".py"):
+            if found.name != "__pycache__":
+                yield from _files(below, found)
+        elif found.name.endswith((".py", ".pyc")):
             yield below, found.read_bytes()
+            if isinstance(found, Path) and path in _ON_NODES:
+                yield f"{below}c", _bytecode(below, found)
+
+
+def _bytecode(name: str, source: Path) -> bytes:
+    """A .pyc file that is taken as it is (PEP 552), whatever the clocks of the nodes say.
+
+    Args:
+        name: of the source in the archive, which tracebacks show.
+        source: of which Python has bytecode already, or makes it now.
+    """
+    code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
+    assert code is not None, "it has a source"
+    unchecked = (1).to_bytes(4, "little") + bytes(8)
+    return MAGIC_NUMBER + unchecked + marshal.dumps(_renamed(code, name))
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    inner = (_renamed(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(inner))
 
 
 def ship_package(context: SparkContext) -> tempfile.TemporaryDirectory[str]:

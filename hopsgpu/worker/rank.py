@@ -128,8 +128,8 @@ def prepare_output() -> None:
 
 def _users_traceback(error: BaseException) -> str:
     """The traceback without the frames of this module."""
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+    own, frames = _users_traceback.__code__.co_filename, error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == own:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
 

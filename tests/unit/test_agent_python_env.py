@@ -45,8 +45,11 @@ def test_ranks_run_in_an_interpreter_of_their_own(
     assert pickle.loads(gang.wait_for("ended").payload) == [
         str(home / "bin" / PYTHON),
         1,
-        f"{shipped}/hopsgpu/__init__.py",
+        f"{shipped}/hopsgpu/__init__.pyc",
     ]
+    gang.run(eval, "1 / 0")
+    told = gang.wait_for("ended")["outcome"]["traceback"]
+    assert "ZeroDivisionError" in told and "hopsgpu" not in told, told
     # Forked: what needs a fresh interpreter is a warning.
     assert not [m["text"] for m in gang.seen if m.kind == "warning" and "forked" in m["text"]]
 

@@ -225,7 +225,33 @@ def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     assert names[0] == names[1]
     assert "hopsgpu/spark/daemon.py" in names[0]
     assert "cloudpickle/cloudpickle.py" in names[0]
-    assert all(name.endswith(".py") for name in names[0])
+    assert all(name.endswith((".py", ".pyc")) for name in names[0])
+
+
+def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
+    """And what fails in it is shown with its source, by its name in the zip."""
+    package = pack_package(tmp_path / "hopsgpu-shipped.zip")
+    code = (
+        "import sys, traceback, hopsgpu.worker.rank, hopsgpu.worker.keeper, hopsgpu.worker.agent\n"
+        "ours = [m for n, m in sys.modules.items() if n.partition('.')[0] == 'hopsgpu']\n"
+        "print(*(m.__file__ for m in ours))\n"
+        "try:\n  hopsgpu.worker.rank.run(None)\n"
+        "except TypeError:\n  print(traceback.format_exc())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files, *told = ran.stdout.splitlines()
+    assert len(files.split()) > 20
+    assert all(file.startswith(str(package)) for file in files.split())
+    assert all(file.endswith(".pyc") for file in files.split())
+    (at,) = [n for n, line in enumerate(told) if 'File "hopsgpu/worker/rank.py"' in line]
+    assert "(directory / CALL).rename" in told[at + 1]
 
 
 def test_modules_are_those_of_the_script_where_nothing_was_shipped() -> None:
