@@ -37,6 +37,8 @@ _GONE_SECONDS = 0.1
 # Nobody announces that a job has ended.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
+# A request that was made or given up so long ago has come to YARN, with heartbeats of half a second.
+_SETTLED_SECONDS = 2.0
 # An executor on which the agent ends again and again fails its job; so many in a row are no chance.
 _MOST_FAILED = 3
 
@@ -98,6 +100,8 @@ class YarnElasticLease(ElasticLease):
         self._at_once = 1
         self._failed = 0
         self._closed = False
+        # When an executor was asked for, or given up, last.
+        self._asked = float("-inf")
         # Set while no more are wanted than there are, or are asked for.
         self._enough = threading.Event()
         self._over = (threading.Event(), threading.Event())
@@ -217,6 +221,7 @@ class YarnElasticLease(ElasticLease):
                 self._application.jvm.cancel(job.tag)
             with self._changed:
                 self._drop(job)
+                self._asked = time.monotonic()
 
     def _is_closed(self) -> bool:
         with self._changed:
@@ -304,6 +309,7 @@ class YarnElasticLease(ElasticLease):
         )
         with self._changed:
             self._live[tag] = job
+            self._asked = time.monotonic()
             self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
         job.start()
         return job
@@ -353,7 +359,8 @@ class YarnElasticLease(ElasticLease):
         watcher.state(GangState.RELEASING, ())
         with self._changed:
             jobs = [job for job in self._begun if not job.ended.is_set()]
-        release = let_go(self._application, self._profile.id, jobs, self.server, whole=False)
+            settled = time.monotonic() - self._asked > _SETTLED_SECONDS and not self._waiting()
+        release = let_go(self._application, self._profile.id, jobs, self.server, whole=settled)
         with self._changed:
             self._ready.clear()
             self._leaving.clear()
