@@ -308,6 +308,7 @@ class Execution:
         if idle and lease.let_go(idle):
             self._board.departed([time.time()] * len(idle))
         self._model = publisher.publish(self._models, left, self._about())
+        self._warnings += publisher.warnings
         self._board.mark("published")
 
     def _about(self) -> About:

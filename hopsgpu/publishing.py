@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hopsgpu.errors import Cancelled, HopsGpuError, StoreError
+from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.gang import World
 from hopsgpu.stores import publication
 from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About, framework_of
 from hopsgpu.stores.models import ModelVersion
+from hopsgpu.stores.troubles import ODD_JSON
 from hopsgpu.stores.versions import CLAIMS, PROBE, STAGING
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.leaving import Left, load_left, load_parts
 from hopsgpu.worker.server import Event
 
+# The file, of those that the ranks left, that says what goes in and out of the model, in JSON.
+SIGNATURE = "signature.json"
 # For an upload that is told to stop; one that waits for the lake can take longer.
 _STOP_SECONDS = 10.0
 
@@ -57,9 +61,13 @@ class Publisher:
         name: of the model.
         agents: of the ranks.
         ranks: those that have returned.
+
+    Attributes:
+        warnings: what a person should know of the version.
     """
 
     def __init__(self, name: str, agents: Agents, ranks: Collection[int]) -> None:
+        self.warnings: list[str] = []
         self._name = name
         self._agents = agents
         self._ranks = agents.of(ranks)
@@ -115,10 +123,27 @@ class Publisher:
             if any(map(framework_of, parts.values())):
                 # The files know better than the function's imports.
                 about = replace(about, framework=None)
+            about = self._with_signature(about, Lake(staging), parts)
             return publication.commit(staging, parts, about)
         except BaseException as error:
             _abandon(staging, error)
             raise
+
+    def _with_signature(
+        self, about: About, staging: Lake, parts: Mapping[int, Mapping[str, Facts]]
+    ) -> About:
+        """What is said of the version, with the signature that a rank left of it."""
+        rank = next((rank for rank, files in sorted(parts.items()) if SIGNATURE in files), None)
+        if rank is None:
+            return about
+        try:
+            return replace(about, signature=json.loads((staging / str(rank) / SIGNATURE).read()))
+        except (*ODD_JSON, ConfigError) as error:
+            self.warnings.append(
+                f"the manifest of {self._name!r} has no signature: {SIGNATURE}, which rank {rank}"
+                f" left, is no JSON ({error})"
+            )
+            return about
 
     def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
         """An answer of each of the agents, as they come."""

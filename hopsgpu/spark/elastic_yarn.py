@@ -37,7 +37,7 @@ _GONE_SECONDS = 0.1
 # Nobody announces that a job has ended.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
-# A request that was made or given up so long ago has come to YARN, with heartbeats of half a second.
+# What was asked for or given up so long ago has come to YARN: by a heartbeat of half a second.
 _SETTLED_SECONDS = 2.0
 # An executor on which the agent ends again and again fails its job; so many in a row are no chance.
 _MOST_FAILED = 3

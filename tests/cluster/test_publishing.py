@@ -154,6 +154,18 @@ def test_on_a_held_gang_nobody_goes_whatever_comes_of_its_launches(
         assert told.value.result.model is None
         same = gang.launch(leave, [("w", b"a", 1), ("w", b"a", 1)], model="net", progress="off")
         assert same.model is not None and list(same.model.manifest["files"]) == ["w"]
+        signed = gang.launch(
+            leave,
+            [("w", b"a", 1), ("signature.json", b'{"x": ["float32", 64]}', 1)],
+            model="signed",
+            progress="off",
+        )
+        assert signed.model is not None and not signed.warnings
+        assert signed.model.manifest["signature"] == {"x": ["float32", 64]}
+        assert set(signed.model.manifest["files"]) == {"w", "signature.json"}
+        odd = gang.launch(leave, [("signature.json", b"{", 1)], model="signed", progress="off")
+        assert odd.model is not None and odd.model.manifest["signature"] is None
+        assert "no signature: signature.json, which rank 0 left, is no JSON" in odd.warnings[0]
         with pytest.raises(hopsgpu.RankFailed, match="did not converge"):
             gang.launch(leave, [("w", b"c", 1)], {"fail": True}, model="net", progress="off")
         versions = [name for name in (models / "net").names() if name.isdigit()]
