@@ -1,4 +1,4 @@
-"""What a fork server imports ahead of a function: the known slow packages that it will import.
+"""What a fork server imports ahead of a function: of known slow packages what it will import.
 
 Found without importing or running anything: in the bytecode of the function and of what it
 refers to, and in the sources of the user's modules that these import.
@@ -33,7 +33,14 @@ PRELOADABLE = (
     "pandas",
     "sklearn",
     "pyarrow",
+    "matplotlib",
+    "PIL",
+    "pyspark",
+    "optuna",
+    "pytest",
 )
+# Of these the modules below too, which are as slow and as harmless.
+_WHOLE = ("scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 # Sources are parsed once for all launches of a held gang.
 _MOST_SOURCES = 4096
@@ -44,7 +51,7 @@ _MOST_OBJECTS = 10_000
 
 
 def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str, ...]:
-    """The packages of `PRELOADABLE` that a function will import, in that order.
+    """The packages of `PRELOADABLE` that a function will import, in that order, and modules below.
 
     An import counts wherever it stands in the function, in what it refers to (globals, closures,
     defaults, what it decorates) and in the user's modules that are imported on the way, but for
@@ -55,6 +62,10 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
     Args:
         function: the user's.
         modules: the user's own.
+
+    Returns:
+        Names of packages, and then dotted ones of what may be a module in one of them, or an
+        attribute of one.
     """
     sources = _sources(modules.archive)
     own = {name.partition(".")[0] for name in sources}
@@ -72,7 +83,10 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
             pending += [_Module(imported, module.all) for imported in found]
     firsts = {module.name.partition(".")[0] for module in met}
     # A module of the user's own that has a known name may do anything when it is imported.
-    return tuple(package for package in PRELOADABLE if package in firsts - own)
+    packages = [package for package in PRELOADABLE if package in firsts - own]
+    below = {module.name for module in met if "." in module.name}
+    whole = set(packages).intersection(_WHOLE)
+    return (*packages, *sorted(name for name in below if name.partition(".")[0] in whole))
 
 
 def likely_preloads() -> tuple[str, ...]:

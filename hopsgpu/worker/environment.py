@@ -33,7 +33,7 @@ class ServerSpec:
     Attributes:
         executable: the Python interpreter.
         environment: the variables that its ranks share.
-        modules: top-level modules to import, those that are there.
+        modules: to import, those that are there: top-level ones, and dotted ones below these.
         import_seconds: after which its ranks start without it.
     """
 
@@ -41,6 +41,11 @@ class ServerSpec:
     environment: Mapping[str, str]
     modules: tuple[str, ...] = ()
     import_seconds: float = IMPORT_SECONDS
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """Those of the modules that are top-level ones."""
+        return frozenset(name for name in self.modules if "." not in name)
 
     @property
     def identity(self) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ inherits nothing that has to be undone.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -200,6 +201,18 @@ def _read_all(descriptor: int) -> bytes | None:
     return None
 
 
+def _import(name: str) -> None:
+    """Imports a module; one that is not there is for the user's function to miss."""
+    if "." not in name:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+        return
+    # It may be an attribute of a module, or want what is not installed.
+    with contextlib.suppress(ImportError):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+
+
 def _keep_exits_to_itself() -> None:
     """Has ranks not run at their exit what was to be undone of objects of this process.
 
@@ -221,9 +234,7 @@ def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
         lines = Lines(connection)
         # The last one is what calls and values are pickled by.
         for name in (*modules, "cloudpickle"):
-            # One that is not there is for the user's function to miss.
-            if importlib.util.find_spec(name) is not None:
-                importlib.import_module(name)
+            _import(name)
         _keep_exits_to_itself()
         gc.collect()
         # Else each rank's first collection would copy what is shared.

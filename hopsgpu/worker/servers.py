@@ -89,11 +89,14 @@ class Server:
 
 
 def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
-    """The server that may fork for a spec: same interpreter and variables, all its modules."""
+    """The server that may fork for a spec: same interpreter and variables, all its packages.
+
+    What it lacks of the modules below these, the rank imports itself.
+    """
     for server in servers:
         own = server.spec
         same = (own.executable, own.environment) == (spec.executable, spec.environment)
-        if same and server.imported.issuperset(spec.modules):
+        if same and server.imported.issuperset(spec.packages):
             return server
     return None
 
@@ -141,8 +144,8 @@ def start(
     except BaseException:
         ours.close()
         raise
-    imported = frozenset(spec.modules)
-    return Server(spec, pid, Lines(ours), log, now + spec.import_seconds, now, imported)
+    deadline = now + spec.import_seconds
+    return Server(spec, pid, Lines(ours), log, deadline, now, spec.packages)
 
 
 def started(

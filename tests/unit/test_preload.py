@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,9 @@ import pytest
 
 from hopsgpu.frameworks.preload import PRELOADABLE, preloads
 from hopsgpu.modules import PackedModules, pack_modules
+from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.lines import Lines
+from hopsgpu.worker.servers import Server, serving
 
 NONE = pack_modules([])
 
@@ -117,7 +121,7 @@ def test_what_the_users_modules_import(project: Project) -> None:
         model="from .layers import *\n",
         layers="raise RuntimeError('nobody runs it')\nimport torch.nn as nn\n",
     )
-    assert preloads(train.train, packed) == ("torch", "sklearn")
+    assert preloads(train.train, packed) == ("torch", "sklearn", "sklearn.base")
 
 
 def test_a_module_that_is_not_imported_does_not_count(project: Project) -> None:
@@ -243,3 +247,48 @@ def test_nothing_heavy_is_imported_at_the_driver() -> None:
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [p for p in PRELOADABLE if p in ran.stdout]
     assert len(ran.stdout.split()) == 5
+
+
+def test_modules_below_a_package_are_found_where_it_takes_them_long(project: Project) -> None:
+    train, packed = project(
+        train=(
+            "def train():\n    import torch.nn as nn, scipy.stats\n"
+            "    from sklearn.linear_model import Ridge\n    return Ridge, nn, scipy\n"
+        )
+    )
+    assert preloads(train.train, packed) == (
+        *("torch", "scipy", "sklearn"),
+        *("scipy.stats", "sklearn.linear_model", "sklearn.linear_model.Ridge"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "has"),
+    [
+        ("email.mime.text", True),
+        ("email.mime.text.MIMEText", True),  # no module, but in one
+        ("email.mime.nothing", False),
+        ("nothing.below", False),
+    ],
+)
+def test_a_fork_server_imports_what_is_a_module(name: str, has: bool) -> None:
+    code = (
+        "import sys; from hopsgpu.worker.forkserver import _import; _import(sys.argv[1]);"
+        "print('email.mime.text' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, name]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert told.strip() == str(has)
+
+
+def test_a_fork_server_serves_who_wants_other_modules_of_its_packages(tmp_path: Path) -> None:
+    def spec(*modules: str) -> ServerSpec:
+        return ServerSpec(sys.executable, {}, modules)
+
+    here, there = socket.socketpair()
+    with here, there:
+        wanted = spec("sklearn", "sklearn.svm")
+        server = Server(wanted, 1, Lines(here), tmp_path, None, 0.0, wanted.packages)
+        assert serving(spec("sklearn", "sklearn.linear_model"), [server]) is server
+        assert serving(spec("sklearn"), [server]) is server
+        assert serving(spec("sklearn", "torch"), [server]) is None
