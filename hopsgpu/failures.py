@@ -13,6 +13,7 @@ from enum import Enum
 from hopsgpu.discovery.health import HEALTHY
 from hopsgpu.errors import RankFailed
 from hopsgpu.gang import Avoid, Container, RankPlace
+from hopsgpu.sources import with_sources
 from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.rank import WELL
 
@@ -146,7 +147,8 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
     traceback = end.outcome.get("traceback")
     if traceback:
-        parts.append(traceback.rstrip())
+        traceback = with_sources(traceback)
+        parts.append(traceback)
     elif end.log_tail:
         parts.append(_tail(end.log_tail))
     parts.append(f"whole log: {log_url}")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
+from types import CodeType
 from typing import Any
 
 import cloudpickle
@@ -14,18 +17,49 @@ from hopsgpu.errors import ConfigError
 _DEEPEST = 6
 
 
+# What cloudpickle calls every file.
+_NO_FILE = "<dynamic-code>"
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """As cloudpickle has it, with the file's name."""
+    kind, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return kind, tuple(code.co_filename if one == _NO_FILE else one for one in args)
+
+
+class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, but tracebacks of what travels by value name the file that it stands in."""
+
+    dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+
+
 def pickle_call(
-    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    files: bool = True,
 ) -> bytes:
     """`(function, args, kwargs)` by cloudpickle.
 
     Functions and classes of `__main__` travel by value; those of modules by name.
 
+    Args:
+        function: the user's.
+        args: for it.
+        kwargs: for it.
+        files: whether to name the files in which code stands: tracebacks do then. Without, the same
+            function is the same bytes in each session of a notebook.
+
     Raises:
         ConfigError: something cannot be pickled; the message names the attribute.
     """
+    buffer = io.BytesIO()
     try:
-        return bytes(cloudpickle.dumps((function, args, dict(kwargs))))
+        (_NamingPickler if files else cloudpickle.Pickler)(buffer).dump(
+            (function, args, dict(kwargs))
+        )
+        return buffer.getvalue()
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:

@@ -59,7 +59,7 @@ def provenance_of(
 
 
 def _code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
-    digest = hashlib.sha256(pickle_call(function, (), {}))
+    digest = hashlib.sha256(pickle_call(function, (), {}, files=False))
     if modules.archive:
         # Not the archive itself, which has the files' times.
         with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:

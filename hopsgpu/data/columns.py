@@ -138,9 +138,14 @@ def _single(name: str, kind: Any) -> Column:
 
     types = pa.types
     if types.is_decimal(kind):
-        doubles = pa.float64()
+        # By way of their digits: of a decimal itself Arrow's cast is not always the nearest double.
+        text, doubles = pa.string(), pa.float64()
         return Column(
-            name, Kind.NUMBER, np.dtype("f8"), (), lambda array: _flat(name, array.cast(doubles))
+            name,
+            Kind.NUMBER,
+            np.dtype("f8"),
+            (),
+            lambda array: _flat(name, array.cast(text).cast(doubles)),
         )
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
         # `to_pandas_dtype` of pyarrow 18 wants pandas itself.

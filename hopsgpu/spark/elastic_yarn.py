@@ -21,7 +21,7 @@ from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spark.granted import Job
 from hopsgpu.spark.jobs import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.spark.queueing import Queueing, queueing
-from hopsgpu.spark.release import let_go
+from hopsgpu.spark.release import heartbeat_seconds, let_go
 from hopsgpu.spark.request import Patience, Request, Watcher
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spark.tokens import read_tokens
@@ -37,8 +37,6 @@ _GONE_SECONDS = 0.1
 # Nobody announces that a job has ended.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
-# What was asked for or given up so long ago has come to YARN: by a heartbeat of half a second.
-_SETTLED_SECONDS = 2.0
 # An executor on which the agent ends again and again fails its job; so many in a row are no chance.
 _MOST_FAILED = 3
 
@@ -102,6 +100,8 @@ class YarnElasticLease(ElasticLease):
         self._closed = False
         # When an executor was asked for, or given up, last.
         self._asked = float("-inf")
+        # After so long YARN knows of it.
+        self._settling = 2 * heartbeat_seconds(application.jvm)
         # Set while no more are wanted than there are, or are asked for.
         self._enough = threading.Event()
         self._over = (threading.Event(), threading.Event())
@@ -359,7 +359,7 @@ class YarnElasticLease(ElasticLease):
         watcher.state(GangState.RELEASING, ())
         with self._changed:
             jobs = [job for job in self._begun if not job.ended.is_set()]
-            settled = time.monotonic() - self._asked > _SETTLED_SECONDS and not self._waiting()
+            settled = time.monotonic() - self._asked > self._settling and not self._waiting()
         release = let_go(self._application, self._profile.id, jobs, self.server, whole=settled)
         with self._changed:
             self._ready.clear()

@@ -14,17 +14,24 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.gang import Container
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.jobs import GangJob
-from hopsgpu.spark.jvm import wait_until
+from hopsgpu.spark.jvm import Jvm, wait_until
 from hopsgpu.units import counted
 from hopsgpu.worker.server import ControlServer
 
 RELEASE_SECONDS = 30.0
 _ENDED_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
-# Above the application master's, which our sessions set to 0.5 s.
-_HEARTBEAT_SECONDS = 1.0
+# Spark's application master talks to YARN so often, unless a session says otherwise.
+_HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
+_HEARTBEAT_MS = 3000
 _ENDING_SECONDS = 5.0
 _PART_SECONDS = 10.0
+
+
+def heartbeat_seconds(jvm: Jvm) -> float:
+    """Within what time the application master has told YARN of all that was asked for before."""
+    told = jvm.setting(_HEARTBEAT) or ""
+    return 2 * (int(told) if told.isdigit() else _HEARTBEAT_MS) / 1000
 
 
 @dataclass(frozen=True)
@@ -183,7 +190,9 @@ class _Letting:
         if not self._gone():
             return False
         # Of a gang that was not whole Spark may still have a request on its way to YARN.
-        return self._whole or (not self._never.wait(_HEARTBEAT_SECONDS) and self._gone())
+        if self._whole:
+            return True
+        return not self._never.wait(heartbeat_seconds(self._jvm)) and self._gone()
 
 
 def _unconfirmed(shown: str) -> str:

@@ -72,10 +72,12 @@ def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
         if found.is_dir():
             if found.name != "__pycache__":
                 yield from _files(below, found)
-        elif found.name.endswith((".py", ".pyc")):
+        elif found.name.endswith(".py"):
             yield below, found.read_bytes()
             if isinstance(found, Path) and path in _ON_NODES:
                 yield f"{below}c", _bytecode(below, found)
+        elif found.name.endswith(".pyc") and not isinstance(found, Path):
+            yield below, found.read_bytes()
 
 
 def _bytecode(name: str, source: Path) -> bytes:

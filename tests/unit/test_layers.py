@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 LAYERS = (
     ("errors",),
     ("units", "spec", "gpu_types", "html", "screens", "outlet"),
-    ("pickling", "modules"),
+    ("pickling", "modules", "sources"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
     ("worker", "data", "python_env"),

@@ -5,12 +5,16 @@ import dataclasses
 import functools
 import pickle
 import socket
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.pickling import name_of, pickle_call
+from hopsgpu.sources import with_sources
 
 
 class Holder:
@@ -83,3 +87,41 @@ def test_defaults_are_looked_into() -> None:
 def test_names() -> None:
     assert name_of(functools.partial(functools.partial(print))) == "print"
     assert name_of(Holder()) == "Holder"
+
+
+def test_code_that_travels_by_value_knows_its_file() -> None:
+    code = (
+        "import pickle, traceback\n"
+        "from hopsgpu.pickling import pickle_call\n"
+        "def broken():\n"
+        "    return [{}['nope'] for _ in range(2)]\n"
+        "for files in (True, False):\n"
+        "    function, _, _ = pickle.loads(pickle_call(broken, (), {}, files=files))\n"
+        "    print(function.__code__.co_filename)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == ["<string>", "<dynamic-code>"]
+
+
+def test_lines_of_source_come_from_where_the_sources_are(tmp_path: Path) -> None:
+    script = tmp_path / "bad.py"
+    script.write_text("def f():\n    return {}['nope']\n")
+    told = (
+        "Traceback (most recent call last):\n"
+        f'  File "{script}", line 2, in f\n'
+        '  File "/node/lib/x.py", line 7, in g\n'
+        "    there()\n"
+        "    ^^^^^^^\n"
+        '  File "/nowhere/y.py", line 3, in h\n'
+        "KeyError: 'nope'\n"
+    )
+    assert with_sources(told).splitlines() == [
+        "Traceback (most recent call last):",
+        f'  File "{script}", line 2, in f',
+        "    return {}['nope']",
+        '  File "/node/lib/x.py", line 7, in g',
+        "    there()",
+        "    ^^^^^^^",
+        '  File "/nowhere/y.py", line 3, in h',
+        "KeyError: 'nope'",
+    ]

@@ -228,6 +228,22 @@ def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     assert all(name.endswith((".py", ".pyc")) for name in names[0])
 
 
+def test_what_was_shipped_is_packed_again_from_a_directory(tmp_path: Path) -> None:
+    """Bytecode lies beside the sources there."""
+    package = pack_package(tmp_path / "hopsgpu-shipped.zip")
+    with zipfile.ZipFile(package) as archive:
+        archive.extractall(tmp_path / "there")
+    code = "import sys; from hopsgpu.spark.shipping import *; pack_package(Path(sys.argv[1]))"
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "again.zip")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "there")},
+        cwd="/",
+        check=True,
+    )
+    names = [zipfile.ZipFile(tmp_path / n).namelist() for n in ("again.zip", package.name)]
+    assert names[0] == names[1] and len(set(names[0])) == len(names[0])
+
+
 def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
     """And what fails in it is shown with its source, by its name in the zip."""
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
