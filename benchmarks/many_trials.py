@@ -136,6 +136,7 @@ def _arguments(terms: Terms) -> SearchArguments:
         timeout=None,
         function=_NUMBER,
         modules=PackedModules(b"", 0, ()),
+        code="",
         frameworks=(),
         progress=search_progress_of("off"),
         application=_NoSite(),  # type: ignore[arg-type]

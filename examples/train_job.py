@@ -48,6 +48,8 @@ def train(epochs: int, rate: float) -> dict[str, float]:
             right = model.module(images[tested]).argmax(1) == labels[tested]
         accuracy = float(right.float().mean())
         gang.report(epoch, accuracy=accuracy)
+        if gang.rank == 0:
+            print(f"epoch {epoch}: accuracy {accuracy:.4f}")  # `hopsgpu logs last` shows it
     if gang.rank == 0:
         torch.save(model.module.cpu().state_dict(), gang.model_dir / "digits.pt")
     dist.destroy_process_group()

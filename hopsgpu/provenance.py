@@ -54,11 +54,16 @@ def provenance_of(
         ConfigError: the function cannot be pickled.
     """
     return Provenance(
-        _code_digest(function, modules), _shown_mapping(_named(function, args, kwargs), _DEEPEST)
+        code_digest(function, modules), _shown_mapping(_named(function, args, kwargs), _DEEPEST)
     )
 
 
-def _code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
+def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
+    """As `Provenance.code_digest`.
+
+    Raises:
+        ConfigError: the function cannot be pickled.
+    """
     digest = hashlib.sha256(pickle_call(function, (), {}, files=False))
     if modules.archive:
         # Not the archive itself, which has the files' times.

@@ -24,6 +24,8 @@ from hopsgpu.worker.server import Event
 
 # The file, of those that the ranks left, that says what goes in and out of the model, in JSON.
 SIGNATURE = "signature.json"
+# It goes into the manifest.
+_MOST_SIGNATURE = 2**20
 # For an upload that is told to stop; one that waits for the lake can take longer.
 _STOP_SECONDS = 10.0
 
@@ -137,11 +139,14 @@ class Publisher:
         if rank is None:
             return about
         try:
-            return replace(about, signature=json.loads((staging / str(rank) / SIGNATURE).read()))
+            if parts[rank][SIGNATURE].bytes > _MOST_SIGNATURE:
+                raise ValueError(f"it has more than {_MOST_SIGNATURE} bytes")
+            content = (staging / str(rank) / SIGNATURE).read()
+            return replace(about, signature=json.loads(content, parse_constant=_refuse))
         except (*ODD_JSON, ConfigError) as error:
             self.warnings.append(
                 f"the manifest of {self._name!r} has no signature: {SIGNATURE}, which rank {rank}"
-                f" left, is no JSON ({error})"
+                f" left, is no JSON for it ({error})"
             )
             return about
 
@@ -185,6 +190,10 @@ class Publisher:
         deadline = time.monotonic() + _STOP_SECONDS
         while self._busy.intersection(self._agents.connected) and time.monotonic() < deadline:
             self._next_event()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
 
 
 def _abandon(staging: str, error: BaseException) -> None:

@@ -26,6 +26,7 @@ from hopsgpu.frameworks.preload import preloads
 from hopsgpu.modules import PackedModules, Packer
 from hopsgpu.pickling import pickle_call
 from hopsgpu.progress import ShieldedSearch, search_progress_of
+from hopsgpu.provenance import code_digest
 from hopsgpu.python_env.building import Wanted
 from hopsgpu.python_env.given import wanted_of
 from hopsgpu.spark.attach import application_of
@@ -60,6 +61,7 @@ class SearchArguments:
         timeout: seconds that the search may take, or None.
         function: the pickled function with what all trials give it.
         modules: the user's own modules.
+        code: a digest of the function and the user's modules.
         frameworks: packages that the function imports and that are slow to import.
         progress: what is shown.
         application: in which it runs.
@@ -79,6 +81,7 @@ class SearchArguments:
     timeout: float | None
     function: bytes
     modules: PackedModules
+    code: str
     frameworks: tuple[str, ...]
     progress: ShieldedSearch
     application: Site
@@ -195,6 +198,7 @@ def search_arguments(
         timeout=timeout,
         function=function,
         modules=modules,
+        code=code_digest(train_fn, modules),
         frameworks=preloads(train_fn, modules),
         progress=shown,
         application=application,

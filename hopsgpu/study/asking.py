@@ -27,6 +27,8 @@ Direction = Literal["minimize", "maximize"]
 ATTRIBUTE = "hopsgpu"
 # How often a trial was started: of one that is gone on with by another driver each try is another.
 _TRIES = "hopsgpu.tries"
+# Of the study: a digest of the code of its trials.
+_CODE = "hopsgpu.code"
 _STATES = {
     End.COMPLETE: optuna.trial.TrialState.COMPLETE,
     End.PRUNED: optuna.trial.TrialState.PRUNED,
@@ -311,6 +313,14 @@ class Asker:
 def ended_before(study: optuna.Study) -> int:
     """How many trials of a study have ended."""
     return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+
+
+def note_code(study: optuna.Study, digest: str) -> bool:
+    """Has a study know the code of the trials to come; whether those before had another."""
+    before = study.user_attrs.get(_CODE)
+    if before != digest:
+        study.set_user_attr(_CODE, digest)
+    return before not in (None, digest)
 
 
 def refused(error: Exception) -> HopsGpuError:

@@ -28,6 +28,7 @@ from hopsgpu.stores.runs import RECORD, parse
 from hopsgpu.study.arguments import SearchArguments, search_arguments
 from hopsgpu.study.board import SearchBoard
 from hopsgpu.trials import SearchResult
+from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     import optuna
@@ -203,7 +204,7 @@ class _Search:
 
     def _searched(self, recording: Recording) -> None:
         # Optuna takes a while to import, and is needed from here on.
-        from hopsgpu.study.asking import Asker, ended_before, open_study
+        from hopsgpu.study.asking import Asker, ended_before, note_code, open_study
         from hopsgpu.study.journal import Journal
         from hopsgpu.study.record import reports_of
         from hopsgpu.study.searching import Searching
@@ -214,6 +215,11 @@ class _Search:
             journal, self._board.run_id, given.direction, given.sampler, given.pruner
         )
         self._board.before(r for r in reports_of(study) if r.ended is not None)
+        ended, is_other = ended_before(study), note_code(study, given.code)
+        if ended and (is_other or given.named):
+            told = f"the search {self._board.run_id!r} goes on with {counted(ended, 'trial')}"
+            other = ", of other code or with other modules" if is_other else ""
+            self._board.warn(f"{told} that had ended{other}; another name= begins a new search")
         asker = Asker(study, given.space, lambda: searching.wake())
         searching = Searching(
             given,
@@ -223,7 +229,7 @@ class _Search:
             self._background,
             asker,
             journal,
-            ended_before(study),
+            ended,
         )
         recording.put(GangState.REQUESTED.value)
         asker.start()

@@ -69,6 +69,8 @@ def test_decimals_are_doubles() -> None:
     assert found.dtype == np.float64
     assert found[0] == 12.5
     assert np.isnan(found[1])
+    cents = [decimal.Decimal(n) / 100 for n in range(-1000, 1000)]
+    assert convert(cents, pa.decimal128(10, 2)).tolist() == [n / 100 for n in range(-1000, 1000)]
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string()])

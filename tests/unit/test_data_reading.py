@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,33 @@ def test_so_many_row_groups_are_in_memory(
             peak = max(peak, len(held))
     assert rows == 36_000
     assert 2 <= peak <= most
+
+
+def test_lists_are_decoded_in_one_step_where_a_row_group_has_few_elements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And in small ones where it has so many that some rows might have them all."""
+    bounded, steps = reading._bounded, []
+
+    def noted(batch: Any, schema: Any) -> Iterator[Any]:
+        steps.append(batch.num_rows)
+        return bounded(batch, schema)
+
+    monkeypatch.setattr(reading, "_bounded", noted)
+    lengths = np.zeros(ROWS, np.int32)
+    lengths[:3] = 500_000  # all that there is, 6 MB, is in three rows
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    values = pa.array(np.arange(offsets[-1], dtype=np.float32))
+    table = pa.table({"x": pa.ListArray.from_arrays(pa.array(offsets), values)})
+    shard = shard_of(tmp_path / "lake", table, ROWS)
+    for most, many in ((reading._MOST_IN_LISTS, False), (5 * MIB, True)):
+        steps.clear()
+        monkeypatch.setattr(reading, "_MOST_IN_LISTS", most)
+        with reader_of(shard) as reader:
+            batches = list(reader.chunks(shard.slices, FETCHES))
+        assert pa.Table.from_batches(batches) == table
+        assert sum(steps) == ROWS and (len(steps) > 2) == many
+        # Whatever was decoded at a time.
+        assert all(
+            batch.num_rows == 1 or batch.nbytes <= 1.1 * reading._CHUNK_BYTES for batch in batches
+        )

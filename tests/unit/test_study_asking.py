@@ -23,6 +23,7 @@ from hopsgpu.study.asking import (
     NoMore,
     Proposed,
     ended_before,
+    note_code,
     open_study,
 )
 from hopsgpu.study.journal import Journal
@@ -327,3 +328,14 @@ def test_samplers_and_pruners_are_optunas() -> None:
     assert isinstance(spaces.pruner_of(None), optuna.pruners.NopPruner)
     with pytest.raises(ConfigError, match="'hyperband'"):
         spaces.pruner_of("mean")
+
+
+def test_a_study_knows_whether_its_trials_had_other_code(talk: Callable[..., Talk]) -> None:
+    first = talk()
+    assert not note_code(first.study, "sha256:1")
+    assert not note_code(first.study, "sha256:1")
+    first.close()
+    again = talk()
+    assert not note_code(again.study, "sha256:1")
+    assert note_code(again.study, "sha256:2")
+    assert not note_code(again.study, "sha256:2")
