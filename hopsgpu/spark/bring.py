@@ -21,6 +21,7 @@ from hopsgpu.yarn.resource_manager import Held
 
 EVENT_SECONDS = 0.2
 _ASK_SECONDS = 1.0
+_ASKING = "Spark is asking YARN"
 
 
 class Turn(Protocol):
@@ -79,7 +80,8 @@ class Bringing:
         self._seen: set[str] = set()
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
-        self._why = "Spark is asking YARN"
+        # Why it waits: by what YARN was seen to have, and by who is here now.
+        self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, Container] | None:
         """The containers by peer number, or None where YARN granted a part and then no more.
@@ -109,7 +111,7 @@ class Bringing:
                     return None
                 self._refuse_hopeless()
                 self._look()
-            self._patience.tell(hosts_of(self._holders), self._why)
+            self._patience.tell(hosts_of(self._holders), self._why())
             self._listen()
 
     def _listen(self) -> None:
@@ -160,7 +162,8 @@ class Bringing:
         try:
             held = self._application.manager.held(self._application.id, self._profile.id)
         except HopsGpuError as error:
-            self._why = str(error)
+            problem = str(error)
+            self._why = lambda: problem
             return
         self._seen.update(held.containers)
         lost = self._seen.difference(held.containers)
@@ -170,16 +173,18 @@ class Bringing:
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=len(lost))
         if allotted >= self._request.executors:
             self._turn.granted()
-        self._why = f"{self._missing(held, sorted(lost))}; {self._turn.facts()}"
+        facts = self._turn.facts()
+        self._why = lambda: f"{self._missing(held, sorted(lost))}; {facts}"
 
     def _missing(self, held: Held, lost: Sequence[str]) -> str:
         """Where the executors that are not here yet are."""
         connected = len(self._holders)
         parts = []
-        if held.pending:
-            parts.append(f"YARN has not granted {held.pending}")
-        starting = len(held.containers) - len(self.parked) - connected
-        if starting > 0:
+        allotted = len(held.containers) - len(self.parked)
+        # YARN counts a request that it has granted until Spark's next heartbeat.
+        if (pending := min(held.pending, self._request.executors - allotted)) > 0:
+            parts.append(f"YARN has not granted {pending}")
+        if (starting := allotted - connected) > 0:
             parts.append(f"{starting} granted and starting")
         if self.parked:
             why = {self._request.unwanted(c) for c in self.parked.values()}
@@ -189,7 +194,7 @@ class Bringing:
                 f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot"
                 " be discovered, memory, Python?)"
             )
-        return ", ".join(parts) or "Spark is asking YARN"
+        return ", ".join(parts) or _ASKING
 
     def _replace_surplus(self) -> bool:
         """Of a spread gang, kills executors that share a node; whether there were any."""
@@ -202,7 +207,9 @@ class Bringing:
             jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
         if shared:
             self._grants = replace(self._grants, since=time.monotonic())
-            self._why = f"executors that came to one node ({', '.join(shared)}) are replaced"
+            self._why = lambda: (
+                f"executors that came to one node ({', '.join(shared)}) are replaced"
+            )
         return bool(shared)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
+from hopsgpu.gang import Container
 from hopsgpu.spark.bring import Bringing
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spec import ExecutorShape
@@ -169,7 +170,9 @@ def test_what_was_held_aside_is_told_once_a_part_was_given_back() -> None:
         gang.run()
     again = bringing(Cluster([]), 1)
     again._patience = gang._patience
-    told = "asking YARN; ; held aside before: GPU-2-0 of node2 is bad: a row"
+    # Its time is over before it has told of itself.
+    again._patience.tell((), again._why())
+    told = "asking YARN; held aside before: GPU-2-0 of node2 is bad: a row"
     with pytest.raises(GangTimeout, match=told):
         again.run()
 
@@ -212,3 +215,14 @@ def test_what_is_for_data_alone_is_no_need_of_others() -> None:
     containers = bringing(cluster_of(("comes", 1, {"missing": ["pyarrow"]})), 1).run() or {}
     # A held gang may be given data later.
     assert [container.lacks for container in containers.values()] == [("pyarrow",)]
+
+
+def test_what_is_told_counts_nobody_twice() -> None:
+    """YARN's counts lag: a request that was granted is still counted, an executor came since."""
+    gang = bringing(cluster_of(("comes", 1, {})), 2)
+    held = Held(("c1", "c2"), pending=2)
+    assert gang._missing(held, []) == "2 granted and starting"
+    gang._holders[1] = Container(1, "c1", "node1", "127.0.0.1", ())
+    assert gang._missing(held, []) == "1 granted and starting"
+    one = Held(("c1",), pending=2)
+    assert gang._missing(one, []) == "YARN has not granted 1"
