@@ -21,8 +21,15 @@ _ENDING_SECONDS = 30.0
 _STOPPING_SECONDS = 10.0
 _LAST_BYTES = 64 * 1024
 _LAST_LINES = 30
-# Lines of Spark's own log that are no trouble.
-_OF_SPARK = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (?:DEBUG|INFO) .*\n?")
+# Of a success, where nobody looks for what went wrong.
+_LAST_LINES_OF_SUCCESS = 10
+# Spark's own messages that tell of no trouble. One of several lines has them between two rules
+# (=====); lines after any other are the script's, which writes to the same file.
+_STAMP = r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d "
+_OF_SPARK = re.compile(
+    rf"^{_STAMP}(?:DEBUG|INFO) [^\n]*\n?(?:={{20,}}\n.*?(?:^={{20,}}\n?|(?=^{_STAMP})|\Z))?",
+    re.MULTILINE | re.DOTALL,
+)
 # What YARN writes anew with each heartbeat of a node: the time, and how full the queue is.
 _PASSING = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was processed).*")
 Say = Callable[[str], None]
@@ -118,15 +125,15 @@ class Attended:
             time.sleep(_LOOK_SECONDS)
 
     def tell_end(self, standing: Standing) -> None:
-        """Says how it ended and, of one that failed, the last words of its driver."""
+        """Says how it ended, and the last words of its driver: of a success what it printed."""
         how = standing.final if standing.state == "FINISHED" else standing.state
         if standing.has_succeeded:
+            self._tell_last_words(standing, "stdout", _LAST_LINES_OF_SUCCESS)
             self._say(f"{self._clock() - self._began:6.1f} s: {standing.id} has ended: {how}")
             return
         # Of one that was killed they tell how Spark met its end, and of no trouble of the script's.
         for name in ("stdout", "stderr") if standing.state != "KILLED" else ():
-            if words := self._last_words(standing, name):
-                self._say(f"the last of the driver's {name}:\n{words}")
+            self._tell_last_words(standing, name, _LAST_LINES)
         self._say(
             f"{standing.id} has ended: {how}: {standing.diagnostics or 'no reason given'}."
             f" Log of the driver: {self._log(standing)}, or: yarn logs -applicationId {standing.id}"
@@ -177,14 +184,17 @@ class Attended:
         path = standing.log.partition("//")[2].partition("/")[2]
         return f"{self._nodes.base(standing.web)}/{path}"
 
-    def _last_words(self, standing: Standing, name: str) -> str:
+    def _tell_last_words(self, standing: Standing, name: str, most_lines: int) -> None:
         if not standing.master:
-            return ""
+            return
         try:
             text = self._nodes.log(standing.web, standing.master, name, _LAST_BYTES)
         except HopsGpuError as error:
-            return f"  (not to be had from its node: {error})"
-        return _last_lines("".join(_OF_SPARK.sub("", line) for line in text.splitlines(True)))
+            words = f"  (not to be had from its node: {error})"
+        else:
+            words = _last_lines(_OF_SPARK.sub("", text), most_lines)
+        if words:
+            self._say(f"the last of the driver's {name}:\n{words}")
 
 
 def _where(standing: Standing) -> str:
@@ -206,6 +216,6 @@ def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
         process.kill()
 
 
-def _last_lines(text: str) -> str:
+def _last_lines(text: str, most: int = _LAST_LINES) -> str:
     lines = [f"  {line}" for line in text.rstrip().splitlines()]
-    return "\n".join(lines[-_LAST_LINES:])
+    return "\n".join(lines[-most:])

@@ -570,8 +570,14 @@ def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once(
 def test_of_a_failure_the_drivers_last_words_are_told() -> None:
     stderr = (
         "26/11/22 10:00:00 INFO SparkContext: x\n"
+        "the script's own\n"
+        "26/11/22 10:00:00 INFO ApplicationMaster: \n"
+        f"{'=' * 79}\nDefault YARN executor launch context:\n  env:\n\n  command:\n"
+        f"      '-Dspark.driver.port=1' \\ \n\n  resources:\n    x -> resource {{ }}\n\n"
+        f"{'=' * 79}\n"
         "Traceback (most recent call last):\nValueError: no\n"
         "26/11/22 10:00:01 ERROR ApplicationMaster: User application exited with status 1\n"
+        f"26/11/22 10:00:01 INFO ApplicationMaster: \n{'=' * 79}\nwhose end did not come\n"
     )
     path = "/ws/v1/node/containers/container_1_7_01_000001/logs/"
     told = f"Container: x\nLogContents:\n{stderr}\nEnd of LogType:stderr.\n***\n"
@@ -589,12 +595,29 @@ def test_of_a_failure_the_drivers_last_words_are_told() -> None:
         follower.tell_end(failed)
     assert said[0].startswith("the last of the driver's stdout:\n  (not to be had from its node")
     assert said[1].splitlines()[1:] == [
+        "  the script's own",
         "  Traceback (most recent call last):",
         "  ValueError: no",
         "  26/11/22 10:00:01 ERROR ApplicationMaster: User application exited with status 1",
     ]
     assert said[2].startswith("application_1_7 has ended: FAILED: waiting for resources. Log of")
     assert said[2].endswith("yarn logs -applicationId application_1_7")
+
+
+@pytest.mark.parametrize(
+    ("stdout", "last"),
+    [("".join(f"{i}\n" for i in range(12)), [f"  {i}" for i in range(2, 12)]), ("", [])],
+)
+def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: list[str]) -> None:
+    told = f"Container: x\nLogContents:\n{stdout}\nEnd of LogType:stdout.\n***\n"
+    path = "/ws/v1/node/containers/container_1_7_01_000001/logs/stdout"
+    with serving({path: (200, told)}) as node:
+        log = f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a"
+        ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED", "amContainerLogs": log}
+        follower, said = attended(Manager())
+        follower.tell_end(standing_of({**APP, **ended, "amHostHttpAddress": node.address}))
+    assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
+    assert said[:-1] == (["\n".join(["the last of the driver's stdout:", *last])] if last else [])
 
 
 @pytest.mark.parametrize(
