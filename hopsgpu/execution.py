@@ -85,7 +85,7 @@ def execute(
         result = execution.result(with_values=True)
     except BaseException as error:
         ended = state_of_failure(error)
-        execution.end(ended, str(error))
+        execution.end(ended, given.application.words_of(error))
         background.flush(_KEEP_SECONDS)
         for problem in background.problems():
             error.add_note(problem)

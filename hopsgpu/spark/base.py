@@ -130,6 +130,10 @@ class SparkApplication:
         """
         _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
 
+    def words_of(self, error: BaseException) -> str:
+        """What a record tells of an error that ended a run."""
+        return self.jvm.words_of(error)
+
     def setting(self, name: str) -> str | None:
         """An administrator's or a user's Spark property, or None."""
         return self.jvm.setting(name)

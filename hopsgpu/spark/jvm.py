@@ -8,17 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, SparkStageInfo
+
+from hopsgpu.errors import HopsGpuError
 
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 # The flip must not refuse anyone else's barrier job for longer, whatever happens.
 FLIP_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 _MOST_TASKS = 10_000
+# A JVM that a signal ends breaks its connections off before its port is closed.
+_ENDING_SECONDS = 2.0
+_PROBE_SECONDS = 2.0
 # By hdfs, webhdfs and swebhdfs (DelegationTokenIdentifier, WebHdfsConstants).
 _HDFS_TOKENS = ("HDFS_DELEGATION_TOKEN", "WEBHDFS delegation", "SWEBHDFS delegation")
 
@@ -30,6 +38,39 @@ class Jvm:
         self._context = context
         self._scala: Any = context._jsc.sc()
         self._flipping = threading.Lock()
+
+    def words_of(self, error: BaseException) -> str:
+        """What a record tells of an error; of one that is not ours its type too.
+
+        Args:
+            error: that ended a run. Where the JVM has ended, calls into it raise errors that tell
+                of a connection alone.
+        """
+        if isinstance(error, HopsGpuError):
+            return str(error)
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        # Of what Java threw the JVM itself has told.
+        lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
+        if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
+            return (
+                "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
+                f" ({words})"
+            )
+        return words
+
+    def _has_ended(self) -> bool:
+        """Whether nothing listens any more where Python calls into the JVM."""
+        gateway = self._context._gateway
+        if gateway is None:
+            return False
+        address = gateway.gateway_parameters.address, gateway.gateway_parameters.port
+        try:
+            socket.create_connection(address, _PROBE_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # it may only be slow, or this process have no descriptor left
+            return False
+        return False
 
     def setting(self, name: str) -> str | None:
         """A property of the live Spark conf, or None."""
@@ -219,8 +260,6 @@ def wait_until(
 
     For states of Spark that nobody announces.
     """
-    import time
-
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() >= deadline or ended.wait(step):

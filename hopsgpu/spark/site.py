@@ -82,6 +82,9 @@ class Site(Protocol):
     def keeps_data(self) -> bool:
         """Whether what launches write of `data=` stays on the lake when they have ended."""
 
+    def words_of(self, error: BaseException) -> str:
+        """What a record tells of an error that ended a run; it raises nothing."""
+
     def option(self, name: str) -> str | None:
         """The Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
 

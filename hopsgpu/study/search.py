@@ -189,7 +189,7 @@ class _Search:
             self._searched(recording)
         except BaseException as error:
             ended = state_of_failure(error)
-            self._end(recording, ended, str(error))
+            self._end(recording, ended, self._given.application.words_of(error))
             for problem in self._background.problems():
                 error.add_note(problem)
             if isinstance(error, HopsGpuError) and self._study is not None:

@@ -22,6 +22,7 @@ from hopsgpu.cli.root import default_root
 from hopsgpu.spark.command import find_spark_submit
 from hopsgpu.spark.submission import pack
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.runs import RunStore
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.conftest import as_in_a_terminal, gpus_become, until
@@ -236,6 +237,16 @@ def test_sigterm_gives_the_gpus_back(
     assert cluster[0] == 128 + signal.SIGTERM
     killed = application_in(cluster[2])
     assert until(lambda: manager.standing(killed).state == "KILLED", 30)
+    # In client mode the JVM takes the driver's words with it, but not those of the run's record.
+    of_client = application_in(client[2])
+    runs = RunStore(default_root(env))
+    (run,) = (
+        found.record
+        for found in runs.read(runs.ids()[:20])
+        if found.record and found.record.content.get("application") == of_client
+    )
+    assert run.state == "failed"
+    assert run.error and "the driver's JVM has ended: spark-submit was ended" in run.error
 
 
 def test_many_wait_for_their_turn(
