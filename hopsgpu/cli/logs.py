@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -100,16 +101,26 @@ class _Shown:
         self._look_at_record()
         sizes = self._wanted(log_sizes(self._directory))
         if not sizes:
-            which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
-            when = "" if self._attempt is None else f" in attempt {self._attempt}"
-            raise ConfigError(
-                f"there are no logs{which}{when} in {self._directory.url}/logs{self._hint()}"
-            )
+            raise self._none()
         for log, size in sizes.items():
             self._show({log: size})
             self._end()
         if not self._has_shown():
-            click.echo(f"hopsgpu: {self._run_id}: its ranks have written nothing", err=True)
+            click.echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
+
+    def _none(self) -> ConfigError:
+        """What is said where there is no log of those that are wanted."""
+        which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
+        when = "" if self._attempt is None else f" in attempt {self._attempt}"
+        return ConfigError(
+            f"there are no logs{which}{when} in {self._directory.url}/logs{self._hint()}"
+        )
+
+    def _nothing(self) -> str:
+        return (
+            "its ranks have written nothing"
+            f" (metrics: `hopsgpu runs show {shlex.quote(self._run_id)}`)"
+        )
 
     def _hint(self) -> str:
         """Where a search's logs are to be looked for."""
@@ -120,7 +131,11 @@ class _Shown:
         return ": those of a trial come when it has ended"
 
     def follow(self) -> None:
-        """Shows what comes, until the run has ended and all of it is there."""
+        """Shows what comes, until the run has ended and all of it is there.
+
+        Raises:
+            ConfigError: at the end there are logs, and none of those that are wanted.
+        """
         ended_at: float | None = None
         while True:
             record = self._look_at_record()
@@ -134,7 +149,11 @@ class _Shown:
                 whole = self._is_whole(record)
                 if whole or late or not record.has_ended:
                     self._end()
-                    missing = "" if self._has_shown() else "; its ranks have written nothing"
+                    # Before its end nobody knows which ranks and attempts it will have had.
+                    told = self._told_of(record)
+                    if told and not self._readers and not self._wanted(told):
+                        raise self._none()
+                    missing = "" if self._has_shown() else f"; {self._nothing()}"
                     missing = missing if whole else "; the end of its logs is not there"
                     click.echo(
                         f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True
@@ -218,11 +237,15 @@ class _Shown:
 
     def _is_whole(self, record: RunRecord) -> bool:
         """Whether all was shown of which the record tells."""
-        told = {log: size for name, size in record.logs.items() if (log := log_of(name))}
         return all(
             log in self._readers and self._readers[log].at >= size
-            for log, size in self._wanted(told).items()
+            for log, size in self._wanted(self._told_of(record)).items()
         )
+
+    @staticmethod
+    def _told_of(record: RunRecord) -> dict[Log, int]:
+        """The logs of which a record tells."""
+        return {log: size for name, size in record.logs.items() if (log := log_of(name))}
 
 
 class Whole:

@@ -244,7 +244,24 @@ def test_logs_that_are_empty_are_told(root: Path, words: tuple[str, ...]) -> Non
     put_log(put_run(root, NEW, logs={"logs/rank-0.log": 0}), "rank-0.log", b"")
     result = call("logs", NEW, *words)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert "its ranks have written nothing" in result.stderr
+    assert f"its ranks have written nothing (metrics: `hopsgpu runs show {NEW}`)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rank", "99"), "there are no logs of rank 99 in "),
+        (("--attempt", "3", "--rank", "0"), "there are no logs of rank 0 in attempt 3 in "),
+    ],
+)
+def test_logs_that_are_none_of_those_wanted_are_an_error(
+    root: Path, words: tuple[str, ...], said: str
+) -> None:
+    put_log(put_run(root, NEW, logs={"logs/rank-0.log": 3}), "rank-0.log", b"one")
+    for how in ((), ("--follow",)):
+        result = call("logs", NEW, *words, *how)
+        assert said in told(result)
+        assert result.stdout == ""
 
 
 def test_a_log_of_one_endless_line_is_cut(root: Path) -> None:
