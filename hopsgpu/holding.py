@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import queue
 import threading
 import time
@@ -18,7 +19,7 @@ from hopsgpu.background import Background
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.execution import execute, request_of, state_of_failure
 from hopsgpu.gang import Avoid, GangState
-from hopsgpu.interrupts import interrupts_noted, wait_for
+from hopsgpu.interrupts import check_call, interrupts_noted, wait_for
 from hopsgpu.planning import new_run_id, plan_on
 from hopsgpu.preparing import python_of
 from hopsgpu.python_env.value import PythonEnv
@@ -317,7 +318,9 @@ class Gang:
             RankFailed, DiscoveryError, StoreError, KeyboardInterrupt: as `hopsgpu.launch`.
         """
         with interrupts_noted() as interrupted:
-            given = launch_on(self._given, *args, **kwargs)
+            launching = functools.partial(launch_on, self._given)
+            check_call("Gang.launch", inspect.signature(launching), args, kwargs)
+            given = launching(*args, **kwargs)
             given = replace(given, python_env=self._python_env)
             run_id = new_run_id(given.spec.name)
             plan = plan_on(self._plan, given, run_id)

@@ -8,11 +8,12 @@ its GPUs, behind. So the signal is noted, and raised where nothing of Spark is u
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import inspect
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
@@ -72,10 +73,12 @@ def takes(
 
     Ctrl-C sets the event that the function gets, and is raised when the function is done.
     """
+    signature = inspect.signature(checked)
 
     def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            check_call(function.__name__, signature, args, kwargs)
             with interrupts_noted() as interrupted:
                 result = function(checked(*args, **kwargs), interrupted)
             if interrupted.is_set():
@@ -84,9 +87,36 @@ def takes(
                 raise KeyboardInterrupt
             return result
 
-        signature = inspect.signature(checked)
         returns = inspect.signature(function).return_annotation
         call.__signature__ = signature.replace(return_annotation=returns)  # type: ignore[attr-defined]
         return call
 
     return decorate
+
+
+def check_call(
+    name: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]
+) -> None:
+    """Refuses what does not fit by the name that was called; Python would tell an inner one.
+
+    Args:
+        name: of the function that was called.
+        signature: of what its arguments are handed to.
+        args: that it was given.
+        kwargs: that it was given by name.
+
+    Raises:
+        TypeError: an argument that there is not, or that is missing, or given twice.
+    """
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        known = [p.name for p in signature.parameters.values() if p.kind is not p.POSITIONAL_ONLY]
+        for given in kwargs:
+            if given not in known:
+                like = difflib.get_close_matches(given, known, n=1)
+                meant = f": did you mean {like[0]!r}?" if like else f"; it has {', '.join(known)}"
+                raise TypeError(
+                    f"{name}() got an unexpected keyword argument {given!r}{meant}"
+                ) from None
+        raise TypeError(f"{name}() {error}") from None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.cli.root import json_option, lake_root, root_option
+from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import Layout, Row, headers, show
 from hopsgpu.cli.words import size
 from hopsgpu.errors import ConfigError, HopsGpuError
@@ -54,7 +54,7 @@ def models(context: click.Context, as_json: bool) -> None:
         rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
         show(rows, _LAYOUT)
     else:
-        click.echo(f"no models in {_url()}")
+        click.echo(f"no models in {_url()}{unset_hint()}")
 
 
 @models.command()

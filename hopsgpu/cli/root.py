@@ -44,6 +44,19 @@ def lake_root() -> str:
     return str(given) if given else default_root(os.environ)
 
 
+def unset_hint() -> str:
+    """What to say beside finding nothing where nothing tells of a root or a cluster; else ""."""
+    from hopsgpu.yarn.hadoop_conf import is_configured
+
+    given = click.get_current_context().meta.get(_KEY) or _named(os.environ)
+    if given or is_configured(os.environ):
+        return ""
+    return (
+        " (HADOOP_CONF_DIR is not set: for a cluster, set it; for the development cluster:"
+        ' eval "$(hopsgpu cluster env)")'
+    )
+
+
 def default_root(environ: Mapping[str, str]) -> str:
     """spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
 
@@ -55,12 +68,11 @@ def default_root(environ: Mapping[str, str]) -> str:
     Raises:
         ConfigError: what tells where the cluster is cannot be read.
     """
-    from hopsgpu.spark.submission import spark_defaults
     from hopsgpu.stores.root import root_on
     from hopsgpu.yarn.hadoop_conf import HadoopConf, is_configured
     from hopsgpu.yarn.inventory import own_name
 
-    named = spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
+    named = _named(environ)
     user = environ.get("HADOOP_USER_NAME") or own_name()
     if named:
         return root_on(named, None, user)
@@ -72,3 +84,10 @@ def default_root(environ: Mapping[str, str]) -> str:
             f" ({error})"
         ) from error
     return root_on(None, files, user)
+
+
+def _named(environ: Mapping[str, str]) -> str | None:
+    """The root that an administrator or the user has set, or None."""
+    from hopsgpu.spark.submission import spark_defaults
+
+    return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.cli.root import json_option, lake_root, root_option
+from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import show
 from hopsgpu.cli.words import duration
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
@@ -50,7 +50,7 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
 
         show(rows(found, now), LAYOUT)
     else:
-        click.echo(f"no runs in {store.url}")
+        click.echo(f"no runs in {store.url}{unset_hint()}")
 
 
 @runs.command("show")

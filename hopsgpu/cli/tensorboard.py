@@ -43,7 +43,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
     from hopsgpu.stores.runs import RunStore
 
     if importlib.util.find_spec("tensorboard") is None:
-        raise ConfigError("TensorBoard is not installed here: pip install tensorboard")
+        raise ConfigError("TensorBoard is not installed here: pip install 'hopsgpu[tensorboard]'")
     store = RunStore(lake_root())
     source = store.directory(store.find(run_id)) / _DIRECTORY
     with (

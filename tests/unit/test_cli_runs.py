@@ -374,7 +374,7 @@ def test_tensorboard_ends_with_the_command(root: Path, tensorboard: dict[str, st
 def test_tensorboard_that_is_not_there_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_run(root, NEW)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    assert "pip install tensorboard" in told(call("tensorboard", "last"))
+    assert "pip install 'hopsgpu[tensorboard]'" in told(call("tensorboard", "last"))
 
 
 def test_the_root_is_where_a_session_has_it(tmp_path: Path) -> None:
@@ -398,6 +398,24 @@ def test_without_a_cluster_the_root_is_in_the_home_directory(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_root({}) == f"file://{tmp_path}/hopsgpu"
+
+
+@pytest.mark.parametrize("what", ["runs", "models"])
+def test_where_nothing_is_found_and_nothing_tells_of_a_cluster_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    for name in ("HOPSGPU_ROOT", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    hint = (
+        " (HADOOP_CONF_DIR is not set: for a cluster, set it; for the development cluster:"
+        ' eval "$(hopsgpu cluster env)")'
+    )
+    assert call(what).output == f"no {what} in file://{tmp_path}/hopsgpu/{what}{hint}\n"
+    given = f"file://{tmp_path}/other"
+    assert call(what, "--root", given).output == f"no {what} in {given}/{what}\n"
+    assert json.loads(call(what, "--json").output) == []
 
 
 def test_a_root_that_was_given_is_that_of_the_group_and_its_commands(root: Path) -> None:

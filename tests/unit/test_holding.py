@@ -143,3 +143,15 @@ def test_a_gang_that_is_closed_is_said_to_be(keeper: Keeper) -> None:
     assert until(refused, SECONDS)
     with pytest.raises(ConfigError, match="not held"), keeper.borrowed_later(request()):
         raise AssertionError("it is closed")
+
+
+def test_a_launch_on_a_held_gang_is_refused_by_its_name() -> None:
+    application = SimpleNamespace(lease=None)
+    spec = SimpleNamespace(name="held")
+    given: Any = SimpleNamespace(application=application, spec=spec, idle_timeout=None)
+    gang = holding.Gang(given, cast(Any, None))
+    with pytest.raises(TypeError) as caught:
+        gang.launch(print, retry=1)
+    assert str(caught.value) == (
+        "Gang.launch() got an unexpected keyword argument 'retry': did you mean 'retries'?"
+    )

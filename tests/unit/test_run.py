@@ -6,12 +6,13 @@ import threading
 import time
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import GangState
-from hopsgpu.interrupts import interrupts_noted, wait_for
+from hopsgpu.interrupts import interrupts_noted, takes, wait_for
 from hopsgpu.progress import Lines, Off, Shielded, describe
 from hopsgpu.results import GangResult, RunStatus, Timeline
 from hopsgpu.run import Board, Run, gpu_seconds
@@ -185,3 +186,41 @@ def test_a_run_that_failed_keeps_nothing_that_its_work_held() -> None:
     with pytest.raises(HopsGpuError, match="lost"):
         run.result()
     assert held[0]() is None
+
+
+def checked(train_fn: object, *, workers: int = 1, gpus_per_worker: float = 1) -> int:
+    return workers
+
+
+@takes(checked)
+def launched(given: int, interrupted: threading.Event) -> int:
+    return given
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        (
+            (print,),
+            {"gpus_per_workers": 1},
+            "launched() got an unexpected keyword argument 'gpus_per_workers': did you mean"
+            " 'gpus_per_worker'?",
+        ),
+        (
+            (print,),
+            {"xyz": 1},
+            "launched() got an unexpected keyword argument 'xyz'; it has train_fn, workers,"
+            " gpus_per_worker",
+        ),
+        ((), {}, "launched() missing a required argument: 'train_fn'"),
+        ((print, 1), {}, "launched() too many positional arguments"),
+        ((print,), {"train_fn": 1}, "launched() multiple values for argument 'train_fn'"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_by_the_name_that_was_called(
+    args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+) -> None:
+    assert launched(print, workers=3) == 3
+    with pytest.raises(TypeError) as caught:
+        launched(*args, **kwargs)
+    assert str(caught.value) == said
