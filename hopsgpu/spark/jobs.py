@@ -88,7 +88,9 @@ class GangJob:
     def reason(self, seconds: float) -> str:
         """What a person needs of the job's failure; waits so long for it to be known."""
         self.ended.wait(seconds)
-        return "it ended by itself" if self.error is None else reason_of(str(self.error))
+        if self.error is None:
+            return "it ended by itself"
+        return self._application.jvm.ended_by(self.error) or reason_of(str(self.error))
 
     def _run(self) -> None:
         try:
@@ -118,7 +120,9 @@ def reason_of(error: str) -> str:
     ):
         return " ".join(lost[1].split())
     # Python draws the errors of a TaskGroup in a frame.
-    lines = [text for line in error.splitlines() if (text := line.strip(" |+-\t"))]
+    # py4j puts a colon before what Java threw.
+    stripped = (line.strip(" |+-\t").removeprefix(": ") for line in error.splitlines())
+    lines = [text for text in stripped if text]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
     python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
     return python[-1] if python else (raised or lines or ["no reason given"])[0]

@@ -40,23 +40,28 @@ class Jvm:
         self._flipping = threading.Lock()
 
     def words_of(self, error: BaseException) -> str:
-        """What a record tells of an error; of one that is not ours its type too.
+        """What a record tells of an error that ended a run; of one that is not ours its type too.
 
         Args:
-            error: that ended a run. Where the JVM has ended, calls into it raise errors that tell
-                of a connection alone.
+            error: that ended the run.
         """
         if isinstance(error, HopsGpuError):
             return str(error)
         words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        ended = self.ended_by(error)
+        return f"{ended} ({words})" if ended else words
+
+    def ended_by(self, error: BaseException) -> str:
+        """That the JVM has ended, where an error is of a call into it and tells of no more; or "".
+
+        Args:
+            error: of the call. Of a JVM that has ended it tells of a connection alone.
+        """
         # Of what Java threw the JVM itself has told.
         lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
         if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
-            return (
-                "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
-                f" ({words})"
-            )
-        return words
+            return "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
+        return ""
 
     def _has_ended(self) -> bool:
         """Whether nothing listens any more where Python calls into the JVM."""

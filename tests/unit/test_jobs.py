@@ -37,6 +37,12 @@ Caused by: org.apache.spark.api.python.PythonException: Traceback (most recent c
             PYTHON,
             "ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 41000)",
         ),
+        (
+            "An error occurred while calling z:collect.\n: org.apache.spark.SparkException: Job 3"
+            " cancelled because SparkContext was shut down: bye\n\tat org.apache.x(x.scala:1)\n",
+            "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down:"
+            " bye",
+        ),
         ('x\n  | File "a.py"\n  +----\n  | ValueError: in a group\n', "ValueError: in a group"),
         ("[SPARK-24942] Barrier stages\nsecond line", "[SPARK-24942] Barrier stages"),
         ("", "no reason given"),
