@@ -39,32 +39,38 @@ class Birth:
         return cls(path, umask, os.environ.get("LC_CTYPE"))
 
 
-def isolate(server: int, log: Path, keep: Sequence[int] = ()) -> None:
-    """Cuts a forked child off from its fork server.
-
-    It leads a session, dies with the server, has no descriptor of the server's, reads nothing and
-    writes to a file.
+def cut_off(server: int, keep: Sequence[int] = ()) -> None:
+    """Cuts a forked child off from its fork server: it leads a session, and dies with the server.
 
     Args:
         server: pid.
-        log: appended to, in the order in which C and Python write.
-        keep: descriptors that stay open.
-
-    Raises:
-        OSError: the log cannot be opened.
+        keep: descriptors that stay open, beside the first three.
     """
     os.setsid()
     kernel.die_with(server)
     kernel.default_signals()
-    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
-        os.dup2(source, target)
     low = 3
     for descriptor in sorted(keep):
         os.closerange(low, descriptor)
         low = descriptor + 1
     os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def write_to(log: Path) -> None:
+    """Has this process read nothing and write to a file.
+
+    Args:
+        log: appended to, in the order in which C and Python write.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.close(output)
+    os.close(nothing)
 
 
 def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -> None:

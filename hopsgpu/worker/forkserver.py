@@ -10,11 +10,14 @@ with the reason where it may not fork and what it has imported. Then it is told
 
 and tells when one has `ended`. It is single-threaded and has no event loop, so that a child
 inherits nothing that has to be undone.
+
+Once it has forked a rank it forks the next one ahead: a spare (see `spare`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import importlib.util
@@ -30,13 +33,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.worker import exiting, forked, forksafe, kernel, rank
+from hopsgpu.worker import exiting, forked, forking, forksafe, kernel, rank, spare
 from hopsgpu.worker.lines import Lines, error_fields
 from hopsgpu.worker.reaping import Reaper
 
-# A child's, while which nobody else is served.
-SET_UP_SECONDS = 10.0
-_MOST_ERROR = 64 * 1024
+# A spare is forked once there was nothing to do for so long: not beside a rank that begins.
+_SPARE_MS = 50
 
 
 class ForkServer:
@@ -46,6 +48,8 @@ class ForkServer:
         self._lines = lines
         self._birth = birth
         self._reaper = Reaper()
+        self._spare: spare.Spare | None = None
+        self._wants_spare = False
 
     def serve(self) -> None:
         """Answers until the keeper hangs up."""
@@ -54,10 +58,16 @@ class ForkServer:
             poll.register(self._lines.connection, select.POLLIN)
             poll.register(arrived, select.POLLIN)
             while True:
-                ready = {descriptor for descriptor, _ in poll.poll()}
+                patience = _SPARE_MS if self._wants_spare else None
+                ready = {descriptor for descriptor, _ in poll.poll(patience)}
+                if not ready:
+                    self._have_spare()
                 if arrived in ready:
                     os.read(arrived, 4096)
                     for ended in self._reaper.collect():
+                        if self._spare is not None and ended.pid == self._spare.pid:
+                            self._spare.close()
+                            self._spare = None
                         self._lines.send(ended=asdict(ended))
                     self._reaper.sweep()
                 if self._lines.connection.fileno() in ready:
@@ -72,19 +82,40 @@ class ForkServer:
             case "signal":
                 self._reaper.signal(message["pid"], message["signal"], message["scope"])
             case "spawn":
-                directory = Path(message["directory"])
-                environment = message["environment"]
-
-                def as_rank() -> None:
-                    forked.become_rank(directory, environment, self._birth)
-
-                log = directory / rank.LOG
-                self._fork(message["id"], log, as_rank, lambda: rank.run(directory))
+                directory, environment = Path(message["directory"]), message["environment"]
+                if not self._hand_over(message["id"], directory, environment):
+                    prepare = functools.partial(self._as_rank, directory, environment)
+                    self._fork(message["id"], prepare, lambda: rank.run(directory))
+                self._wants_spare = True
             case "store":
                 try:
                     self._store(message)
                 except OSError as error:
                     self._lines.send(id=message["id"], **error_fields(error))
+
+    def _as_rank(self, directory: Path, environment: Mapping[str, str]) -> None:
+        forked.write_to(directory / rank.LOG)
+        forked.become_rank(directory, environment, self._birth)
+
+    def _have_spare(self) -> None:
+        self._wants_spare = False
+        self._spare = spare.fork(self._begin_child, self._as_rank)
+        if self._spare is not None:
+            self._reaper.kept.add(self._spare.pid)
+
+    def _hand_over(self, number: int, directory: Path, environment: Mapping[str, str]) -> bool:
+        """Has the spare become a rank; False where there is none, or it has died."""
+        taken, self._spare = self._spare, None
+        if taken is None:
+            return False
+        try:
+            problem = taken.hand_over(directory, environment)
+        except OSError:
+            return False
+        self._reaper.kept.discard(taken.pid)
+        self._reaper.add(taken.pid)
+        self._answer(number, taken.pid, problem)
+        return True
 
     def _store(self, message: Mapping[str, Any]) -> None:
         dual = socket.has_dualstack_ipv6()
@@ -98,6 +129,7 @@ class ForkServer:
             stores: list[Any] = []
 
             def open_store() -> None:
+                forked.write_to(Path(message["log"]))
                 distributed = importlib.import_module("torch.distributed")
                 stores.append(
                     distributed.TCPStore(
@@ -113,7 +145,6 @@ class ForkServer:
             try:
                 self._fork(
                     message["id"],
-                    Path(message["log"]),
                     open_store,
                     _until_killed,
                     keep=[descriptor],
@@ -126,8 +157,7 @@ class ForkServer:
     def _fork(
         self,
         number: int,
-        log: Path,
-        set_up: Callable[[], None],
+        prepare: Callable[[], None],
         body: Callable[[], int],
         keep: Sequence[int] = (),
         serves: bool = False,
@@ -144,16 +174,27 @@ class ForkServer:
             self._lines.send(id=number, **error_fields(error))
             return
         if child == 0:
-            exiting.end(lambda: self._child(server, log, set_up, body, [*keep, writing]))
+            exiting.end(lambda: self._child(server, prepare, body, [*keep, writing]))
         os.close(writing)
         self._reaper.add(child, serves=serves)
         try:
-            problem = _read_all(reading)
+            problem = forking.read_report(reading)
         finally:
             os.close(reading)
+        self._answer(number, child, problem, **told)
+
+    def _answer(self, number: int, child: int, problem: bytes | None, **told: Any) -> None:
+        """Tells the keeper of a child, and ends one whose set-up took too long.
+
+        Args:
+            number: of what was asked for.
+            child: pid.
+            problem: of its set-up, as JSON; empty for none, None where that took too long.
+            **told: told beside the pid.
+        """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
-            late = f"its set-up took more than {SET_UP_SECONDS:.0f} s"
+            late = f"its set-up took more than {forking.SET_UP_SECONDS:.0f} s"
             self._lines.send(id=number, error=late, errno=None)
         elif problem:
             self._lines.send(id=number, **json.loads(problem))
@@ -163,42 +204,30 @@ class ForkServer:
     def _child(
         self,
         server: int,
-        log: Path,
-        set_up: Callable[[], None],
+        prepare: Callable[[], None],
         body: Callable[[], int],
-        keep: list[int],
+        keep: Sequence[int],
     ) -> int:
+        self._begin_child()
+
+        def cut_off() -> None:
+            forked.cut_off(server, keep)
+            prepare()
+
+        return forking.set_up(cut_off, body, keep[-1])
+
+    def _begin_child(self) -> None:
         # Its number is used again for the child's files.
         self._lines.connection.detach()
+        if self._spare is not None:
+            self._spare.forget()
         gc.enable()
         signal.set_wakeup_fd(-1)
-        report = keep[-1]
-        try:
-            forked.isolate(server, log, keep)
-            set_up()
-        except BaseException as error:
-            os.write(report, json.dumps(error_fields(error)).encode())
-            raise
-        os.close(report)
-        return body()
 
 
 def _until_killed() -> int:
     signal.pause()
     return 0
-
-
-def _read_all(descriptor: int) -> bytes | None:
-    """What is written until the other end is closed, or None where that takes too long."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    parts: list[bytes] = []
-    while poll.poll(SET_UP_SECONDS * 1000):
-        part = os.read(descriptor, _MOST_ERROR)
-        if not part:
-            return b"".join(parts)
-        parts.append(part)
-    return None
 
 
 def _import(name: str) -> None:

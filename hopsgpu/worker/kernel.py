@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _OTHERS_FILES = 1024
 
@@ -34,7 +35,16 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def _prctl(option: int, value: int) -> None:
+def rename(command: str) -> None:
+    """Gives this process, whose main thread calls it, another command: see `comm` (prctl(2)).
+
+    Args:
+        command: of which the kernel takes 15 bytes.
+    """
+    _prctl(_PR_SET_NAME, command.encode())
+
+
+def _prctl(option: int, value: int | bytes) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl({option})")

@@ -14,7 +14,7 @@ from typing import Any
 
 from hopsgpu.worker import servers
 from hopsgpu.worker.environment import ServerSpec
-from hopsgpu.worker.forkserver import SET_UP_SECONDS
+from hopsgpu.worker.forking import SET_UP_SECONDS
 from hopsgpu.worker.reaping import Ended, Reaper
 from hopsgpu.worker.servers import Request, Server
 

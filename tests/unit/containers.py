@@ -8,16 +8,17 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 
-from hopsgpu.worker import rank
+from hopsgpu.worker import rank, spare
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, Started, connected
+from hopsgpu.worker.kernel import comm
 from hopsgpu.worker.marking import marked
 from hopsgpu.worker.reaping import Ended
 from tests.conftest import gone, until
@@ -114,8 +115,20 @@ class Container:
             return await (await self.start(keeper, spec, function, *args)).value()
 
     def marked(self) -> list[int]:
-        """All processes of fork servers and ranks."""
+        """All processes of fork servers and ranks, and no spares."""
+        return without_spares(self.left())
+
+    def spares(self) -> list[int]:
+        """Processes that are to become ranks."""
+        return [pid for pid in self.left() if comm(pid) == spare.NAME]
+
+    def left(self) -> list[int]:
+        """All processes of fork servers and ranks, and spares."""
         return [pid for token in self.tokens for pid in marked(token)]
+
+
+def without_spares(pids: Iterable[int]) -> list[int]:
+    return [pid for pid in pids if comm(pid) != spare.NAME]
 
 
 @contextlib.contextmanager
@@ -129,8 +142,8 @@ def container(directory: Path) -> Iterator[Container]:
             yield there
         finally:
             jvm.kill()
-    assert until(lambda: not there.marked(), SECONDS), there.marked()
+    assert until(lambda: not there.left(), SECONDS), there.left()
     assert until(lambda: not list(directory.glob("hopsgpu/keeper-*")), SECONDS)
 
 
-__all__ = ["Container", "Rank", "container", "gone", "until"]
+__all__ = ["Container", "Rank", "container", "gone", "until", "without_spares"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import os
 import pickle
+import random
 import signal
 import socket
 import subprocess
@@ -19,7 +21,9 @@ from typing import Any
 import pytest
 
 from hopsgpu.worker import forksafe
-from hopsgpu.worker.rank import LOG, OUTCOME, VALUE
+from hopsgpu.worker.kernel import parent_of
+from hopsgpu.worker.rank import LOG, OUTCOME, VALUE, WORK
+from hopsgpu.worker.spare import Spare
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until
 from tests.unit.test_agent import Gang, gang, reserve  # noqa: F401
@@ -158,7 +162,7 @@ def test_where_forking_is_not_safe_the_rank_is_a_fresh_interpreter(
             assert rank.started.warning == reason
             assert await rank.value() == keeper.pid
             assert await keeper.store(spec, 2) is None
-        assert await asyncio.to_thread(until, lambda: not here.marked(), SECONDS)
+        assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
 
     asyncio.run(scenario())
 
@@ -176,6 +180,150 @@ def test_a_rank_that_cannot_be_set_up_is_an_error(here: Container) -> None:
         async with here.keeper() as keeper:
             with pytest.raises(FileNotFoundError, match="rank-9"):
                 await keeper.spawn(here.spec(), here.directory / "rank-9", {})
+            # The server still serves.
+            assert await here.value(here.spec(), str.upper, "next") == "NEXT"
+
+    asyncio.run(scenario())
+
+
+async def forked_ahead(here: Container, server: int | None = None) -> int:
+    """The pid of the child that is to become the next rank, of a server or of the only one."""
+
+    def spares() -> list[int]:
+        return [pid for pid in here.spares() if server in (None, parent_of(pid))]
+
+    assert await asyncio.to_thread(until, spares, SECONDS)
+    (pid,) = spares()
+    return pid
+
+
+def test_the_next_rank_is_forked_ahead(here: Container) -> None:
+    def seen() -> tuple[int, int, str]:
+        return os.getpid(), os.getppid(), Path("/proc/self/comm").read_text()
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            assert await keeper.warm(here.spec()) is None
+            assert not here.spares()
+            first, *of_first = await (await here.start(keeper, here.spec(), seen)).value()
+            for _ in range(2):
+                ahead = await forked_ahead(here)
+                assert ahead != first
+                rank = await here.start(keeper, here.spec(), seen)
+                assert rank.pid == ahead
+                # A child of the same server, with its command.
+                assert await rank.value() == (ahead, *of_first)
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_was_forked_ahead_is_like_one_that_was_not(here: Container) -> None:
+    def seen() -> tuple[dict[str, Any], float, bytes]:
+        key = bytes(multiprocessing.current_process().authkey)
+        print("said")
+        return functions.interpreter(), random.random(), key
+
+    async def scenario() -> None:
+        shown, drawn, keys = [], set(), set()
+        async with here.keeper() as keeper:
+            for number in range(3):
+                ahead = await forked_ahead(here) if number else None
+                path = f"/run/{number}:{here.spec().environment['PYTHONPATH']}"
+                own = {"RANK": str(number), "PYTHONPATH": path}
+                rank = await here.start(keeper, here.spec(), seen, own=own)
+                assert ahead in (None, rank.pid)
+                value, random_number, key = await rank.value()
+                assert value["environment"].items() >= own.items()
+                assert value["path"][:2] == [str(rank.directory / WORK), f"/run/{number}"]
+                assert value["cwd"] == str(rank.directory / WORK)
+                assert value["outputs"] == [str(rank.directory / LOG)] * 2
+                assert value["session"] and rank.log == "said\n"
+                del value["environment"]["RANK"]
+                replaced = {str(rank.directory): "DIRECTORY", f"/run/{number}": "PATH"}
+                text = repr(value)
+                for old, new in replaced.items():
+                    text = text.replace(old, new)
+                shown.append(text)
+                drawn.add(random_number)
+                keys.add(key)
+        # Its descriptors are among that.
+        assert shown[1:] == shown[:1] * 2
+        assert len(drawn) == len(keys) == 3
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("is_reaped", [False, True])
+def test_a_spare_that_is_killed_costs_nothing(
+    here: Container, tmp_path: Path, is_reaped: bool
+) -> None:
+    file = tmp_path / "ran"
+
+    def run() -> str:
+        with file.open("a") as ran:
+            ran.write("once")
+        return "value"
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            server = await (await here.start(keeper, here.spec(), os.getppid)).value()
+            ahead = await forked_ahead(here)
+            os.kill(ahead, signal.SIGKILL)
+            if is_reaped:
+                process = Path(f"/proc/{ahead}")
+                assert await asyncio.to_thread(until, lambda: not process.exists(), SECONDS)
+            rank = await here.start(keeper, here.spec(), run)
+            assert (rank.started.warning, await rank.value()) == (None, "value")
+            assert file.read_text() == "once"
+            # The next one is forked ahead again.
+            again = await forked_ahead(here)
+            rank = await here.start(keeper, here.spec(), os.getppid)
+            assert (rank.pid, await rank.value()) == (again, server)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("hangs_up", [False, True])
+def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
+    tmp_path: Path, hangs_up: bool
+) -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, subprocess.Popen([sys.executable, "-c", functions.FOREVER]) as process:
+        if hangs_up:
+            theirs.close()
+        else:
+            theirs.shutdown(socket.SHUT_WR)
+        with pytest.raises(OSError, match="Broken pipe" if hangs_up else "the spare has ended"):
+            Spare(process.pid, ours).hand_over(tmp_path, {})
+        assert process.wait(SECONDS) == -signal.SIGKILL
+    assert ours.fileno() == -1
+
+
+def test_a_spare_ends_with_its_server(here: Container) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            server = await (await here.start(keeper, here.spec(), os.getppid)).value()
+            ahead = await forked_ahead(here)
+            assert os.getsid(ahead) == os.getpgid(ahead) == ahead
+            os.kill(server, signal.SIGKILL)
+            assert await asyncio.to_thread(until, lambda: gone(ahead), SECONDS)
+            assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
+
+    asyncio.run(scenario())
+
+
+def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            said = []
+            for _ in range(2):
+                before = here.spares()
+                with pytest.raises(FileNotFoundError, match="rank-9") as told:
+                    await keeper.spawn(here.spec(), here.directory / "rank-9", {})
+                said.append((told.value.errno, str(told.value)))
+                assert await asyncio.to_thread(until, lambda b=before: all(map(gone, b)), SECONDS)
+                await forked_ahead(here)
+            assert len(before) == 1 and said[0] == said[1]
             # The server still serves.
             assert await here.value(here.spec(), str.upper, "next") == "NEXT"
 
@@ -274,7 +422,7 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
                 assert outcome["status"] == "not started"
                 assert "killed with its fork server" in outcome["error"]
             assert file.read_text() == "once"
-            assert await asyncio.to_thread(until, lambda: not here.marked(), SECONDS)
+            assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
 
     asyncio.run(scenario())
 
@@ -291,7 +439,9 @@ def test_without_torch_there_is_no_store_and_no_second_server(here: Container) -
             assert keeper.warnings == []
             rank = await here.start(keeper, spec, os.getppid)
             assert rank.started.warning is None
-            assert [await rank.value()] == servers == here.marked()
+            assert [await rank.value()] == servers
+            # A spare has its name a moment after it was forked.
+            assert await asyncio.to_thread(until, lambda: here.marked() == servers, SECONDS)
 
     asyncio.run(scenario())
 
@@ -407,6 +557,30 @@ def test_a_store_that_goes_on_keeps_nothing_of_an_ended_rank(
     asyncio.run(scenario())
 
 
+def test_a_spare_holds_nothing_of_a_store_nor_of_its_server(warm: Container) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="1")
+        async with warm.keeper() as keeper:
+            store = await keeper.store(spec, 1)
+            assert store is not None
+            server = await (await warm.start(keeper, spec, os.getppid)).value()
+            # Forked while the store served: an earlier one has become the rank.
+            ahead = await forked_ahead(warm, server)
+            files = Path(f"/proc/{ahead}/fd")
+            few = lambda: len([*files.iterdir()]) == 4  # noqa: E731
+            assert await asyncio.to_thread(until, few, SECONDS)
+            held = {str(path.readlink()).split(":")[0] for path in files.iterdir()}
+            log = str(Path(f"/proc/{server}/fd/1").readlink())
+            assert held == {"/dev/null", log, "socket"}
+            keeper.signal(store.pid, signal.SIGKILL, "tree")
+            await keeper.ended(store.pid)
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", store.port))
+            assert not gone(ahead)
+
+    asyncio.run(scenario())
+
+
 def test_a_server_serves_whoever_wants_what_it_has_imported(warm: Container) -> None:
     async def scenario() -> None:
         servers = [
@@ -445,6 +619,21 @@ def test_ranks_of_one_server_draw_different_numbers(warm: Container) -> None:
         spec = warm.spec("torch", OMP_NUM_THREADS="1")
         first, second = [await warm.value(spec, functions.numbers) for _ in range(2)]
         assert first[:2] == second[:2] and first[0] == 1  # threads, server
+        assert first[2] != second[2] and first[3] != second[3]
+
+    asyncio.run(scenario())
+
+
+def test_ranks_that_were_forked_ahead_draw_different_numbers(warm: Container) -> None:
+    async def scenario() -> None:
+        spec = warm.spec("torch", OMP_NUM_THREADS="1")
+        server = await warm.value(spec, os.getppid)
+        values = []
+        for _ in range(2):
+            await forked_ahead(warm, server)
+            values.append(await warm.value(spec, functions.numbers))
+        first, second = values
+        assert first[:2] == second[:2]
         assert first[2] != second[2] and first[3] != second[3]
 
     asyncio.run(scenario())
