@@ -27,6 +27,7 @@ NOT_RUN = {
 RUN = {
     "README.md",
     "docs/data.md",
+    "docs/development-cluster.md",
     "docs/models.md",
     "docs/pipeline.md",
     "docs/pytorch.md",
@@ -84,6 +85,13 @@ def lake(spark: SparkSession) -> HdfsFileSystem:
 def test_each_page_is_run_or_says_why_not() -> None:
     there = {name_of(page) for page in PAGES if _blocks(page)}
     assert there == RUN | NOT_RUN.keys()
+
+
+def test_files_come_to_the_development_cluster(lake: HdfsFileSystem) -> None:
+    spark = _run("docs/development-cluster.md")["spark"]
+    rows = spark.read.parquet("hdfs:///tmp/mine").collect()
+    assert {(row.x, row.y) for row in rows} == {("1", "2"), ("3", "4")}
+    lake.rm("/tmp/mine", recursive=True)
 
 
 def _as_on(gang: hopsgpu.Gang) -> Callable[..., hopsgpu.GangResult]:
