@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import sys
 import sysconfig
@@ -35,6 +36,11 @@ class PackedModules:
     archive: bytes
     roots: int
     warnings: tuple[str, ...]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the archive, in hexadecimal."""
+        return hashlib.sha256(self.archive).hexdigest()
 
 
 def module_roots(function: Callable[..., Any]) -> tuple[Path, ...]:

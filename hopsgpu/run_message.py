@@ -19,8 +19,8 @@ class RunMessage:
 
     Attributes:
         key: of its agent.
-        payload: the call, the modules, and the shards of each rank, one after the other, of the
-            sizes `call_bytes`, `modules_bytes` and each rank's `data_bytes`.
+        payload: the call and the shards of each rank, one after the other, of the sizes
+            `call_bytes` and each rank's `data_bytes`. The modules it is to keep before.
         fields: the rest.
     """
 
@@ -59,11 +59,11 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
             "frameworks": call.frameworks,
             "shared": dict(call.environment),
             "call_bytes": len(call.function),
-            "modules_bytes": len(call.modules.archive),
+            "modules": call.modules.digest,
             "roots": call.modules.roots,
             "ranks": ranks,
         }
-        yield RunMessage(key, b"".join((call.function, call.modules.archive, *parts)), fields)
+        yield RunMessage(key, b"".join((call.function, *parts)), fields)
 
 
 def _data_of(place: RankPlace, call: Call) -> bytes:

@@ -230,7 +230,9 @@ class Training:
 
     def _start(self, meeting: Meeting) -> None:
         self._world = meeting.world
+        modules = self._call.modules
         for message in run_messages(self._call, meeting):
+            self._lease.server.keep(message.key, modules.digest, modules.archive)
             self._send(message.key, "run", message.payload, **message.fields)
 
     def _stop_where_due(self, overdue_at: float | None) -> None:

@@ -43,6 +43,9 @@ class Wire(Protocol):
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
         """Sends to a peer; False where its connection is gone."""
 
+    def keep(self, peer: int, name: str, content: bytes) -> bool:
+        """Has a peer keep some bytes, as `ControlServer.keep`."""
+
     def hang_up(self, peers: Iterable[int]) -> None:
         """Closes the connections of some peers."""
 

@@ -42,6 +42,9 @@ class TrialWire:
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
         return self._server.send(peer, kind, payload, **fields)
 
+    def keep(self, peer: int, name: str, content: bytes) -> bool:
+        return self._server.keep(peer, name, content)
+
     def hang_up(self, peers: Iterable[int]) -> None:
         self._server.hang_up(peers)
 

@@ -4,7 +4,8 @@ Between hello and the end of the connection it answers:
 
     reserve   tries its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
               a store where one is wanted                   → preparing …, reserved {ports, ...}
-    run       starts ranks; payload: call, modules, shards  → started, output, record, reports,
+    keep      keeps the payload, the user's modules, for each `run` that names it
+    run       starts ranks; payload: the call, shards       → started, output, record, reports,
               warning …, failing, saving …, ended
     prune     has the ranks of a trial know that it is to end
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
@@ -46,6 +47,7 @@ from hopsgpu.worker.opening import unopened
 from hopsgpu.worker.peer import Driver, given_out, greet, lake_environment
 from hopsgpu.worker.slot import Slot
 from hopsgpu.worker.tokens import keep_tokens
+from hopsgpu.worker.unpacking import Unpacked
 
 # The driver waits for an answer no longer than for some of these.
 _SIGN_SECONDS = 5.0
@@ -76,6 +78,12 @@ async def _serve(driver: Driver, watched: int | None) -> None:
         await channel.close()
 
 
+async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
+    """Looks at the modules once the ranks have ended; the next attempt would wait for it."""
+    await attempt.over.wait()
+    await asyncio.to_thread(unpacked.look, given)
+
+
 def _trouble(error: Exception) -> str:
     """The kind of a StoreError."""
     return error.kind if isinstance(error, StoreError) else ""
@@ -95,9 +103,11 @@ class Agent:
         # Slots that reserve at the same time are to have the same keeper.
         self._connecting = asyncio.Lock()
         self._slots: defaultdict[int, Slot] = defaultdict(Slot)
+        self._kept: tuple[str, bytes] = ("", b"")
         # Once for all launches on this container.
         gpus = [device["gpu"] for device in given_out()]
         self._opening = tasks.create_task(unopened(gpus))
+        self._warming: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
         """Answers until the driver hangs up; then no rank is left."""
@@ -106,6 +116,8 @@ class Agent:
                 await self._answer(message)
         finally:
             self._opening.cancel()
+            if self._warming is not None:
+                self._warming.cancel()
             await asyncio.gather(*(slot.close() for slot in self._slots.values()))
             await self._keeping.aclose()
 
@@ -114,12 +126,12 @@ class Agent:
             case "reserve":
                 slot = self._slots[message["slot"]]
                 slot.reserving = self._tasks.create_task(self._reserve(message, slot))
+            case "keep":
+                self._kept = message["name"], message.payload
             case "run":
                 await self._run(message, self._slots[message["slot"]])
             case "prune":
-                for slot in self._slots_of(message):
-                    assert slot.attempt is not None
-                    await slot.attempt.prune()
+                await self._prune(message)
             case "stop":
                 for slot in self._slots_of(message):
                     assert slot.attempt is not None
@@ -143,6 +155,11 @@ class Agent:
         run_id = message["run_id"]
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
+    async def _prune(self, message: Message) -> None:
+        for slot in self._slots_of(message):
+            assert slot.attempt is not None
+            await slot.attempt.prune()
+
     async def _reserve(self, message: Message, slot: Slot) -> None:
         slot.meeting.close()
         tell = functools.partial(self._channel.tell, "reserved", run_id=message["run_id"])
@@ -155,6 +172,8 @@ class Agent:
             held = held_ports(message["ports"], there.address)
             slot.ports = slot.meeting.enter_context(held)
             spec = spec_of(message, slot.home)
+            if self._warming is None:
+                self._warming = self._tasks.create_task(self._warm(spec))
             store = await self._store(spec, int(message["store"]), slot.meeting)
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
@@ -197,6 +216,11 @@ class Agent:
         meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
         return store.port
 
+    async def _warm(self, spec: ServerSpec) -> None:
+        """Has the keeper and a fork server there, while the user's modules come."""
+        with contextlib.suppress(OSError):  # what wants them is told, and tells
+            await (await self._keeper_here()).warm(spec)
+
     async def _run(self, message: Message, slot: Slot) -> None:
         before, slot.attempt = slot.attempt, None
         attempt = Attempt(self._channel, self._tasks, message)
@@ -210,9 +234,24 @@ class Agent:
             if before is not None and before.is_trial and slot.ports is not None:
                 # Its rank may have left a process that listens where this one is to.
                 slot.ports.check()
-            await attempt.start(await self._keeper_here(), slot.unpacked, slot.home)
+            roots = await self._modules(message, slot.unpacked)
+            self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.given))
+            await attempt.start(await self._keeper_here(), roots, slot.home)
         except OSError as error:
             await attempt.refuse(error)
+
+    async def _modules(self, message: Message, unpacked: Unpacked) -> list[str]:
+        """The directories to import the user's modules from.
+
+        Raises:
+            ChannelError: others were to be kept.
+            OSError: they cannot be written.
+        """
+        name, archive = self._kept
+        if message["modules"] != name:
+            raise ChannelError("the driver named modules that it has not sent")
+        # In a thread, as all that may take long: a loop that does not run gives no sign of life.
+        return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
 
     async def _keeper_here(self) -> Keeper:
         """This container's keeper; another one where it has been killed."""

@@ -40,7 +40,6 @@ from hopsgpu.worker.process import RankEnd, RankProcess
 from hopsgpu.worker.rank import PRUNED, WELL, reserve
 from hopsgpu.worker.sampling import NOT_INSTALLED, sampling
 from hopsgpu.worker.trial import ask_to_end, was_told
-from hopsgpu.worker.unpacking import Unpacked
 
 # More travels by the lake: the driver's memory is shared by the values of all ranks.
 MOST_INLINE = 2**20
@@ -70,6 +69,7 @@ class Attempt:
     Attributes:
         run_id: of its run.
         begun: set once a rank was started, or could not be.
+        over: set once the ends of all ranks were told.
 
     Args:
         channel: to the driver.
@@ -93,22 +93,20 @@ class Attempt:
         self._unwatched: set[str] = set()
         self._stopping = asyncio.Event()
         self.begun = asyncio.Event()
+        self.over = asyncio.Event()
 
-    async def start(self, keeper: Keeper, unpacked: Unpacked, python: Home) -> None:
+    async def start(self, keeper: Keeper, roots: Sequence[str], python: Home) -> None:
         """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end.
 
         Args:
             keeper: starts them.
-            unpacked: has the user's modules.
+            roots: directories to import the user's modules from.
             python: what they run with.
         """
         message = self._message
-        sizes = [message["call_bytes"], message["modules_bytes"]]
-        sizes += [described["data_bytes"] for described in message["ranks"]]
-        call, modules, *shards = _cut(message.payload, sizes)
+        sizes = [described["data_bytes"] for described in message["ranks"]]
+        call, *shards = _cut(message.payload, [message["call_bytes"], *sizes])
         self._directory.mkdir(parents=True, mode=0o700)
-        # In a thread, as all that may take long: a loop that does not run gives no sign of life.
-        roots = await asyncio.to_thread(unpacked.roots, modules, int(message["roots"]))
         spec = spec_of(message, python)
         path = [*roots, *python.packages, package_path()]
         self._killed_before = oom_kills()
@@ -118,6 +116,7 @@ class Attempt:
             home = self._directory / f"rank-{described['context']['rank']}"
             home.mkdir(mode=0o700)
             if dealt:
+                # In a thread, as all that may take long: the loop gives signs of life.
                 await asyncio.to_thread((home / DATA).write_bytes, dealt)
             context = Context.from_fields(described["context"], home / "model")
             # The user's variables may name other interfaces than ours.
@@ -329,6 +328,8 @@ class Attempt:
             gpu_events=[event.fields() for event in events],
             pruned=outcome.get("status") == PRUNED or (told and outcome.get("status") in WELL),
         )
+        if len(self._ended) == len(self._message["ranks"]):
+            self.over.set()
 
     async def _value(self, rank: int, value: bytes) -> _Told:
         """The value for the driver; a large one goes by the run's directory.

@@ -9,7 +9,7 @@ import functools
 import itertools
 import socket
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
@@ -51,6 +51,7 @@ class ControlServer:
         self._loop = asyncio.new_event_loop()
         self._numbers = itertools.count()
         self._channels: dict[int, Channel] = {}
+        self._kept: dict[int, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._admission = Admission(self._loop)
         self._stopped = asyncio.Event()
@@ -75,12 +76,44 @@ class ControlServer:
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
         """Sends to a peer; False where its connection is gone, which `next_event` tells too."""
-        sent = asyncio.run_coroutine_threadsafe(self._send(peer, kind, payload, fields), self._loop)
+        return self._done(self._send(peer, kind, payload, fields))
+
+    def keep(self, peer: int, name: str, content: bytes) -> bool:
+        """Has a peer keep some bytes for messages to come, which name them.
+
+        It keeps those alone that it was sent last, by a message `keep`; where they are these,
+        nothing is sent.
+
+        Args:
+            peer: who keeps them.
+            name: different for different bytes.
+            content: the bytes.
+
+        Returns:
+            False where its connection is gone.
+        """
+        return self._done(self._keep(peer, name, content))
+
+    def _done(self, sending: Coroutine[Any, Any, bool]) -> bool:
+        sent = asyncio.run_coroutine_threadsafe(sending, self._loop)
         try:
             return sent.result(_SEND_SECONDS)
         except concurrent.futures.TimeoutError:
             sent.cancel()
             return False
+
+    async def _keep(self, peer: int, name: str, content: bytes) -> bool:
+        if self._kept.get(peer) == name:
+            return True
+        # Before anything is awaited: what another thread sends then comes behind it.
+        self._kept[peer] = name
+        sent = False
+        try:
+            sent = await self._send(peer, "keep", content, {"name": name})
+        finally:
+            if not sent:
+                self._kept.pop(peer, None)
+        return sent
 
     async def _send(self, peer: int, kind: str, payload: bytes, fields: dict[str, Any]) -> bool:
         channel = self._channels.get(peer)
@@ -187,6 +220,7 @@ class ControlServer:
             pass  # the event says it
         finally:
             del self._channels[peer]
+            self._kept.pop(peer, None)
             channel.abort()
             self._events.put_end(Event(peer, None, channel.reason))
 

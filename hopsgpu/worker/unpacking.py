@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import tempfile
+import threading
 import zipfile
 from pathlib import Path
 
@@ -17,39 +17,67 @@ class Unpacked:
 
     A launch on a held gang mostly brings the modules of the one before, and unpacking hundreds of
     them takes longer than all the rest. What a rank has written there is gone for the next; only
-    Python's compiled files stay, which go by the sources beside them.
+    Python's compiled files stay, which go by the sources beside them. Threads may use it at the
+    same time.
+
+    Attributes:
+        given: how many attempts were given it.
     """
 
     def __init__(self) -> None:
+        self.given = 0
+        self._lock = threading.Lock()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
-        self._digest = b""
+        self._name = ""
         self._state: _State = {}
+        # Whether it is what it was, where that was looked for since the last ranks.
+        self._same: bool | None = None
 
     def close(self) -> None:
         """Removes it."""
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
+        with self._lock:
+            self._remove()
 
-    def roots(self, archive: bytes, count: int) -> list[str]:
+    def look(self, given: int) -> None:
+        """Looks what the ranks of an attempt have done there, once they are gone.
+
+        Args:
+            given: as it was when they got it; where others have it by now, nothing is done.
+        """
+        with self._lock:
+            if given == self.given:
+                self._same = self._is_same()
+
+    def roots(self, name: str, archive: bytes, count: int) -> list[str]:
         """The directories to import from.
 
         Args:
+            name: different for different archives.
             archive: a zip with the top-level directories "0", "1", …
             count: how many of them there are.
 
         Raises:
             OSError: they cannot be written.
         """
-        digest = hashlib.sha256(archive).digest()
-        held = self._directory
-        if held is None or digest != self._digest or _state_of(held.name) != self._state:
-            held = self._fill(archive)
-            self._digest = digest
-        return [str(Path(held.name, str(number))) for number in range(count)]
+        with self._lock:
+            same = self._is_same() if self._same is None else self._same
+            self.given, self._same = self.given + 1, None
+            held = self._directory
+            if held is None or name != self._name or not same:
+                held = self._fill(archive)
+                self._name = name
+            return [str(Path(held.name, str(number))) for number in range(count)]
+
+    def _is_same(self) -> bool:
+        return self._directory is not None and _state_of(self._directory.name) == self._state
+
+    def _remove(self) -> None:
+        if self._directory is not None:
+            self._directory.cleanup()
+            self._directory = None
 
     def _fill(self, archive: bytes) -> tempfile.TemporaryDirectory[str]:
-        self.close()
+        self._remove()
         home = Path("hopsgpu").resolve()
         home.mkdir(mode=0o700, exist_ok=True)
         # What a rank has made unremovable stays until the container's end.

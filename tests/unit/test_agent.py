@@ -115,10 +115,11 @@ class Gang:
             }
             for rank in range(ranks)
         ]
+        assert self.server.keep(0, modules.digest, modules.archive)
         sent = self.server.send(
             0,
             "run",
-            call + modules.archive + b"".join(data),
+            call + b"".join(data),
             run_id=run_id,
             slot=slot,
             run_url=f"file://{self.lake}/runs/{run_id}",
@@ -127,7 +128,7 @@ class Gang:
             shared=variables,
             frameworks=frameworks,
             call_bytes=len(call),
-            modules_bytes=len(modules.archive),
+            modules=modules.digest,
             roots=modules.roots,
             ranks=described,
         )
@@ -237,6 +238,16 @@ def test_an_exception_comes_with_the_users_frames_only(gang: Gang) -> None:
 
 def raises_at_length() -> None:
     raise ValueError("x" * 2_000_000)
+
+
+def test_a_run_whose_modules_were_not_sent_ends_the_agent(gang: Gang) -> None:
+    gang.run(os.getpid)
+    gang.wait_for("ended")
+    sent = gang.server.send(
+        0, "run", run_id="r", slot=0, run_url="file:///r", attempt=1, modules="others", roots=1
+    )
+    assert sent
+    assert gang.process.wait(SECONDS) != 0
 
 
 def test_a_huge_error_is_cut_and_the_agent_lives(gang: Gang) -> None:
@@ -453,10 +464,15 @@ def test_a_rank_that_is_stopped_before_it_has_started(
     assert gang.process.wait(SECONDS) == 0
 
 
+@pytest.mark.parametrize("reserved", [False, True])
 def test_an_agent_without_its_driver_does_not_wait_for_an_import(
-    hanging: str, gang: Gang, tmp_path: Path
+    hanging: str, gang: Gang, tmp_path: Path, reserved: bool
 ) -> None:
-    gang.run(os.getpid, frameworks=(hanging,))
+    if reserved:
+        # What the ranks will want is imported from here on.
+        reserve(gang, frameworks=(hanging,))
+    else:
+        gang.run(os.getpid, frameworks=(hanging,))
     assert until((tmp_path / "path" / "began").exists, SECONDS)
     gang.server.end_all()
     assert gang.process.wait(SECONDS) == 0

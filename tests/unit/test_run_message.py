@@ -30,8 +30,8 @@ def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, A
     told = {}
     for message in run_messages(call, Meeting(world, endpoints_of(world, ports, None))):
         ranks = message.fields["ranks"]
-        sizes = [message.fields["call_bytes"], message.fields["modules_bytes"]]
-        sizes += [rank["data_bytes"] for rank in ranks]
+        assert message.fields["modules"] == modules.digest
+        sizes = [message.fields["call_bytes"], *(rank["data_bytes"] for rank in ranks)]
         ends = itertools.accumulate(sizes, initial=0)
         parts = [message.payload[begin:end] for begin, end in itertools.pairwise(ends)]
         assert sum(sizes) == len(message.payload)
@@ -43,15 +43,15 @@ def test_each_rank_gets_its_own_data_and_a_parameter_server_none() -> None:
     told = messages([b"zero", b"one", b"two", b"three", b"four", b"five"])
     # The first container has the parameter server too.
     assert [parts for parts, _ in told.values()] == [
-        [b"call", b"modules", b"zero", b"one", b""],
-        [b"call", b"modules", b"two", b"three"],
-        [b"call", b"modules", b"four", b"five"],
+        [b"call", b"zero", b"one", b""],
+        [b"call", b"two", b"three"],
+        [b"call", b"four", b"five"],
     ]
     assert [c["role"] for c in told[0][1]] == ["worker", "worker", "ps"]
 
 
 def test_without_data_nothing_more_travels() -> None:
-    assert {tuple(parts[2:]) for parts, _ in messages([]).values()} == {
+    assert {tuple(parts[1:]) for parts, _ in messages([]).values()} == {
         (b"", b"", b""),
         (b"", b""),
     }

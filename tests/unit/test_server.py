@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.errors import ConfigError
+from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.worker import server as server_module
 from hopsgpu.worker.admission import GRACE_SECONDS, displaced, most_unproven
-from hopsgpu.worker.channel import Message, new_secret
+from hopsgpu.worker.channel import MOST_PAYLOAD, Message, new_secret
 from hopsgpu.worker.events import MOST_QUEUED, Event, EventQueue
 from hopsgpu.worker.handshake import connect
 from hopsgpu.worker.server import ControlServer, serve
@@ -162,6 +162,36 @@ def test_a_peer_that_says_much_can_be_told_something(server: ControlServer) -> N
         pass
     thread.join(SECONDS)
     assert told == [30 * 2**20]
+
+
+def test_a_peer_keeps_what_it_was_sent_until_it_is_sent_others(server: ControlServer) -> None:
+    heard: list[tuple[str, str, bytes]] = []
+
+    async def talk() -> None:
+        channel = await connect("127.0.0.1", server.port, SECRET)
+        await channel.send("hello")
+        while (told := await channel.receive()) is not None and told.kind != "over":
+            heard.append((told.kind, told.fields.get("name", ""), told.payload))
+        await channel.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(talk()), daemon=True)
+    thread.start()
+    first = server.next_event(SECONDS)
+    assert first is not None
+    with pytest.raises(HopsGpuError, match="cannot be sent"):
+        server.keep(first.peer, "large", bytes(MOST_PAYLOAD + 1))
+    for name in ("large", "large", "b", "b", "large"):
+        assert server.keep(first.peer, name, name.encode())
+        assert server.send(first.peer, "run")
+    assert server.send(first.peer, "over")
+    thread.join(SECONDS)
+    kept = [f"{kind} {name}".strip() for kind, name, _ in heard]
+    assert kept == ["keep large", "run", "run", "keep b", "run", "run", "keep large", "run"]
+    assert [said for kind, _, said in heard if kind == "keep"] == [b"large", b"b", b"large"]
+    gone = server.next_event(SECONDS)
+    assert gone is not None and gone.message is None
+    assert not server.keep(first.peer, "large", b"large")
+    assert server._kept == {}
 
 
 @pytest.mark.parametrize(

@@ -277,7 +277,7 @@ def test_cancel_stops_the_ranks(server: ControlServer, monkeypatch: pytest.Monke
     training, agent, _, cancelled = launch(server, cancel)
     with pytest.raises(Cancelled):
         training.run()
-    assert until(lambda: agent.heard == ["reserve", "run", "stop"], SECONDS), agent.heard
+    assert until(lambda: agent.heard == ["reserve", "keep", "run", "stop"], SECONDS), agent.heard
 
 
 async def returned(channel: Channel, rank: int) -> None:
@@ -527,7 +527,7 @@ def test_fresh_tokens_reach_the_agents_before_the_ranks_start(
         "kept-tokens", run_id="run-1", digest=digest
     )
     assert training.run().failure is None
-    assert agent.heard[:3] == ["reserve", "tokens", "run"]
+    assert agent.heard[:4] == ["reserve", "tokens", "keep", "run"]
     assert set(training._tokens._kept.values()) == {digest}
 
 
@@ -552,12 +552,12 @@ def test_ranks_that_met_before_are_started_without_another_meeting(server: Contr
         threading.Event(),
     )
     assert again.run(training.meeting).values.keys() == {0}
-    assert agent.heard == ["reserve", "run", "run"]
+    assert agent.heard == ["reserve", "keep", "run", "run"]
     assert again.meeting is training.meeting
     again._cancelled.set()
     with pytest.raises(Cancelled, match="before its ranks started"):
         again.run(training.meeting)
-    assert agent.heard == ["reserve", "run", "run"], "what is not wanted was started"
+    assert agent.heard == ["reserve", "keep", "run", "run"], "what is not wanted was started"
 
 
 def test_data_on_a_held_gang_whose_python_cannot_read_it(server: ControlServer) -> None:

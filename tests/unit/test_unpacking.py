@@ -36,7 +36,8 @@ def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Unpack
 
 
 def root_of(unpacked: Unpacked, project: Path) -> Path:
-    (root,) = unpacked.roots(pack_modules([project]).archive, 1)
+    packed = pack_modules([project])
+    (root,) = unpacked.roots(packed.digest, packed.archive, 1)
     return Path(root)
 
 
@@ -95,7 +96,28 @@ def test_what_a_rank_does_there_is_gone_for_the_next(
     assert sorted(path.name for path in second.iterdir()) == ["inner", "mine.py"]
 
 
+def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
+    unpacked: Unpacked, project: Path
+) -> None:
+    first = root_of(unpacked, project)
+    (first / "more.py").write_text("")
+    unpacked.look(unpacked.given)
+    second = root_of(unpacked, project)
+    assert second != first and not (second / "more.py").exists()
+    unpacked.look(unpacked.given)
+    assert root_of(unpacked, project) == second
+    # Nobody has looked since: one look serves one attempt, and a late one none.
+    unpacked.look(unpacked.given - 1)
+    (second / "more.py").write_text("")
+    third = root_of(unpacked, project)
+    assert third != second and not (third / "more.py").exists()
+    unpacked.close()
+    unpacked.look(unpacked.given)
+    assert root_of(unpacked, project).is_dir()
+
+
 def test_several_roots_and_none(unpacked: Unpacked, project: Path) -> None:
     packed = pack_modules([project, project / "inner"])
-    assert [Path(root).name for root in unpacked.roots(packed.archive, packed.roots)] == ["0", "1"]
-    assert unpacked.roots(pack_modules([]).archive, 0) == []
+    roots = unpacked.roots(packed.digest, packed.archive, packed.roots)
+    assert [Path(root).name for root in roots] == ["0", "1"]
+    assert unpacked.roots("none", pack_modules([]).archive, 0) == []
