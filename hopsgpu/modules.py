@@ -20,6 +20,8 @@ MOST_ENTRIES = 5_000
 MOST_BYTES = 20 * 2**20
 # The directory of a container in which YARN unpacks what `hopsgpu submit` ships of them.
 SHIPPED = "hopsgpu-modules"
+# Comes to the ranks by itself: a checkout of it beside a script is not the user's module.
+_HOPSGPU = Path(__file__).resolve().parent
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
 
 
@@ -131,8 +133,9 @@ def _state(path: Path) -> tuple[object, ...]:
 def pack_modules(roots: Sequence[Path]) -> PackedModules:
     """The `*.py` files below each root, and every small file of the packages among them.
 
-    Hidden directories, virtual environments and caches are left out. A root that holds more
-    than 5,000 entries or 20 MiB gives only the `*.py` files at its top, with a warning.
+    Hidden directories, virtual environments, caches and this hopsgpu itself are left out. A root
+    that holds more than 5,000 entries or 20 MiB gives only the `*.py` files at its top, with a
+    warning.
     """
     return Packer().pack(roots)
 
@@ -179,7 +182,7 @@ def _walk(directory: Path) -> Iterator[Path]:
         if path.is_symlink() and path.is_dir():
             continue  # may lead out of the project, or round in a circle
         if path.is_dir():
-            if not (path / "pyvenv.cfg").exists():
+            if not (path / "pyvenv.cfg").exists() and path.resolve() != _HOPSGPU:
                 yield from _walk(path)
         elif path.is_file():
             yield path

@@ -38,7 +38,7 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     _DYNAMIC + "initialExecutors": "0",
     "spark.executor.instances": "0",
     # GPUs are seen gone within a heartbeat of the application master.
-    "spark.yarn.scheduler.heartbeat.interval-ms": "500",
+    "spark.yarn.scheduler.heartbeat.interval-ms": "250",
     "spark.python.task.killTimeout": "200ms",
     # YARN counts the memory of ranks, whose keeper outlives the task that starts it.
     "spark.python.daemon.module": "hopsgpu.spark.daemon",
