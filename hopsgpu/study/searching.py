@@ -9,8 +9,7 @@ import queue
 import random
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hopsgpu.background import Background
@@ -34,6 +33,7 @@ from hopsgpu.study.asking import (
 )
 from hopsgpu.study.board import SearchBoard, about
 from hopsgpu.study.journal import Journal
+from hopsgpu.study.later import Later
 from hopsgpu.study.placing import Decision, End, Placement, Start
 from hopsgpu.study.trial import Meetings, Try
 from hopsgpu.study.wires import Switch, dealing, quick_switching
@@ -56,9 +56,14 @@ class _Reported:
     values: Sequence[tuple[int, float]]
 
 
-# What the search's thread takes in: an executor that comes or is gone, a try that is over, what a
-# trial reports, what went wrong in dealing, and that Optuna has news.
-_Item = Event | Try | _Reported | Exception | None
+@dataclass(frozen=True)
+class _Begun:
+    number: int
+
+
+# What the search's thread takes in: an executor that comes or is gone, a trial that has begun, a
+# try that is over, what a trial reports, what went wrong in dealing, and that Optuna has news.
+_Item = Event | _Begun | Try | _Reported | Exception | None
 
 
 class Searching:
@@ -100,7 +105,7 @@ class Searching:
         self._tries: dict[int, Try] = {}
         self._meetings = Meetings()
         self._ending: list[Try] = []
-        self._untold: deque[Callable[[], None]] = deque()
+        self._later = Later()
         self._error: BaseException | None = None
         self._given_back = 0
         self._has_begun = False
@@ -136,7 +141,7 @@ class Searching:
                 # None is left, unless it ends by an error of its own.
                 for running in self._tries.values():
                     running.stop()
-                self._tell()
+                self._do_later(time.monotonic(), hurry=True)
         for ending in self._ending:
             ending.join(_TOLD_SECONDS)
         self._board.mark("returned")
@@ -163,9 +168,7 @@ class Searching:
     def _perform(self, decision: Decision, lease: ElasticLease, switch: Switch, now: float) -> None:
         for start in decision.starts:
             self._placement.started(start, now)
-            self._start(start, lease, switch)
-        # It proposes by what it was told.
-        self._tell()
+            self._start(start, lease, switch, now)
         if decision.release:
             self._given_back += 1
             lease.want(decision.wanted, decision.at_once)
@@ -176,12 +179,14 @@ class Searching:
             lease.want(decision.wanted, decision.at_once)
         if decision.ask:
             self._placement.asking += decision.ask
-            self._asker.ask(decision.ask)
+            # It proposes by what it was told before.
+            self._later.put(functools.partial(self._asker.ask, decision.ask))
+        self._do_later(now, hurry=not self._placement.waiting)
         if decision.stop:
             for running in self._tries.values():
                 running.stop()
 
-    def _start(self, start: Start, lease: ElasticLease, switch: Switch) -> None:
+    def _start(self, start: Start, lease: ElasticLease, switch: Switch, now: float) -> None:
         proposed = self._proposed[start.trial]
         keys = [slot.executor for slot in start.slots]
         containers = [lease.here[key] for key in keys]
@@ -197,11 +202,13 @@ class Searching:
             self._given.metric,
             self._board,
             self._background,
+            lambda number: self._inbox.put(_Begun(number)),
             lambda number, values: self._inbox.put(_Reported(number, values)),
             self._inbox.put,
         )
         self._tries[start.trial] = running
-        self._asker.started(start.trial, call.attempt + 1)
+        self._later.started(start.trial, now)
+        self._later.put(functools.partial(self._asker.started, start.trial, call.attempt + 1))
         self._board.started(running.report(), len(start.slots))
         running.start()
         if not self._has_begun:
@@ -259,6 +266,8 @@ class Searching:
         if item is None:
             for news in self._asker.news():
                 self._learn(news, lease)
+        elif isinstance(item, _Begun):
+            self._later.begun(item.number)
         elif isinstance(item, Try):
             self._end(item, lease)
         elif isinstance(item, Exception):
@@ -313,6 +322,8 @@ class Searching:
         """A try is over: what becomes of its trial."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
+        self._later.begun(number)
+        self._later.put(running.followed.set)
         self._ending = [one for one in (*self._ending, running) if one.goes_on]
         for text in running.warnings:
             self._board.warn(f"trial {number}: {text}")
@@ -344,13 +355,12 @@ class Searching:
                 HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
             )
         kept = value if how is End.COMPLETE else None
-        self._untold.append(functools.partial(self._asker.tell, number, how, kept, about(report)))
+        self._later.put(functools.partial(self._asker.tell, number, how, kept, about(report)))
 
-    def _tell(self) -> None:
-        """Has Optuna know of what has ended: what follows has begun, for Optuna computes."""
-        if self._untold:
-            while self._untold:
-                self._untold.popleft()()
+    def _do_later(self, now: float, *, hurry: bool) -> None:
+        if works := self._later.due(now, hurry=hurry):
+            for work in works:
+                work()
             self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
     def _avoid(self, blamed: Avoid, lease: ElasticLease) -> None:

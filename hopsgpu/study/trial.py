@@ -26,6 +26,7 @@ from hopsgpu.trials import RUNNING, TrialReport
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
 
+_FOLLOWED_SECONDS = 1.0
 _CLEAN = frozenset({End.COMPLETE, End.PRUNED})
 
 
@@ -77,6 +78,7 @@ class Try:
         metric: name of what is searched for, or None.
         board: on which its output is shown.
         background: brings its logs to the lake.
+        begun: called with its number once its ranks begin.
         reported: called with the metric at steps that its first rank reports.
         over: called in its thread at its end.
 
@@ -86,6 +88,7 @@ class Try:
         avoid: the GPUs and nodes that were to blame for its failure.
         fatal: what ends the search, or None.
         warnings: what a person should know.
+        followed: to be set once what follows on its slots has begun.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class Try:
         metric: str | None,
         board: SearchBoard,
         background: Background,
+        begun: Callable[[int], None],
         reported: Callable[[int, Sequence[tuple[int, float]]], None],
         over: Callable[[Try], None],
     ) -> None:
@@ -112,6 +116,7 @@ class Try:
         self.avoid = Avoid()
         self.fatal: HopsGpuError | None = None
         self.warnings: tuple[str, ...] = ()
+        self.followed = threading.Event()
         self._reports = Reports(metric)
         self._was_pruned = False
         self._switch = switch
@@ -121,6 +126,7 @@ class Try:
         self._metric = metric
         self._board = board
         self._background = background
+        self._begun = begun
         self._reported = reported
         self._over = over
         self._stopped = threading.Event()
@@ -175,6 +181,8 @@ class Try:
         if message.kind == "record" and message["rank"] == 0:
             if reported := self._reports.take(message.payload):
                 self._reported(self.proposed.number, reported)
+        elif message.kind == "started" and message["rank"] == 0:
+            self._begun(self.proposed.number)
         elif message.kind == "ended" and message["rank"] == 0:
             self._was_pruned = bool(message["pruned"])
 
@@ -197,6 +205,7 @@ class Try:
                     told = True
                     # What follows has time; the next trial has not.
                     self._over(self)
+                    self.followed.wait(_FOLLOWED_SECONDS)
                 finally:
                     training.keep_logs(self._background)
         except Cancelled:

@@ -92,7 +92,8 @@ class ControlServer:
         Returns:
             False where its connection is gone.
         """
-        return self._done(self._keep(peer, name, content))
+        # What it keeps is noted as it is sent: whatever is sent from now on comes behind it.
+        return self._kept.get(peer) == name or self._done(self._keep(peer, name, content))
 
     def _done(self, sending: Coroutine[Any, Any, bool]) -> bool:
         sent = asyncio.run_coroutine_threadsafe(sending, self._loop)
