@@ -99,6 +99,8 @@ class Searching:
         self._asker = asker
         self._journal = journal
         self._directory = Lake(plan.paths["run"])
+        # Asked once: Spark takes a millisecond to say it.
+        self._interface = given.application.interface
         self._placement = Placement(given.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, bytes] = {}
@@ -230,7 +232,7 @@ class Searching:
             timeout=plan.spec.run_timeout,
             visible=plan.spec.visible,
             frameworks=self._given.frameworks,
-            interface=self._given.application.interface,
+            interface=self._interface,
             python_env=self._python_env,
             slots={slot.executor: slot.index for slot in start.slots},
             trial=Trial(number, proposed.params),
