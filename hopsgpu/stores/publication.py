@@ -121,7 +121,7 @@ def begin(store_url: str, name: str) -> str:
         ConfigError: no name of a model.
         StoreError: the lake refused.
     """
-    home = Lake(store_url) / model_name(name)
+    home = _with_client(Lake(store_url) / model_name(name))
     staging = home / STAGING / uuid.uuid4().hex
     staging.make()
     # What has just been made tells the lake's own time.
@@ -187,7 +187,7 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
         StoreError: as `commit`, or a file was changed meanwhile.
         ConfigError: a file cannot be read.
     """
-    part = Lake(staging_url) / "0"
+    part = _with_client(Lake(staging_url)) / "0"
     part.make()
     told: queue.SimpleQueue[tuple[str, Facts] | None] = queue.SimpleQueue()
     stop = threading.Event()
@@ -242,9 +242,9 @@ def commit(
             `abandon` removes what is left. Where only a tag could not be set, the version is
             there, and the error says so.
     """
-    staging = Lake(staging_url)
-    name, _, publication = staging.url.rsplit("/", 3)[1:]
-    home = Lake(staging.url.removesuffix(f"/{STAGING}/{publication}"))
+    name, _, publication = staging_url.rsplit("/", 3)[1:]
+    home = _with_client(Lake(staging_url.removesuffix(f"/{STAGING}/{publication}")))
+    staging = home / STAGING / publication
     merged = merge(parts)
     base = staging / str(merged.base)
     _gather(staging, base, merged.moves)
@@ -286,6 +286,12 @@ def abandon(staging_url: str) -> None:
         StoreError: the lake refused; a later publish sweeps it away.
     """
     Lake(staging_url).remove()
+
+
+def _with_client(place: Lake) -> Lake:
+    """Has a place connect, so that what lies below it need not."""
+    place.files  # noqa: B018
+    return place
 
 
 def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
