@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from hopsgpu.spark.checks import refuse_other_python
 from hopsgpu.spark.greeting import greeted, is_hello
 from hopsgpu.spark.jobs import GangJob, refuse_hopeless
 from hopsgpu.spark.request import Patience, Request
+from hopsgpu.spark.waiting import EndedAgain
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import Held
 
@@ -77,7 +78,7 @@ class Bringing:
         self._turn = turn
         self._holders: dict[int, Container] = {}
         self._arrivals: dict[int, float] = {}
-        self._seen: set[str] = set()
+        self._ended = EndedAgain()
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
         # Why it waits: by what YARN was seen to have, and by who is here now.
@@ -165,18 +166,17 @@ class Bringing:
             problem = str(error)
             self._why = lambda: problem
             return
-        self._seen.update(held.containers)
-        lost = self._seen.difference(held.containers)
+        self._ended.look(held.containers)
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
         since = time.monotonic() if grown else self._grants.since
-        self._grants = replace(self._grants, allotted=allotted, since=since, lost=len(lost))
+        self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
         if allotted >= self._request.executors:
             self._turn.granted()
         facts = self._turn.facts()
-        self._why = lambda: f"{self._missing(held, sorted(lost))}; {facts}"
+        self._why = lambda: f"{self._missing(held)}; {facts}"
 
-    def _missing(self, held: Held, lost: Sequence[str]) -> str:
+    def _missing(self, held: Held) -> str:
         """Where the executors that are not here yet are."""
         connected = len(self._holders)
         parts = []
@@ -189,12 +189,7 @@ class Bringing:
         if self.parked:
             why = {self._request.unwanted(c) for c in self.parked.values()}
             parts.append(f"{len(self.parked)} held aside ({', '.join(sorted(filter(None, why)))})")
-        if lost:
-            parts.append(
-                f"{len(lost)} ended again, see the node's log of {lost[-1]} (a GPU that cannot"
-                " be discovered, memory, Python?)"
-            )
-        return ", ".join(parts) or _ASKING
+        return self._ended.beside(*parts) or _ASKING
 
     def _replace_surplus(self) -> bool:
         """Of a spread gang, kills executors that share a node; whether there were any."""

@@ -7,8 +7,8 @@ import functools
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -22,9 +22,10 @@ from hopsgpu.spark.granted import Job
 from hopsgpu.spark.jobs import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.spark.queueing import Queueing, queueing
 from hopsgpu.spark.release import heartbeat_seconds, let_go
-from hopsgpu.spark.request import Patience, Request, Watcher
+from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spark.tokens import read_tokens
+from hopsgpu.spark.waiting import EndedAgain, WhyAlone
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer
@@ -39,26 +40,6 @@ _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
 # An executor on which the agent ends again and again fails its job; so many in a row are no chance.
 _MOST_FAILED = 3
-
-
-@dataclass(frozen=True)
-class _Told:
-    """Tells the search's watcher; why it waits is kept for whoever asks."""
-
-    watcher: Watcher
-    owner: YarnElasticLease
-
-    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        self.owner.why = why
-
-    def mark(self, point: str) -> None:
-        return
-
-    def arrived(self, times: Sequence[float]) -> None:
-        return
-
-    def warn(self, text: str) -> None:
-        self.watcher.warn(text)
 
 
 class YarnElasticLease(ElasticLease):
@@ -94,6 +75,9 @@ class YarnElasticLease(ElasticLease):
         # By the tag of its job the container of an agent that is connected.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
+        # Containers from which an agent has come.
+        self._came: set[str] = set()
+        self._ended = EndedAgain()
         self._wanted = 0
         self._at_once = 1
         self._failed = 0
@@ -148,6 +132,8 @@ class YarnElasticLease(ElasticLease):
                 self._ready[job.tag] = str(hello["container"])
                 # It was let go, and a task that waited has come to it.
                 self._leaving.discard(self._ready[job.tag])
+                self._came.add(self._ready[job.tag])
+                self._ended.forget()
                 self._failed = 0
                 self._changed.notify_all()
             return job
@@ -199,10 +185,27 @@ class YarnElasticLease(ElasticLease):
                 if self._wanted > self._count():
                     self._note()
                     return True
-                surplus = self._surplus()
+                surplus, waiting = self._surplus(), self._waiting()
                 if not surplus:
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
+            if waiting:
+                # They were granted, and may end again and again.
+                with contextlib.suppress(HopsGpuError):  # asked again in a second
+                    self.why = self._look()[1]
+
+    def _look(self) -> tuple[int, str]:
+        """How many executors YARN has not granted, and where those are that have not come.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not say.
+        """
+        held = self._application.manager.held(self._application.id, self._profile.id).containers
+        with self._changed:
+            self._ended.look(held, self._came)
+            missing = max(len(self._live) - len(set(held) - self._leaving), 0)
+        where = f"YARN has not granted {missing}" if missing else "granted and starting"
+        return missing, self._ended.beside(where)
 
     def _surplus(self) -> list[GangJob]:
         """Under the lock: jobs that wait for executors which nobody wants."""
@@ -255,7 +258,7 @@ class YarnElasticLease(ElasticLease):
             executors=at_once,
             cancelled=self._enough,
             timeout=self.request.timeout if first else None,
-            watcher=_Told(self.request.watcher, self),
+            watcher=WhyAlone(self.request.watcher, self),
         )
         patience = Patience(request)
         # Cancelled: nobody wants more any longer.
@@ -269,26 +272,24 @@ class YarnElasticLease(ElasticLease):
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
         """Asks for so many, until YARN has granted them or does not for half a minute."""
         started = [self._start(place) for _ in range(count)]
-        until, granted = time.monotonic() + PART_SECONDS, 0
+        until, least = time.monotonic() + PART_SECONDS, count
         while not self._enough.wait(_LOOK_SECONDS):
             self._forget_ended()
             self._refuse_failing(started)
             try:
-                held = self._application.manager.held(self._application.id, self._profile.id)
+                missing, where = self._look()
             except HopsGpuError as error:
                 patience.tell((), str(error))
                 continue
-            with self._changed:
-                here, live = set(held.containers) - self._leaving, len(self._live)
-            if len(here) >= live:
+            if not missing:
                 place.granted()
-                patience.tell((), "granted and starting")
+                patience.tell((), where)
                 return
-            if len(here) > granted:
-                until, granted = time.monotonic() + PART_SECONDS, len(here)
+            if missing < least:
+                until, least = time.monotonic() + PART_SECONDS, missing
             if not place.keep() or time.monotonic() > until:
                 break
-            patience.tell((), f"YARN has not granted {live - len(here)}; {place.facts()}")
+            patience.tell((), f"{where}; {place.facts()}")
         # Others go first; those that were granted meanwhile find another job, or are let go.
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]

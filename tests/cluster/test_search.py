@@ -364,3 +364,35 @@ def test_a_killed_driver_loses_no_trial_that_has_ended(
     assert "ended ['complete', 'complete', 'complete', 'complete', 'complete'] 2" in out, errors
     started = [file.name.partition("-")[0] for file in sorted(tmp_path.iterdir())]
     assert sorted(started) == ["0", "1", "2", "2", "3", "4"]
+
+
+BROKEN = """
+    import optuna, hopsgpu
+
+    # Each executor's discovery script refuses it.
+    hopsgpu.session("broken", conf={"spark.executorEnv.HOPSGPU_LEASE_DIR": "no/absolute/path"})
+    said = set()
+
+    def show(status):
+        if "ended again" in status.waiting_for and status.waiting_for not in said:
+            said.add(status.waiting_for)
+            print(status.waiting_for, flush=True)
+
+    hopsgpu.search(
+        abs, {"x": optuna.distributions.FloatDistribution(0, 1)}, trials=2, max_concurrent=1,
+        cores_per_worker=1, memory_per_worker="1g", progress=show)
+"""
+
+
+def test_a_search_whose_executors_end_before_they_come_says_so_and_where(
+    cluster_env: dict[str, str], manager: ResourceManager, gpus_back: Callable[[], int]
+) -> None:
+    driver = start_script(cluster_env, BROKEN)
+    try:
+        assert driver.stdout is not None
+        told = driver.stdout.readline()
+        assert "ended again, see the node's log of container_" in told, told
+    finally:
+        driver.kill()
+        driver.communicate()
+    assert gpus_become(manager, 0, SECONDS)

@@ -221,8 +221,8 @@ def test_what_is_told_counts_nobody_twice() -> None:
     """YARN's counts lag: a request that was granted is still counted, an executor came since."""
     gang = bringing(cluster_of(("comes", 1, {})), 2)
     held = Held(("c1", "c2"), pending=2)
-    assert gang._missing(held, []) == "2 granted and starting"
+    assert gang._missing(held) == "2 granted and starting"
     gang._holders[1] = Container(1, "c1", "node1", "127.0.0.1", ())
-    assert gang._missing(held, []) == "1 granted and starting"
+    assert gang._missing(held) == "1 granted and starting"
     one = Held(("c1",), pending=2)
-    assert gang._missing(one, []) == "YARN has not granted 1"
+    assert gang._missing(one) == "YARN has not granted 1"
