@@ -78,6 +78,7 @@ class YarnElasticLease(ElasticLease):
         # Containers from which an agent has come.
         self._came: set[str] = set()
         self._ended = EndedAgain()
+        self._looks_at = float("-inf")
         self._wanted = 0
         self._at_once = 1
         self._failed = 0
@@ -189,9 +190,9 @@ class YarnElasticLease(ElasticLease):
                 if not surplus:
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
-            if waiting:
-                # They were granted, and may end again and again.
-                with contextlib.suppress(HopsGpuError):  # asked again in a second
+            # Those that were granted may end again and again.
+            if waiting and time.monotonic() >= self._looks_at:
+                with contextlib.suppress(HopsGpuError):  # asked again
                     self.why = self._look()[1]
 
     def _look(self) -> tuple[int, str]:
@@ -200,6 +201,7 @@ class YarnElasticLease(ElasticLease):
         Raises:
             HopsGpuError: the ResourceManager does not say.
         """
+        self._looks_at = time.monotonic() + _JOBS_SECONDS
         held = self._application.manager.held(self._application.id, self._profile.id).containers
         with self._changed:
             self._ended.look(held, self._came)
@@ -217,6 +219,7 @@ class YarnElasticLease(ElasticLease):
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
+            self._ended.excuse()
             # One that has come meanwhile is ended with it.
             while not job.ended.wait(_LOOK_SECONDS):
                 if self._is_closed():
@@ -272,7 +275,7 @@ class YarnElasticLease(ElasticLease):
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
         """Asks for so many, until YARN has granted them or does not for half a minute."""
         started = [self._start(place) for _ in range(count)]
-        until, least = time.monotonic() + PART_SECONDS, count
+        until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
             self._forget_ended()
             self._refuse_failing(started)

@@ -11,13 +11,12 @@ from hopsgpu.spark.request import Watcher
 
 
 class EndedAgain:
-    """Containers that YARN granted and that ended before their executors came.
-
-    Threads may use it at the same time.
-    """
+    """Containers that YARN granted and that have ended, but for those that may."""
 
     def __init__(self) -> None:
+        self._held: set[str] = set()
         self._seen: set[str] = set()
+        self._excused: set[str] = set()
         self._lost: list[str] = []
 
     @property
@@ -32,12 +31,17 @@ class EndedAgain:
             held: ids of those that YARN shows now.
             came: of those whose executors came, whatever became of them.
         """
-        self._seen = self._seen.union(held)
-        self._lost = sorted(self._seen.difference(held, came))
+        self._held = set(held)
+        self._seen |= self._held
+        self._lost = sorted(self._seen.difference(held, came, self._excused))
 
     def forget(self) -> None:
         """They count no longer: one has come."""
         self._seen, self._lost = set(), []
+
+    def excuse(self) -> None:
+        """Those that there are may go: hopsgpu itself lets them go."""
+        self._excused |= self._held
 
     def beside(self, *parts: str) -> str:
         """What a person is told of them, after what else there is to tell."""

@@ -161,7 +161,8 @@ class Searching:
         if decision.over:
             return True
         with contextlib.suppress(queue.Empty):
-            self._take(self._inbox.get(timeout=_LOOK_SECONDS), lease)
+            patience = min(_LOOK_SECONDS, self._later.patience(time.monotonic()))
+            self._take(self._inbox.get(timeout=patience), lease)
             # Decided once for what comes together.
             for _ in range(_MOST_TAKEN):
                 self._take(self._inbox.get_nowait(), lease)
@@ -182,7 +183,7 @@ class Searching:
         if decision.ask:
             self._placement.asking += decision.ask
             # It proposes by what it was told before.
-            self._later.put(functools.partial(self._asker.ask, decision.ask))
+            self._later.put(functools.partial(self._asker.ask, decision.ask), now)
         self._do_later(now, hurry=not self._placement.waiting)
         if decision.stop:
             for running in self._tries.values():
@@ -209,8 +210,9 @@ class Searching:
             self._inbox.put,
         )
         self._tries[start.trial] = running
-        self._later.started(start.trial, now)
-        self._later.put(functools.partial(self._asker.started, start.trial, call.attempt + 1))
+        self._later.started(start.trial)
+        told = functools.partial(self._asker.started, start.trial, call.attempt + 1)
+        self._later.put(told, now)
         self._board.started(running.report(), len(start.slots))
         running.start()
         if not self._has_begun:
@@ -298,7 +300,9 @@ class Searching:
         """Has Optuna know what a trial reports."""
         step, value = said.values[-1]
         self._board.reported(said.number, step, value)
-        self._asker.report(said.number, said.values)
+        # Behind the ends of trials by which the pruner goes.
+        told = functools.partial(self._asker.report, said.number, said.values)
+        self._later.put(told, time.monotonic())
 
     def _learn(self, news: News, lease: ElasticLease) -> None:
         if isinstance(news, Proposed):
@@ -325,7 +329,7 @@ class Searching:
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
         self._later.begun(number)
-        self._later.put(running.followed.set)
+        self._later.put(running.followed.set, time.monotonic())
         self._ending = [one for one in (*self._ending, running) if one.goes_on]
         for text in running.warnings:
             self._board.warn(f"trial {number}: {text}")
@@ -357,7 +361,8 @@ class Searching:
                 HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
             )
         kept = value if how is End.COMPLETE else None
-        self._later.put(functools.partial(self._asker.tell, number, how, kept, about(report)))
+        told = functools.partial(self._asker.tell, number, how, kept, about(report))
+        self._later.put(told, time.monotonic())
 
     def _do_later(self, now: float, *, hurry: bool) -> None:
         if works := self._later.due(now, hurry=hurry):

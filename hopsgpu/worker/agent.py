@@ -3,7 +3,8 @@
 Between hello and the end of the connection it answers:
 
     reserve   tries its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
-              a store where one is wanted                   → preparing …, reserved {ports, ...}
+              a store where one is wanted; the first has the processes started from which ranks
+              are forked                                    → preparing …, reserved {ports, ...}
     keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, output, record, reports,
               warning …, failing, saving …, ended
@@ -116,9 +117,10 @@ class Agent:
                 await self._answer(message)
         finally:
             self._opening.cancel()
+            await asyncio.gather(*(slot.close() for slot in self._slots.values()))
             if self._warming is not None:
                 self._warming.cancel()
-            await asyncio.gather(*(slot.close() for slot in self._slots.values()))
+                await asyncio.wait([self._warming])
             await self._keeping.aclose()
 
     async def _answer(self, message: Message) -> None:

@@ -69,7 +69,7 @@ class Attempt:
     Attributes:
         run_id: of its run.
         begun: set once a rank was started, or could not be.
-        over: set once the ends of all ranks were told.
+        over: set once the ends of all ranks are told, or about to be.
 
     Args:
         channel: to the driver.

@@ -196,16 +196,20 @@ class Keeper:
 
     async def listen(self) -> None:
         """Takes what the keeper tells until it ends; then none of its ranks is left."""
-        with contextlib.suppress(ConnectionError):
-            while line := await self._reader.readline():
-                self._take(json.loads(line))
-        self.lost = True
-        if await self._is_dead():
-            # The kernel has killed the ranks, but not what they started.
-            await asyncio.to_thread(marking.sweep, self.token)
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(KeeperLost("the container's keeper ended meanwhile"))
+        try:
+            with contextlib.suppress(ConnectionError):
+                while line := await self._reader.readline():
+                    self._take(json.loads(line))
+            self.lost = True
+            if await self._is_dead():
+                # The kernel has killed the ranks, but not what they started.
+                await asyncio.to_thread(marking.sweep, self.token)
+        finally:
+            # Also where nobody listens any more: nobody is to wait for ever.
+            self.lost = True
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(KeeperLost("the container's keeper ended meanwhile"))
         for pid, end in self._ends.items():
             if not end.done():
                 end.set_result(Ended(pid, signal.SIGKILL, 0))

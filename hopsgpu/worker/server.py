@@ -90,7 +90,10 @@ class ControlServer:
             content: the bytes.
 
         Returns:
-            False where its connection is gone.
+            False where its connection is known to be gone, or it takes nothing for a minute.
+
+        Raises:
+            HopsGpuError: it is too much for a message.
         """
         # What it keeps is noted as it is sent: whatever is sent from now on comes behind it.
         return self._kept.get(peer) == name or self._done(self._keep(peer, name, content))

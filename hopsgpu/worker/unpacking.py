@@ -6,8 +6,12 @@ import io
 import os
 import tempfile
 import threading
+import time
 import zipfile
 from pathlib import Path
+
+# A trial follows within milliseconds; what outlives a rank may change files later.
+_KNOWN_SECONDS = 1.0
 
 _State = dict[str, tuple[int, int] | None]
 
@@ -30,8 +34,8 @@ class Unpacked:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._name = ""
         self._state: _State = {}
-        # Whether it is what it was, where that was looked for since the last ranks.
-        self._same: bool | None = None
+        # Until when it is known to be what it was.
+        self._same_until = float("-inf")
 
     def close(self) -> None:
         """Removes it."""
@@ -45,8 +49,8 @@ class Unpacked:
             given: as it was when they got it; where others have it by now, nothing is done.
         """
         with self._lock:
-            if given == self.given:
-                self._same = self._is_same()
+            if given == self.given and self._is_same():
+                self._same_until = time.monotonic() + _KNOWN_SECONDS
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
         """The directories to import from.
@@ -60,8 +64,8 @@ class Unpacked:
             OSError: they cannot be written.
         """
         with self._lock:
-            same = self._is_same() if self._same is None else self._same
-            self.given, self._same = self.given + 1, None
+            same = time.monotonic() < self._same_until or self._is_same()
+            self.given, self._same_until = self.given + 1, float("-inf")
             held = self._directory
             if held is None or name != self._name or not same:
                 held = self._fill(archive)
@@ -69,7 +73,10 @@ class Unpacked:
             return [str(Path(held.name, str(number))) for number in range(count)]
 
     def _is_same(self) -> bool:
-        return self._directory is not None and _state_of(self._directory.name) == self._state
+        try:
+            return self._directory is not None and _state_of(self._directory.name) == self._state
+        except OSError:
+            return False  # somebody removes files, or has made them unreadable
 
     def _remove(self) -> None:
         if self._directory is not None:

@@ -369,6 +369,9 @@ def test_a_killed_driver_loses_no_trial_that_has_ended(
 BROKEN = """
     import optuna, hopsgpu
 
+    def train(x):
+        return x
+
     # Each executor's discovery script refuses it.
     hopsgpu.session("broken", conf={"spark.executorEnv.HOPSGPU_LEASE_DIR": "no/absolute/path"})
     said = set()
@@ -379,7 +382,7 @@ BROKEN = """
             print(status.waiting_for, flush=True)
 
     hopsgpu.search(
-        abs, {"x": optuna.distributions.FloatDistribution(0, 1)}, trials=2, max_concurrent=1,
+        train, {"x": optuna.distributions.FloatDistribution(0, 1)}, trials=2, max_concurrent=1,
         cores_per_worker=1, memory_per_worker="1g", progress=show)
 """
 
@@ -390,8 +393,9 @@ def test_a_search_whose_executors_end_before_they_come_says_so_and_where(
     driver = start_script(cluster_env, BROKEN)
     try:
         assert driver.stdout is not None
-        told = driver.stdout.readline()
-        assert "ended again, see the node's log of container_" in told, told
+        reading, told = in_thread(driver.stdout.readline)
+        reading.join(SECONDS)
+        assert told and "ended again, see the node's log of container_" in told[0], told
     finally:
         driver.kill()
         driver.communicate()

@@ -90,6 +90,7 @@ class Gang:
         run_id: str = "r",
         slot: int = 0,
         trial: Trial | None = None,
+        named: str | None = None,
         **variables: str,
     ) -> None:
         call = pickle_call(function, args, {})
@@ -128,7 +129,7 @@ class Gang:
             shared=variables,
             frameworks=frameworks,
             call_bytes=len(call),
-            modules=modules.digest,
+            modules=named or modules.digest,
             roots=modules.roots,
             ranks=described,
         )
@@ -243,10 +244,7 @@ def raises_at_length() -> None:
 def test_a_run_whose_modules_were_not_sent_ends_the_agent(gang: Gang) -> None:
     gang.run(os.getpid)
     gang.wait_for("ended")
-    sent = gang.server.send(
-        0, "run", run_id="r", slot=0, run_url="file:///r", attempt=1, modules="others", roots=1
-    )
-    assert sent
+    gang.run(os.getpid, attempt=1, named="others")
     assert gang.process.wait(SECONDS) != 0
 
 

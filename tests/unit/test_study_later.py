@@ -11,12 +11,12 @@ def done(later: Later, now: float, *, hurry: bool = False) -> list[object]:
 
 def test_work_waits_for_the_trials_that_are_about_to_begin_and_keeps_its_order() -> None:
     later = Later()
-    later.put(lambda: "before")
+    later.put(lambda: "before", 0.0)
     assert done(later, 0.0) == ["before"] and done(later, 0.0) == []
-    later.started(1, 0.0)
-    later.started(2, 0.01)
-    later.put(lambda: "told")
-    later.put(lambda: "asked")
+    later.started(1)
+    later.started(2)
+    later.put(lambda: "told", 0.01)
+    later.put(lambda: "asked", 0.02)
     assert done(later, 0.02) == []
     later.begun(1)
     assert done(later, 0.03) == []
@@ -27,8 +27,15 @@ def test_work_waits_for_the_trials_that_are_about_to_begin_and_keeps_its_order()
 
 def test_work_does_not_wait_long_nor_where_it_is_wanted() -> None:
     later = Later()
-    later.started(1, 0.0)
-    later.put(lambda: "wanted")
-    assert done(later, 0.0, hurry=True) == ["wanted"]
-    later.put(lambda: "late")
-    assert done(later, 0.09) == [] and done(later, 0.11) == ["late"]
+    assert later.patience(0.0) == float("inf")
+    later.started(1)
+    later.put(lambda: "wanted", 0.0)
+    assert done(later, 0.0, hurry=True) == ["wanted"] and later.patience(0.0) == float("inf")
+    later.put(lambda: "late", 1.0)
+    # Trials that begin one after another do not put it off further.
+    for trial, now in ((2, 1.03), (3, 1.06), (4, 1.09)):
+        later.begun(trial - 1)
+        later.started(trial)
+        assert 0 < later.patience(now) < 0.1 and done(later, now) == []
+    later.put(lambda: "behind", 1.09)
+    assert later.patience(1.11) == 0 and done(later, 1.11) == ["late", "behind"]

@@ -7,10 +7,12 @@ import py_compile
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from hopsgpu.modules import pack_modules
+from hopsgpu.worker import unpacking
 from hopsgpu.worker.unpacking import Unpacked
 from tests.conftest import until
 
@@ -114,6 +116,24 @@ def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
     unpacked.close()
     unpacked.look(unpacked.given)
     assert root_of(unpacked, project).is_dir()
+
+
+def test_a_look_that_fails_or_is_old_counts_for_nothing(
+    unpacked: Unpacked, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(directory: str) -> NoReturn:
+        raise FileNotFoundError(directory)
+
+    first = root_of(unpacked, project)
+    with monkeypatch.context() as patched:
+        patched.setattr(unpacking, "_state_of", gone)
+        unpacked.look(unpacked.given)
+    assert root_of(unpacked, project) == first
+    with monkeypatch.context() as patched:
+        patched.setattr(unpacking, "_KNOWN_SECONDS", 0.0)
+        unpacked.look(unpacked.given)
+    (first / "more.py").write_text("")
+    assert root_of(unpacked, project) != first
 
 
 def test_several_roots_and_none(unpacked: Unpacked, project: Path) -> None:

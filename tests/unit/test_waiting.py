@@ -28,3 +28,12 @@ def test_once_one_has_come_the_earlier_do_not_count() -> None:
     assert ended.count == 0 and ended.beside("x") == "x"
     ended.look([])
     assert ended.count == 0
+
+
+def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
+    ended = EndedAgain()
+    ended.look(["c1", "c2"])
+    ended.look(["c2"])
+    ended.excuse()
+    ended.look([])
+    assert ended.count == 1 and "see the node's log of c1" in ended.beside()
