@@ -54,8 +54,7 @@ class Fetcher:
         ]
         self._most = most
         self._unwanted = threading.Event()
-        self._root = Lake(shard.url, stop=self._unwanted)
-        self._root.files  # noqa: B018  one client for all files
+        self._root = Lake(shard.url, stop=self._unwanted).with_client()
         self._footers: OrderedDict[int, Any] = OrderedDict()
         self._one = threading.Lock()
 

@@ -82,7 +82,7 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
     names = [""] if not lake.stat().is_directory else sorted(_files_below(lake, ""))
     if not names:
         raise ConfigError(f"{lake.url} holds no Parquet file")
-    lake.files  # noqa: B018  one client for all threads
+    lake.with_client()
     footers = []
     with ThreadPoolExecutor(min(_READERS, len(names))) as pool:
         try:

@@ -92,6 +92,15 @@ class Lake:
         """The path within the file system."""
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
+    def with_client(self) -> Lake:
+        """The same place, with its client made, which all that lies below shares from now on.
+
+        For threads above all: hdfs-native's clients hand each other their connections to DataNodes,
+        and one whose own client is gone by then answers nothing, for a minute.
+        """
+        self.files  # noqa: B018
+        return self
+
     @functools.cached_property
     def files(self) -> FileSystem:
         """The file system's client, without retries; made anew in every process.

@@ -121,7 +121,7 @@ def begin(store_url: str, name: str) -> str:
         ConfigError: no name of a model.
         StoreError: the lake refused.
     """
-    home = _with_client(Lake(store_url) / model_name(name))
+    home = (Lake(store_url) / model_name(name)).with_client()
     staging = home / STAGING / uuid.uuid4().hex
     staging.make()
     # What has just been made tells the lake's own time.
@@ -187,7 +187,7 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
         StoreError: as `commit`, or a file was changed meanwhile.
         ConfigError: a file cannot be read.
     """
-    part = _with_client(Lake(staging_url)) / "0"
+    part = Lake(staging_url).with_client() / "0"
     part.make()
     told: queue.SimpleQueue[tuple[str, Facts] | None] = queue.SimpleQueue()
     stop = threading.Event()
@@ -243,7 +243,7 @@ def commit(
             there, and the error says so.
     """
     name, _, publication = staging_url.rsplit("/", 3)[1:]
-    home = _with_client(Lake(staging_url.removesuffix(f"/{STAGING}/{publication}")))
+    home = Lake(staging_url.removesuffix(f"/{STAGING}/{publication}")).with_client()
     staging = home / STAGING / publication
     merged = merge(parts)
     base = staging / str(merged.base)
@@ -286,12 +286,6 @@ def abandon(staging_url: str) -> None:
         StoreError: the lake refused; a later publish sweeps it away.
     """
     Lake(staging_url).remove()
-
-
-def _with_client(place: Lake) -> Lake:
-    """Has a place connect, so that what lies below it need not."""
-    place.files  # noqa: B018
-    return place
 
 
 def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:

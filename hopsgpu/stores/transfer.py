@@ -124,9 +124,7 @@ def _all(
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
 ) -> None:
-    # One client for all threads: hdfs-native's hand each other their connections to DataNodes, and
-    # one whose own client is gone by then answers nothing, for a minute.
-    root.files  # noqa: B018
+    root.with_client()
     _each({name: fact.bytes for name, fact in facts.items()}, _READ_AT_ONCE, work, stop)
 
 
