@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker.keeping import Keeper, connected
+from hopsgpu.worker.keeping import Keeper, KeeperLost, connected
 from hopsgpu.worker.kernel import ancestor, comm, parent_of
 from hopsgpu.worker.marking import marked
 from hopsgpu.worker.servers import MOST_SERVERS, Server, serving, to_end
@@ -334,7 +334,10 @@ def test_ranks_end_with_their_task_and_all_with_the_jvm(tmp_path: Path, victim: 
     assert until(lambda: gone(task), SECONDS)
 
 
-def test_a_rank_that_its_task_no_longer_waits_for_is_not_started(here: Container) -> None:
+@pytest.mark.parametrize("cancelled", [True, False], ids=["cancelled", "disconnected"])
+def test_a_rank_that_its_task_no_longer_waits_for_is_not_started(
+    here: Container, cancelled: bool
+) -> None:
     here.module("slow", "from pathlib import Path\nwhile not Path(__file__ + '.go').exists(): pass")
 
     async def scenario() -> None:
@@ -344,8 +347,9 @@ def test_a_rank_that_its_task_no_longer_waits_for_is_not_started(here: Container
             async with asyncio.timeout(SECONDS):
                 while not here.marked():
                     await asyncio.sleep(0.01)  # nobody tells
-        with pytest.raises(asyncio.CancelledError):
-            starting.cancel()
+            if cancelled:
+                starting.cancel()
+        with pytest.raises(asyncio.CancelledError if cancelled else KeeperLost):
             await starting
         (here.directory / "path" / "slow.py.go").touch()
         # Behind it in the server's queue.
