@@ -65,6 +65,7 @@ SCRIPT = """
 
 
 def tried(env: Mapping[str, str], queue: str, *workers: int) -> str:
+    """What the application printed, and what it ended with."""
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SCRIPT), queue, *map(str, workers)],
         env={**os.environ, **env},
@@ -73,7 +74,7 @@ def tried(env: Mapping[str, str], queue: str, *workers: int) -> str:
         timeout=240,
         check=False,
     )
-    return ran.stdout or ran.stderr.strip().splitlines()[-1]
+    return f"{ran.stdout}{ran.stderr}(it ended with {ran.returncode})"
 
 
 # Four applications, one after the other.

@@ -18,12 +18,9 @@ SCRIPT = """
         context = start(self, conf)
         starts.append(context)
         if len(starts) == 1:
+            interface = context.sc().ui().get()
             context.stop()
-            numbers = self._jvm.java.util.ArrayList()
-            numbers.add(1)
-            part = numbers.subList(0, 1)
-            numbers.add(2)
-            part.size()
+            interface.attachHandler(None)
         return context
 
     SparkContext._initialize_context = tripping
