@@ -7,6 +7,7 @@ import contextlib
 import functools
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
@@ -58,6 +59,59 @@ class Bounded(Generic[T]):
             finally:
                 del self
         return self._results[0]
+
+
+class Steps:
+    """Steps of some work, each of which may take so long; between them it may take any time.
+
+    The work is done in one thread and waited for in another. Of what was given up no step is begun
+    any more, nor anything between the steps.
+
+    Args:
+        seconds: that a step may take.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._given_up = False
+
+    def do(self, step: Callable[[], T]) -> T:
+        """Does a step, in the thread of the work.
+
+        Raises:
+            TimeoutError: it was given up; nobody waits for this thread.
+        """
+        self._note(time.monotonic())
+        try:
+            return step()
+        finally:
+            self._note(None)
+
+    def _note(self, began: float | None) -> None:
+        with self._lock:
+            if self._given_up:
+                raise TimeoutError
+            self._began = began
+
+    @property
+    def left(self) -> float:
+        """Seconds until the step that is under way takes too long; all where none is."""
+        began = self._began
+        return self._seconds - (0.0 if began is None else time.monotonic() - began)
+
+    def give_up_late(self) -> bool:
+        """Gives up where a step takes too long; whether one does."""
+        with self._lock:
+            late = self._began is not None and self.left <= 0
+            self._given_up |= late
+            return late
+
+    def give_up(self) -> None:
+        """Begins no other step."""
+        with self._lock:
+            self._given_up = True
 
 
 class Hand:
@@ -113,6 +167,31 @@ class Hand:
             finally:
                 del error
         return result
+
+    def do_steps(self, work: Callable[[Steps], T], seconds: float) -> T:
+        """As `do`, of what does steps, each of which may take so long.
+
+        Nothing is under way any more when this has raised, but for a step that takes longer.
+
+        Raises:
+            TimeoutError: a step takes longer, and goes on; the work does not.
+        """
+        steps = Steps(seconds)
+        self.begin(functools.partial(work, steps))
+        try:
+            while True:
+                try:
+                    return self.end_of(max(steps.left, 0.0))  # type: ignore[no-any-return]
+                except TimeoutError:
+                    if self.free or steps.give_up_late():
+                        raise
+        except BaseException:
+            # Where the work has not ended by itself and no step is late, it is an interrupt.
+            if not self.free and not steps.give_up_late():
+                steps.give_up()
+                with contextlib.suppress(Exception):
+                    self.end_of(seconds)
+            raise
 
     def _run(self) -> None:
         while True:

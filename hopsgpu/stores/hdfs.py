@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from hopsgpu.stores.bounded import Hands
+from hopsgpu.stores.bounded import Hands, Steps
 from hopsgpu.stores.filesystem import Status
 from hopsgpu.stores.troubles import Refused, refusal
 from hopsgpu.stores.umask import creation_mask
@@ -130,23 +130,22 @@ class Hdfs:
         return _within(self._hands, self._answer, call)
 
     def _fill(self, writer: Any, blocks: Iterable[bytes]) -> None:
-        fetched = (block for block in blocks if block)
-        with self._hands.one() as hand:
-            block = next(fetched, None)
-            while block is not None:
-                hand.begin(functools.partial(writer.write, block))
-                try:
-                    # The next one is fetched while this one is on its way.
-                    block = next(fetched, None)
-                except BaseException:
-                    # Nothing is on its way when this has returned, however that one went.
-                    with contextlib.suppress(OSError, RuntimeError):
-                        hand.end_of(_DATA_SECONDS)
-                    raise
-                with _errors(_DATA_SECONDS):
-                    hand.end_of(_DATA_SECONDS)
+        def fill(steps: Steps) -> None:
+            # One thread fetches and writes: what it has read is in its core's cache still.
+            for block in blocks:
+                if block:
+                    with _errors(_DATA_SECONDS):
+                        steps.do(functools.partial(writer.write, block))
             with _errors(_DATA_SECONDS):
-                hand.do(writer.close, _DATA_SECONDS)
+                steps.do(writer.close)
+
+        with self._hands.one() as hand:
+            try:
+                hand.do_steps(fill, _DATA_SECONDS)
+            except TimeoutError as error:
+                if hand.free:  # no block could be fetched
+                    raise
+                raise _no_answer(_DATA_SECONDS) from error
 
 
 class _Reader(io.RawIOBase):
@@ -237,9 +236,13 @@ def _errors(seconds: float) -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise OSError(f"no answer in {seconds:.0f} s") from error
+        raise _no_answer(seconds) from error
     except RuntimeError as error:
         raise told(str(error)) from error
+
+
+def _no_answer(seconds: float) -> OSError:
+    return OSError(f"no answer in {seconds:.0f} s")
 
 
 def told(text: str) -> Exception:

@@ -1,13 +1,15 @@
-"""A file's next block is fetched while hdfs-native writes the one before."""
+"""A file's blocks are fetched and written in one thread, and no write is waited for too long."""
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from hopsgpu.stores.bounded import Hand
 from hopsgpu.stores.hdfs import Hdfs
 
 SECONDS = 30
@@ -47,43 +49,80 @@ def hdfs(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> Hdfs:
     return hdfs
 
 
-def test_the_next_block_is_fetched_meanwhile(hdfs: Hdfs, writer: Writer) -> None:
+def test_blocks_are_written_one_after_another(hdfs: Hdfs, writer: Writer) -> None:
     def blocks() -> Iterator[bytes]:
         yield b"first"
-        assert writer.begun.wait(SECONDS) and writer.done == []
-        writer.go.set()
+        assert writer.done == [b"first"]
         yield b""
         yield b"second"
 
+    writer.go.set()
     hdfs.write("/file", blocks(), replace=True)
     assert writer.done == [b"first", b"second", "closed"]
 
 
-def test_what_cannot_be_fetched_leaves_nothing_on_its_way(hdfs: Hdfs, writer: Writer) -> None:
+@pytest.mark.parametrize("error", [ValueError("gone"), TimeoutError("gone"), RuntimeError("gone")])
+def test_why_nothing_could_be_fetched_is_said(hdfs: Hdfs, writer: Writer, error: Exception) -> None:
     def blocks() -> Iterator[bytes]:
         yield b"first"
-        assert writer.begun.wait(SECONDS)
-        threading.Timer(0.1, writer.go.set).start()
-        raise ValueError("gone")
+        raise error
 
-    with pytest.raises(ValueError, match="gone"):
+    writer.go.set()
+    with pytest.raises(type(error), match="gone"):
         hdfs.write("/file", blocks(), replace=True)
     assert writer.done == [b"first"]
 
 
-def test_why_nothing_could_be_fetched_is_said_whatever_the_write_says(
-    hdfs: Hdfs, writer: Writer
+def test_a_write_that_hangs_is_given_up_and_nothing_follows_it(
+    hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(block: bytes) -> None:
-        raise RuntimeError("no")
+    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.1)
+    threads: list[threading.Thread] = []
+
+    def blocks() -> Iterator[bytes]:
+        threads.append(threading.current_thread())
+        yield b"first"
+        yield b"never"
+
+    with contextlib.closing(blocks()) as given, pytest.raises(OSError, match="no answer in 0 s"):
+        hdfs.write("/file", given, replace=True)
+    writer.go.set()
+    threads[0].join(SECONDS)
+    assert writer.done == [b"first"]
+
+
+def test_a_block_may_take_long_to_be_fetched(
+    hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.05)
 
     def blocks() -> Iterator[bytes]:
         yield b"first"
-        raise KeyboardInterrupt
+        threading.Event().wait(0.3)
+        yield b"second"
 
-    writer.write = refuse  # type: ignore[method-assign]
+    writer.go.set()
+    hdfs.write("/file", blocks(), replace=True)
+    assert writer.done == [b"first", b"second", "closed"]
+
+
+def test_after_an_interrupt_nothing_is_on_its_way(
+    hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_of, asked = Hand.end_of, []
+
+    def interrupted(hand: Hand, seconds: float) -> Any:
+        asked.append(seconds)
+        if len(asked) == 2:  # the first was for the writer
+            assert writer.begun.wait(SECONDS)
+            threading.Timer(0.1, writer.go.set).start()
+            raise KeyboardInterrupt
+        return end_of(hand, seconds)
+
+    monkeypatch.setattr(Hand, "end_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        hdfs.write("/file", blocks(), replace=True)
+        hdfs.write("/file", [b"first", b"never"], replace=True)
+    assert writer.done == [b"first"]
 
 
 def test_an_error_of_writing_ends_it(hdfs: Hdfs, writer: Writer) -> None:
@@ -101,7 +140,7 @@ def test_an_error_of_writing_ends_it(hdfs: Hdfs, writer: Writer) -> None:
     with pytest.raises(Exception, match="no") as told:
         hdfs.write("/file", blocks(), replace=True)
     assert not isinstance(told.value, RuntimeError)
-    assert fetched == [0, 1] and writer.done == []
+    assert fetched == [0] and writer.done == []
 
 
 @pytest.mark.parametrize("blocks", [[], [b""]])
