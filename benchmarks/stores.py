@@ -37,7 +37,8 @@ from hopsgpu.yarn.hadoop_conf import HadoopConf
 
 _MB = 1_000_000
 _SMALL_BYTES = 100_000
-_ROUNDS_LARGE, _ROUNDS_SMALL = 9, 3
+# An even number: who comes first in one round is last in the next.
+_ROUNDS_LARGE, _ROUNDS_SMALL = 12, 4
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -107,23 +108,25 @@ def _rounds(
         up[START].append(_shell(["-test", "-e", "/"]))
         up[VERSION].append(_smallest(source.parent, lake))
         published = lake / uuid.uuid4().hex
-        for each in contenders:
+        # In turns: each has the disk and the DataNode with what the one before left them to do.
+        order = contenders[:: 1 if number % 2 else -1]
+        for each in (one for one in order if not (one.once_up and number)):
             with tempfile.TemporaryDirectory(dir=source.parent) as scratch:
-                if not (each.once_up and number):
-                    ours = each.up == "publish"
-                    place = published if ours else lake / uuid.uuid4().hex
-                    if each.up == "copy":
-                        place = Lake(f"file://{scratch}/up")
-                    own = sources[each.part]
-                    up[each.name].append(_transfer(each.up, own, place.url, each.threads))
-                    _compare(each, _arrived(_version_in(place) if ours else place), _size(own))
-                    if not ours:
-                        place.remove()
-                if each.down and not (each.once_down and number):
-                    local = Path(scratch) / "down"
-                    origin = published if each.down == "download" else _version_in(published)
-                    down[each.name].append(_transfer(each.down, local, origin.url, each.threads))
-                    _compare(each, _size(local), _size(source))
+                ours = each.up == "publish"
+                place = published if ours else lake / uuid.uuid4().hex
+                if each.up == "copy":
+                    place = Lake(f"file://{scratch}/up")
+                own = sources[each.part]
+                up[each.name].append(_transfer(each.up, own, place.url, each.threads))
+                _compare(each, _arrived(_version_in(place) if ours else place), _size(own))
+                if not ours:
+                    place.remove()
+        for each in (one for one in order if one.down and not (one.once_down and number)):
+            with tempfile.TemporaryDirectory(dir=source.parent) as scratch:
+                local = Path(scratch) / "down"
+                origin = published if each.down == "download" else _version_in(published)
+                down[each.name].append(_transfer(each.down, local, origin.url, each.threads))
+                _compare(each, _size(local), _size(source))
         published.remove()
     return up, down
 
