@@ -137,9 +137,14 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
         return Verdict.TIMED_OUT
     if grants.allotted < wanted and now - grants.since >= PART_SECONDS:
         return Verdict.GIVE_BACK
-    if grants.lost > max(wanted, _LEAST_LOST) or grants.parked > max(wanted, _LEAST_PARKED):
+    if end_again(grants.lost, wanted) or grants.parked > max(wanted, _LEAST_PARKED):
         return Verdict.GIVE_BACK
     return Verdict.WAIT
+
+
+def end_again(lost: int, wanted: int) -> bool:
+    """Whether so many containers have ended before they came that others are to go first."""
+    return lost > max(wanted, _LEAST_LOST)
 
 
 def backoff_seconds(attempts: int, chance: float) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,6 @@ from py4j.protocol import Py4JError
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import PART_SECONDS, Container, GangState
 from hopsgpu.spark.application import Application
-from hopsgpu.spark.control import control_channel
 from hopsgpu.spark.elastic import ElasticLease
 from hopsgpu.spark.granted import Job
 from hopsgpu.spark.jobs import GangJob, refuse_hopeless, supervise_in_task
@@ -25,7 +25,7 @@ from hopsgpu.spark.release import heartbeat_seconds, let_go
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spark.tokens import read_tokens
-from hopsgpu.spark.waiting import EndedAgain, WhyAlone
+from hopsgpu.spark.waiting import Coming, WhyAlone
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer
@@ -43,7 +43,7 @@ _MOST_FAILED = 3
 
 
 class YarnElasticLease(ElasticLease):
-    """Use `elastic_on_yarn`, which always releases.
+    """To be released on every way out.
 
     Two threads: one asks for executors, in the line of all that wait; one sees those go that were
     let go.
@@ -75,9 +75,7 @@ class YarnElasticLease(ElasticLease):
         # By the tag of its job the container of an agent that is connected.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
-        # Containers from which an agent has come.
-        self._came: set[str] = set()
-        self._ended = EndedAgain()
+        self._coming = Coming()
         self._looks_at = float("-inf")
         self._wanted = 0
         self._at_once = 1
@@ -133,8 +131,7 @@ class YarnElasticLease(ElasticLease):
                 self._ready[job.tag] = str(hello["container"])
                 # It was let go, and a task that waited has come to it.
                 self._leaving.discard(self._ready[job.tag])
-                self._came.add(self._ready[job.tag])
-                self._ended.forget()
+                self._coming.came(self._ready[job.tag])
                 self._failed = 0
                 self._changed.notify_all()
             return job
@@ -176,14 +173,15 @@ class YarnElasticLease(ElasticLease):
         """Waits until executors are missing; False once it is closed.
 
         Raises:
-            HopsGpuError: they end again and again.
+            HopsGpuError: their jobs end again and again, or none comes in time.
         """
         while True:
             self._forget_ended()
             with self._changed:
                 if self._closed:
                     return False
-                if self._wanted > self._count():
+                self._coming.check()
+                if self._wanted > self._count() and self._coming.may_ask(time.monotonic()):
                     self._note()
                     return True
                 surplus, waiting = self._surplus(), self._waiting()
@@ -193,7 +191,22 @@ class YarnElasticLease(ElasticLease):
             # Those that were granted may end again and again.
             if waiting and time.monotonic() >= self._looks_at:
                 with contextlib.suppress(HopsGpuError):  # asked again
-                    self.why = self._look()[1]
+                    self._tell(self._look()[1])
+                self._give_back(waiting)
+
+    def _tell(self, why: str) -> None:
+        with self._changed:
+            self.why = why
+            self._coming.tell(why)
+
+    def _give_back(self, waiting: Collection[GangJob]) -> None:
+        """Has others go first where the executors of jobs end again and again."""
+        with self._changed:
+            now, chance = time.monotonic(), random.random()  # noqa: S311
+            why = self._coming.give_back(len(waiting), now, chance)
+        if why:
+            self._tell(why)
+            self._cancel(waiting)
 
     def _look(self) -> tuple[int, str]:
         """How many executors YARN has not granted, and where those are that have not come.
@@ -204,10 +217,7 @@ class YarnElasticLease(ElasticLease):
         self._looks_at = time.monotonic() + _JOBS_SECONDS
         held = self._application.manager.held(self._application.id, self._profile.id).containers
         with self._changed:
-            self._ended.look(held, self._came)
-            missing = max(len(self._live) - len(set(held) - self._leaving), 0)
-        where = f"YARN has not granted {missing}" if missing else "granted and starting"
-        return missing, self._ended.beside(where)
+            return self._coming.look(held, self._leaving, len(self._live))
 
     def _surplus(self) -> list[GangJob]:
         """Under the lock: jobs that wait for executors which nobody wants."""
@@ -219,7 +229,7 @@ class YarnElasticLease(ElasticLease):
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
-            self._ended.excuse()
+            self._coming.excuse()
             # One that has come meanwhile is ended with it.
             while not job.ended.wait(_LOOK_SECONDS):
                 if self._is_closed():
@@ -260,10 +270,12 @@ class YarnElasticLease(ElasticLease):
             self.request,
             executors=at_once,
             cancelled=self._enough,
+            # Of the first executor alone.
             timeout=self.request.timeout if first else None,
             watcher=WhyAlone(self.request.watcher, self),
         )
-        patience = Patience(request)
+        with self._changed:
+            patience = self._coming.patience(request)
         # Cancelled: nobody wants more any longer.
         with (
             contextlib.suppress(Cancelled),
@@ -278,6 +290,8 @@ class YarnElasticLease(ElasticLease):
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
             self._forget_ended()
+            with self._changed:
+                self._coming.check()
             self._refuse_failing(started)
             try:
                 missing, where = self._look()
@@ -380,21 +394,3 @@ def _do(body: Callable[[], None], over: threading.Event) -> None:
         body()
     finally:
         over.set()
-
-
-@contextlib.contextmanager
-def elastic_on_yarn(application: Application, request: Request) -> Iterator[YarnElasticLease]:
-    """What can bring a search's executors; all are released on every way out.
-
-    Raises:
-        ConfigError: the driver cannot listen for the executors.
-    """
-    with control_channel(application, request.executors) as (server, driver):
-        profile = application.profiles.check_out(request.shape)
-        lease = YarnElasticLease(application, request, profile, server, driver)
-        try:
-            lease.start()
-            yield lease
-        finally:
-            if lease.release():
-                application.profiles.check_in(request.shape, profile)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 from pyspark import SparkContext
@@ -11,8 +13,9 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.gang import Avoid
 from hopsgpu.spark.application import Application
 from hopsgpu.spark.checks import check_python, check_session
+from hopsgpu.spark.control import control_channel
 from hopsgpu.spark.elastic import ElasticLease
-from hopsgpu.spark.elastic_yarn import elastic_on_yarn
+from hopsgpu.spark.elastic_yarn import YarnElasticLease
 from hopsgpu.spark.fitting import check_again, fit_on_yarn
 from hopsgpu.spark.granted import Owner
 from hopsgpu.spark.inside import act_for_submitter
@@ -39,10 +42,28 @@ class OnYarn(Application):
         return lease_gpus(self, request)
 
     def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        return elastic_on_yarn(self, request)
+        return _elastic(self, request)
 
     def goes_on(self, application_id: str) -> bool:
         return not self.manager.end_of(application_id)
+
+
+@contextlib.contextmanager
+def _elastic(application: Application, request: Request) -> Iterator[YarnElasticLease]:
+    """What can bring a search's executors; all are released on every way out.
+
+    Raises:
+        ConfigError: the driver cannot listen for the executors.
+    """
+    with control_channel(application, request.executors) as (server, driver):
+        profile = application.profiles.check_out(request.shape)
+        lease = YarnElasticLease(application, request, profile, server, driver)
+        try:
+            lease.start()
+            yield lease
+        finally:
+            if lease.release():
+                application.profiles.check_in(request.shape, profile)
 
 
 def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:

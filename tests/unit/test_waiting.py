@@ -2,7 +2,39 @@
 
 from __future__ import annotations
 
-from hopsgpu.spark.waiting import EndedAgain
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from hopsgpu.errors import GangTimeout
+from hopsgpu.spark.request import Request
+from hopsgpu.spark.waiting import Coming, EndedAgain, WhyAlone
+from hopsgpu.spec import ExecutorShape
+
+
+class Owner:
+    why = ""
+
+
+def request(timeout: float | None) -> Request:
+    watcher: Any = None
+    return Request(
+        run_id="r",
+        shape=ExecutorShape(1, 1, 1024, 384),
+        executors=1,
+        placement=None,
+        timeout=timeout,
+        cancelled=threading.Event(),
+        watcher=WhyAlone(watcher, Owner()),
+    )
+
+
+def ended_again(coming: Coming, times: int) -> None:
+    for number in range(times):
+        coming.look([f"c{number}"], [], 1)
+    coming.look([], [], 1)
 
 
 def test_containers_that_are_gone_without_having_come_have_ended_again() -> None:
@@ -37,3 +69,63 @@ def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
     ended.excuse()
     ended.look([])
     assert ended.count == 1 and "see the node's log of c1" in ended.beside()
+
+
+def test_what_yarn_has_not_granted_is_told_from_what_only_starts() -> None:
+    coming = Coming()
+    assert coming.look(["c1"], [], 2) == (1, "YARN has not granted 1")
+    assert coming.look(["c1", "c2"], [], 2) == (0, "granted and starting")
+    assert coming.look(["c1", "c2"], ["c1"], 2) == (1, "YARN has not granted 1")
+
+
+def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later() -> None:
+    coming = Coming()
+    ended_again(coming, 3)
+    assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_ask(0.0)
+    ended_again(coming, 4)
+    why = coming.give_back(1, now=100.0, chance=0.5)
+    assert why.startswith("4 ended again, see the node's log of c3 (") and "(time 1)" in why
+    assert not coming.may_ask(101.9) and coming.may_ask(102.0)
+    # Of those that were given back none counts again.
+    coming.look([], [], 1)
+    assert coming.give_back(1, now=102.0, chance=0.5) == ""
+    ended_again(coming, 4)
+    assert "(time 2)" in coming.give_back(1, now=110.0, chance=0.5)
+    assert not coming.may_ask(112.9) and coming.may_ask(113.0)
+    coming.came("c9")
+    assert coming.may_ask(110.0)
+
+
+def test_of_many_that_are_waited_for_as_many_may_end() -> None:
+    coming = Coming()
+    ended_again(coming, 8)
+    assert coming.give_back(8, now=0.0, chance=0.0) == ""
+    assert coming.give_back(7, now=0.0, chance=0.0) != ""
+
+
+def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
+    coming = Coming()
+    patience = coming.patience(request(0.01))
+    time.sleep(0.02)
+    assert coming.patience(request(60.0)) is patience
+    coming.tell("4 ended again")
+    with pytest.raises(GangTimeout, match=r"0 of 1 executor came within 0.01 s.*4 ended again"):
+        coming.check()
+    coming.came("c1")
+    coming.check()
+    assert coming.patience(request(60.0)) is not patience
+    coming.check()
+
+
+def test_others_than_the_first_may_take_any_time() -> None:
+    coming = Coming()
+    coming.patience(request(None))
+    coming.check()
+
+
+def test_who_wants_no_more_is_not_too_late() -> None:
+    coming, asked = Coming(), request(0.01)
+    coming.patience(asked)
+    time.sleep(0.02)
+    asked.cancelled.set()
+    coming.check()
