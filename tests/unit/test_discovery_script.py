@@ -373,7 +373,7 @@ def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
     home = tmp_path / shipping.ALIAS
     markers = ["gpu-a100", "example.com/gpu-t4"]
     with tarfile.open(shipping.pack_scripts(tmp_path / "s.tar.gz", markers)) as archive:
-        archive.extractall(home, filter="tar")
+        archive.extractall(home)
     for marker in markers:
         script = shipping.marker_script(marker)
         ran = subprocess.run([script], cwd=tmp_path, capture_output=True, check=True)

@@ -152,7 +152,7 @@ class Node:
         self.java.symlink_to(sys.executable)
         unpacked = root / shipping.ALIAS
         with tarfile.open(shipping.pack_scripts(root / "scripts.tar.gz")) as archive:
-            archive.extractall(unpacked, filter="data")
+            archive.extractall(unpacked)
         self.environ = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
             "HOPSGPU_LEASE_DIR": str(root / "leases"),
