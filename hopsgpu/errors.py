@@ -29,7 +29,8 @@ class CapacityError(HopsGpuError):
 
 
 class GangTimeout(HopsGpuError):
-    """The gang was not whole before `acquire_timeout`; everything it held was let go.
+    """The gang was not whole before `acquire_timeout`, or no executor of a search had come; what
+    was held was let go.
 
     Attributes:
         granted: executors that had come.

@@ -85,6 +85,8 @@ PART_SECONDS = 30.0
 _LEAST_LOST = 3
 _LEAST_PARKED = 8
 _LONGEST_BACKOFF = 30.0
+# Far more than lead to the longest, and few enough for a float.
+_MOST_DOUBLINGS: int = 64
 
 
 class Verdict(Enum):
@@ -122,7 +124,7 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
 
     A gang that YARN has granted whole waits for its executors to start, however long that takes;
     one that holds a part, and got no more for 30 s, gives it back for others to be whole. So does
-    one whose containers end again and again, as many as it has and three at least, and one that
+    one whose containers end again and again, more than it has and four at least, and one that
     holds aside more than it has, and more than the GPUs of a large node (8).
 
     Args:
@@ -156,7 +158,8 @@ def backoff_seconds(attempts: int, chance: float) -> float:
         attempts: parts given back so far, at least 1.
         chance: a random number in [0, 1).
     """
-    return 1.0 + chance * min(2.0**attempts, _LONGEST_BACKOFF)
+    doublings = min(attempts, _MOST_DOUBLINGS)
+    return 1.0 + chance * min(2.0**doublings, _LONGEST_BACKOFF)
 
 
 @dataclass(frozen=True)

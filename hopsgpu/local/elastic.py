@@ -105,6 +105,9 @@ class LocalElasticLease(ElasticLease):
     def _lost(self, job: Job) -> None:
         """The process ends with its agent: `want` starts another."""
 
+    def _come(self) -> None:
+        """None is waited for longer than a process takes to start."""
+
     def _why_lost(self, reason: str, host: str) -> str:
         return reason
 

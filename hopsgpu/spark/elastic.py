@@ -81,6 +81,10 @@ class ElasticLease(ABC):
         """What runs the agent that introduces itself; None for one of an earlier time."""
 
     @abstractmethod
+    def _come(self) -> None:
+        """Notes that one more is here."""
+
+    @abstractmethod
     def _why_lost(self, reason: str, host: str) -> str:
         """Why an executor on a host was lost."""
 
@@ -143,6 +147,7 @@ class ElasticLease(ABC):
             return None
         refuse_duplicates([*self.here.values(), container])
         self.here[event.peer] = container
+        self._come()
         return container
 
     def _put_aside(self, container: Container, reason: str) -> None:

@@ -8,25 +8,23 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.gang import PART_SECONDS, Container, GangState
+from hopsgpu.gang import PART_SECONDS, GangState
 from hopsgpu.spark.application import Application
-from hopsgpu.spark.elastic import ElasticLease
-from hopsgpu.spark.granted import Job
+from hopsgpu.spark.elastic_jobs import JobsLease
 from hopsgpu.spark.jobs import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.spark.queueing import Queueing, queueing
 from hopsgpu.spark.release import heartbeat_seconds, let_go
 from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spark.threads import start_daemon
 from hopsgpu.spark.tokens import read_tokens
-from hopsgpu.spark.waiting import Coming, WhyAlone
-from hopsgpu.worker.channel import Message
+from hopsgpu.spark.waiting import WhyAlone
 from hopsgpu.worker.peer import Driver
 from hopsgpu.worker.server import ControlServer
 
@@ -42,14 +40,11 @@ _END_SECONDS = 10.0
 _MOST_FAILED = 3
 
 
-class YarnElasticLease(ElasticLease):
+class YarnElasticLease(JobsLease):
     """To be released on every way out.
 
     Two threads: one asks for executors, in the line of all that wait; one sees those go that were
     let go.
-
-    Attributes:
-        why: why it waits.
     """
 
     def __init__(
@@ -61,32 +56,14 @@ class YarnElasticLease(ElasticLease):
         driver: Driver,
     ) -> None:
         super().__init__(request, server)
-        self.why = ""
         self._application = application
         self._profile = profile
         self._driver = driver
         # Asked once: each trial asks for tokens.
         self._is_kerberized = application.jvm.is_kerberized()
-        self._changed = threading.Condition()
-        # All that follows under its lock.
-        self._live: dict[str, GangJob] = {}
-        # Those too that were let go: at the end all must have ended.
-        self._begun: list[GangJob] = []
-        # By the tag of its job the container of an agent that is connected.
-        self._ready: dict[str, str] = {}
-        self._leaving: set[str] = set()
-        self._coming = Coming()
         self._looks_at = float("-inf")
-        self._wanted = 0
-        self._at_once = 1
-        self._failed = 0
-        self._closed = False
-        # When an executor was asked for, or given up, last.
-        self._asked = float("-inf")
         # After so long YARN knows of it.
         self._settling = 2 * heartbeat_seconds(application.jvm)
-        # Set while no more are wanted than there are, or are asked for.
-        self._enough = threading.Event()
         self._over = (threading.Event(), threading.Event())
 
     def start(self) -> None:
@@ -95,64 +72,6 @@ class YarnElasticLease(ElasticLease):
             start_daemon(
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
             )
-
-    @property
-    def held(self) -> int:
-        with self._changed:
-            return len(self._ready) + len(self._leaving)
-
-    @property
-    def waiting_for(self) -> str:
-        with self._changed:
-            return self.why if self._wanted > len(self._ready) else ""
-
-    def want(self, executors: int, at_once: int) -> None:
-        with self._changed:
-            if (executors, at_once) != (self._wanted, self._at_once):
-                self._wanted, self._at_once = executors, at_once
-                self._note()
-
-    def _note(self) -> None:
-        """Under the lock: has the threads look again."""
-        if self._closed or self._wanted < self._count():
-            self._enough.set()
-        else:
-            self._enough.clear()
-        self._changed.notify_all()
-
-    def _count(self) -> int:
-        """Under the lock: executors that are here or are asked for, but for those put aside."""
-        return len(self._live) - self.aside
-
-    def _job_of(self, hello: Message) -> Job | None:
-        with self._changed:
-            job = self._live.get(str(hello["job"]))
-            if job is not None:
-                self._ready[job.tag] = str(hello["container"])
-                # It was let go, and a task that waited has come to it.
-                self._leaving.discard(self._ready[job.tag])
-                self._coming.came(self._ready[job.tag])
-                self._failed = 0
-                self._changed.notify_all()
-            return job
-
-    def _let_go(self, leaving: Mapping[int, Container]) -> None:
-        with self._changed:
-            for key, container in leaving.items():
-                self._drop(self._jobs[key])
-                self._leaving.add(container.container_id)
-            self._note()
-
-    def _lost(self, job: Job) -> None:
-        with self._changed:
-            self._ready = {t: c for t, c in self._ready.items() if self._live.get(t) is not job}
-
-    def _drop(self, job: Job) -> None:
-        """Under the lock."""
-        tag = next((tag for tag, one in self._live.items() if one is job), None)
-        if tag is not None:
-            del self._live[tag]
-            self._ready.pop(tag, None)
 
     def _why_lost(self, reason: str, host: str) -> str:
         return self._application.why_lost(reason, host)
@@ -166,8 +85,9 @@ class YarnElasticLease(ElasticLease):
                 self._ask()
         except HopsGpuError as error:
             self._fail(error)
-        except Py4JError as error:
-            self._fail(HopsGpuError(f"Spark could not be asked for executors: {error}"))
+        except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more
+            why = f"Spark could not be asked for executors: {type(error).__name__}: {error}"
+            self._fail(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
         """Waits until executors are missing; False once it is closed.
@@ -184,29 +104,40 @@ class YarnElasticLease(ElasticLease):
                 if self._wanted > self._count() and self._coming.may_ask(time.monotonic()):
                     self._note()
                     return True
-                surplus, waiting = self._surplus(), self._waiting()
+                surplus = self._surplus()
                 if not surplus:
                     self._changed.wait(_JOBS_SECONDS)
             self._cancel(surplus)
-            # Those that were granted may end again and again.
-            if waiting and time.monotonic() >= self._looks_at:
-                with contextlib.suppress(HopsGpuError):  # asked again
-                    self._tell(self._look()[1])
-                self._give_back(waiting)
+            if where := self._see_waiting():
+                self._coming.tell(where)
 
-    def _tell(self, why: str) -> None:
+    def waits(self, why: str) -> None:
+        """`WhyAlone`: told again and again while executors are asked for."""
         with self._changed:
             self.why = why
-            self._coming.tell(why)
+        self._see_waiting()
 
-    def _give_back(self, waiting: Collection[GangJob]) -> None:
-        """Has others go first where the executors of jobs end again and again."""
+    def _see_waiting(self) -> str:
+        """Looks, once a second, where those are that have not come; "" where it did not.
+
+        Those that end again and again are given back, for others to go first.
+        """
+        with self._changed:
+            waiting = self._waiting()
+        if not waiting or time.monotonic() < self._looks_at:
+            return ""
+        where = ""
+        with contextlib.suppress(HopsGpuError):  # asked again
+            where = self._look()[1]
         with self._changed:
             now, chance = time.monotonic(), random.random()  # noqa: S311
-            why = self._coming.give_back(len(waiting), now, chance)
-        if why:
-            self._tell(why)
-            self._cancel(waiting)
+            given_back = self._coming.give_back(len(waiting), now, chance)
+            if not given_back:
+                return where
+            self._leave.set()
+        self._coming.tell(given_back)
+        self._cancel(waiting)
+        return ""
 
     def _look(self) -> tuple[int, str]:
         """How many executors YARN has not granted, and where those are that have not come.
@@ -215,33 +146,28 @@ class YarnElasticLease(ElasticLease):
             HopsGpuError: the ResourceManager does not say.
         """
         self._looks_at = time.monotonic() + _JOBS_SECONDS
-        held = self._application.manager.held(self._application.id, self._profile.id).containers
+        held = self._held()
         with self._changed:
             return self._coming.look(held, self._leaving, len(self._live))
 
-    def _surplus(self) -> list[GangJob]:
-        """Under the lock: jobs that wait for executors which nobody wants."""
-        return self._waiting()[: max(self._count() - self._wanted, 0)]
-
-    def _waiting(self) -> list[GangJob]:
-        """Under the lock: jobs whose task has no executor yet, the latest first."""
-        return [job for tag, job in reversed(self._live.items()) if tag not in self._ready]
+    def _held(self) -> Collection[str]:
+        return self._application.manager.held(self._application.id, self._profile.id).containers
 
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
             self._coming.excuse()
             # One that has come meanwhile is ended with it.
             while not job.ended.wait(_LOOK_SECONDS):
-                if self._is_closed():
-                    return
+                with self._changed:
+                    if self._closed:
+                        return
                 self._application.jvm.cancel(job.tag)
             with self._changed:
                 self._drop(job)
                 self._asked = time.monotonic()
-
-    def _is_closed(self) -> bool:
-        with self._changed:
-            return self._closed
+        if jobs:
+            with contextlib.suppress(HopsGpuError):
+                self._coming.excuse(self._held())
 
     def _forget_ended(self) -> None:
         """Drops jobs that have ended by themselves.
@@ -264,22 +190,24 @@ class YarnElasticLease(ElasticLease):
     def _ask(self) -> None:
         with self._changed:
             missing = self._wanted - self._count()
-            first = not self._ready
+            if self._closed or missing <= 0:
+                return
             at_once = max(min(self._at_once, missing), 1)
-        request = replace(
-            self.request,
-            executors=at_once,
-            cancelled=self._enough,
-            # Of the first executor alone.
-            timeout=self.request.timeout if first else None,
-            watcher=WhyAlone(self.request.watcher, self),
-        )
-        with self._changed:
-            patience = self._coming.patience(request)
-        # Cancelled: nobody wants more any longer.
+            self._asks_first, self._leave = not self.here, threading.Event()
+            request = replace(
+                self.request,
+                executors=at_once,
+                cancelled=self._leave,
+                # Of the first executor alone.
+                timeout=self.request.timeout if self._asks_first else None,
+                watcher=WhyAlone(self.request.watcher, self),
+            )
+            patience = self._coming.patience(request, time.monotonic())
+            grows = not self._asks_first
+        # Cancelled: it need not stand in the line any longer.
         with (
             contextlib.suppress(Cancelled),
-            queueing(self._application, request, patience, grows=not first) as place,
+            queueing(self._application, request, patience, grows=grows) as place,
             place.turn(0),
         ):
             self._in_turn(place, patience, place.room(at_once, missing))
@@ -292,7 +220,9 @@ class YarnElasticLease(ElasticLease):
             self._forget_ended()
             with self._changed:
                 self._coming.check()
-            self._refuse_failing(started)
+            for job in started:
+                for error in self._application.jvm.task_failures(job.tag):
+                    refuse_hopeless(error)
             try:
                 missing, where = self._look()
             except HopsGpuError as error:
@@ -331,11 +261,6 @@ class YarnElasticLease(ElasticLease):
             self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
         job.start()
         return job
-
-    def _refuse_failing(self, jobs: Collection[GangJob]) -> None:
-        for job in jobs:
-            for error in self._application.jvm.task_failures(job.tag):
-                refuse_hopeless(error)
 
     def _shrink(self) -> None:
         while self._is_leaving():

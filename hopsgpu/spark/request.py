@@ -88,11 +88,17 @@ def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> De
 
 
 class Patience:
-    """How long one acquisition may still take, and what it has waited for."""
+    """How long one acquisition may still take, and what it has waited for.
 
-    def __init__(self, request: Request) -> None:
+    Args:
+        request: of the acquisition.
+        since: the clock's reading when it began; None for now.
+    """
+
+    def __init__(self, request: Request, since: float | None = None) -> None:
         self._request = request
-        self._deadline = None if request.timeout is None else time.monotonic() + request.timeout
+        began = time.monotonic() if since is None else since
+        self._deadline = None if request.timeout is None else began + request.timeout
         self._why = "nothing yet"
         self._aside: set[str] = set()
 
@@ -116,9 +122,21 @@ class Patience:
             Cancelled: the gang is no longer wanted.
             GangTimeout: it is not whole, and its time is over.
         """
+        if self._request.cancelled.is_set():
+            raise Cancelled(f"{self._request.run_id} was cancelled while it waited for executors")
+        return self.check_time(grants)
+
+    def wait_for_ever(self) -> None:
+        """From now on there is no bound."""
+        self._deadline = None
+
+    def check_time(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
+        """As `check`, wanted or not.
+
+        Raises:
+            GangTimeout: it is not whole, and its time is over.
+        """
         request = self._request
-        if request.cancelled.is_set():
-            raise Cancelled(f"{request.run_id} was cancelled while it waited for executors")
         verdict = decide_acquire(
             grants, wanted=request.executors, deadline=self._deadline, now=time.monotonic()
         )

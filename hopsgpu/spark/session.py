@@ -219,7 +219,7 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
     """The session; started again where Spark's user interface tripped over itself.
 
     Spark attaches the pages of its UI while the application master's filter is added to them, with
-    no lock between the two: now and then a start fails by it (2 of 82 where three at once had two
+    no lock between the two: now and then a start fails by it (8 of 176 where three at once had two
     cores), mostly with a ConcurrentModificationException; whatever it meets, it meets in the UI.
     Spark has stopped that context then, and the JVM takes a new one.
     """

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hopsgpu.errors import Cancelled
 from hopsgpu.gang import GangState, backoff_seconds, end_again
 from hopsgpu.spark.request import Patience, Request, Watcher
 
@@ -41,9 +39,13 @@ class EndedAgain:
         """They count no longer: one has come."""
         self._seen, self._lost = set(), []
 
-    def excuse(self) -> None:
-        """Those that there are may go: hopsgpu itself lets them go."""
-        self._excused |= self._held
+    def excuse(self, held: Collection[str] = ()) -> None:
+        """Those that there are may go: hopsgpu itself lets them go.
+
+        Args:
+            held: ids of those that YARN shows now, besides those that it showed last.
+        """
+        self._excused |= self._held.union(held)
 
     def beside(self, *parts: str) -> str:
         """What a person is told of them, after what else there is to tell."""
@@ -56,26 +58,41 @@ class EndedAgain:
         return ", ".join(parts)
 
 
+class _PatienceOf(Patience):
+    """Tells, besides what else there is, of the executors that ended."""
+
+    def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
+        super().__init__(request, since)
+        self._beside = beside
+
+    def tell(self, hosts: Sequence[str], why: str) -> None:
+        super().tell(hosts, self._beside(why))
+
+
 class Coming:
     """The executors of a search that were asked for and have not come."""
 
     def __init__(self) -> None:
-        self._came: set[str] = set()
+        self._seen: set[str] = set()
         self._ended = EndedAgain()
+        self._before = ""
         self._given_back = 0
         self._asks_at = float("-inf")
-        self._first: Patience | None = None
+        self._since: float | None = None
+        self._patience: Patience | None = None
 
-    def patience(self, request: Request) -> Patience:
+    def patience(self, request: Request, now: float) -> Patience:
         """How long those may take that are asked for now.
 
         Args:
-            request: theirs; it has a timeout where none is here, which goes on from the first time.
+            request: theirs; it has a timeout where the search has no executor. That begins with
+                the first asking, however often it is asked, and ends once one has come.
+            now: the clock's reading.
         """
-        if request.timeout is None:
-            return Patience(request)
-        self._first = self._first or Patience(request)
-        return self._first
+        if request.timeout is not None and self._since is None:
+            self._since = now
+        self._patience = _PatienceOf(request, self._since, self.beside)
+        return self._patience
 
     def check(self) -> None:
         """Whether it may go on waiting.
@@ -83,26 +100,31 @@ class Coming:
         Raises:
             GangTimeout: none has come for too long.
         """
-        if self._first is not None:
-            with contextlib.suppress(Cancelled):  # nobody wants more than are asked for
-                self._first.check()
+        if self._patience is not None:
+            self._patience.check_time()
 
     def tell(self, why: str) -> None:
-        """Has it told, once none has come for too long, what they waited for."""
-        if self._first is not None:
-            self._first.tell((), why)
+        """Tells what those wait for that were asked for."""
+        if self._patience is not None:
+            self._patience.tell((), why)
 
-    def came(self, container: str) -> None:
-        """One has come, of a container with this id: those that ended before it are forgotten."""
-        self._came.add(container)
+    def saw(self, container: str) -> None:
+        """The executor in a container, by its id, has shown itself, whatever it is good for."""
+        self._seen.add(container)
+
+    def came(self) -> None:
+        """One can have trials: those that ended before it are forgotten."""
         self._ended.forget()
+        self._before = ""
         self._given_back = 0
         self._asks_at = float("-inf")
-        self._first = None
+        self._since = None
+        if self._patience is not None:
+            self._patience.wait_for_ever()
 
-    def excuse(self) -> None:
-        """Those that there are may go: hopsgpu itself lets them go."""
-        self._ended.excuse()
+    def excuse(self, held: Collection[str] = ()) -> None:
+        """As of `EndedAgain`."""
+        self._ended.excuse(held)
 
     def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
         """How many YARN has not granted, and where those are that have not come.
@@ -112,28 +134,33 @@ class Coming:
             leaving: of those that were let go.
             asked: executors that are here or were asked for.
         """
-        self._ended.look(held, self._came)
+        self._ended.look(held, self._seen)
         missing = max(asked - len(set(held).difference(leaving)), 0)
         where = f"YARN has not granted {missing}" if missing else "granted and starting"
-        return missing, self._ended.beside(where)
+        return missing, where
+
+    def beside(self, why: str) -> str:
+        """What a person is told of those that ended, after what else there is to tell."""
+        told = self._ended.beside(why)
+        return told if self._ended.count or not self._before else f"{why}; before, {self._before}"
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:
         """Why executors are given back now for others to go first; "" where they are not.
 
-        They end again and again. What ended so far is forgotten then.
+        They end again and again. What ended so far counts no longer then.
 
         Args:
             waiting: executors that have not come.
             now: the clock's reading.
             chance: as of `backoff_seconds`.
         """
-        if not end_again(self._ended.count, waiting):
+        if not waiting or not end_again(self._ended.count, waiting):
             return ""
         self._given_back += 1
         self._asks_at = now + backoff_seconds(self._given_back, chance)
-        told = self._ended.beside()
+        self._before = self._ended.beside()
         self._ended.forget()
-        return f"{told}; given back (time {self._given_back}), it asks again soon"
+        return f"given back (time {self._given_back}), it asks again soon"
 
     def may_ask(self, now: float) -> bool:
         """Whether others have gone first for long enough."""
@@ -141,23 +168,23 @@ class Coming:
 
 
 class _Owner(Protocol):
-    why: str
+    def waits(self, why: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class WhyAlone:
-    """A gang's watcher of whose words why it waits is kept alone, and warnings go on.
+    """A gang's watcher who tells why it waits alone, and warnings.
 
     Args:
         watcher: gets the warnings.
-        owner: its `why` becomes why it waits.
+        owner: is told why it waits.
     """
 
     watcher: Watcher
     owner: _Owner
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        self.owner.why = why
+        self.owner.waits(why)
 
     def mark(self, point: str) -> None:
         return

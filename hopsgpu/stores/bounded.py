@@ -65,7 +65,7 @@ class Steps:
     """Steps of some work, each of which may take so long; between them it may take any time.
 
     The work is done in one thread and waited for in another. Of what was given up no step is begun
-    any more, nor anything between the steps.
+    any more; what is under way goes on to its end.
 
     Args:
         seconds: that a step may take.
@@ -81,7 +81,7 @@ class Steps:
         """Does a step, in the thread of the work.
 
         Raises:
-            TimeoutError: it was given up; nobody waits for this thread.
+            TimeoutError: it was given up.
         """
         self._note(time.monotonic())
         try:
@@ -171,14 +171,14 @@ class Hand:
     def do_steps(self, work: Callable[[Steps], T], seconds: float) -> T:
         """As `do`, of what does steps, each of which may take so long.
 
-        Nothing is under way any more when this has raised, but for a step that takes longer.
+        Nothing is under way any more when this has raised, but for what takes longer than that.
 
         Raises:
             TimeoutError: a step takes longer, and goes on; the work does not.
         """
         steps = Steps(seconds)
-        self.begin(functools.partial(work, steps))
         try:
+            self.begin(functools.partial(work, steps))
             while True:
                 try:
                     return self.end_of(max(steps.left, 0.0))  # type: ignore[no-any-return]
@@ -190,7 +190,7 @@ class Hand:
             if not self.free and not steps.give_up_late():
                 steps.give_up()
                 with contextlib.suppress(Exception):
-                    self.end_of(seconds)
+                    self.end_of(max(steps.left, 0.0))
             raise
 
     def _run(self) -> None:
@@ -202,6 +202,9 @@ class Hand:
                     return
                 continue
             if work is None:
+                # An error that nobody waited for holds on to this frame, and to what was at work.
+                while not self._done.empty():
+                    self._done.get()
                 return
             try:
                 self._done.put((work(), None))

@@ -19,13 +19,13 @@ from tests.conftest import until
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
 ROOT = Path(__file__).resolve().parents[2]
 Found = dict[str, dict[str, Any]]
-# A script that knows nothing of hopsgpu.session().
+# A script that knows nothing of hopsgpu.session(), which starts again where the UI trips Spark.
 SCRIPT = """
     import os, sys
     from pyspark.sql import SparkSession
     import hopsgpu
 
-    spark = SparkSession.builder.appName("own").getOrCreate()
+    spark = SparkSession.builder.appName("own").config("spark.ui.enabled", "false").getOrCreate()
     given = spark.sparkContext.parallelize([0], 1).map(lambda _: os.path.exists("mine/f.txt"))
     value = hopsgpu.launch(os.getcwd, workers=1, memory_per_worker="512m", progress="off").value
     print("given", given.collect(), "launched", bool(value), *sys.argv[1:])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from hopsgpu.stores.bounded import Hand
 from hopsgpu.stores.hdfs import Hdfs
+from tests.conftest import until
 
 SECONDS = 30
 
@@ -88,17 +91,41 @@ def test_a_write_that_hangs_is_given_up_and_nothing_follows_it(
         hdfs.write("/file", given, replace=True)
     writer.go.set()
     threads[0].join(SECONDS)
+    assert not threads[0].is_alive()
     assert writer.done == [b"first"]
+
+
+def test_what_was_given_up_keeps_nothing(
+    hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.1)
+
+    class Blocks:
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"first"
+            yield b"never"
+
+    blocks = Blocks()
+    seen = weakref.ref(blocks)
+    gc.disable()
+    try:
+        with contextlib.suppress(OSError):
+            hdfs.write("/file", blocks, replace=True)
+        del blocks
+        writer.go.set()
+        assert until(lambda: seen() is None, SECONDS)
+    finally:
+        gc.enable()
 
 
 def test_a_block_may_take_long_to_be_fetched(
     hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.05)
+    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.5)
 
     def blocks() -> Iterator[bytes]:
         yield b"first"
-        threading.Event().wait(0.3)
+        threading.Event().wait(1.2)
         yield b"second"
 
     writer.go.set()

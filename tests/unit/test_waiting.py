@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.errors import GangTimeout
+from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.spark.request import Request
 from hopsgpu.spark.waiting import Coming, EndedAgain, WhyAlone
 from hopsgpu.spec import ExecutorShape
@@ -16,6 +16,9 @@ from hopsgpu.spec import ExecutorShape
 
 class Owner:
     why = ""
+
+    def waits(self, why: str) -> None:
+        self.why = why
 
 
 def request(timeout: float | None) -> Request:
@@ -83,8 +86,10 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
     ended_again(coming, 3)
     assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_ask(0.0)
     ended_again(coming, 4)
-    why = coming.give_back(1, now=100.0, chance=0.5)
-    assert why.startswith("4 ended again, see the node's log of c3 (") and "(time 1)" in why
+    assert coming.beside("full").startswith("full, 4 ended again, see the node's log of c3 (")
+    assert coming.give_back(0, now=100.0, chance=0.5) == "", "none waits"
+    assert "(time 1)" in coming.give_back(1, now=100.0, chance=0.5)
+    assert coming.beside("full").startswith("full; before, 4 ended again, see the node's log of c3")
     assert not coming.may_ask(101.9) and coming.may_ask(102.0)
     # Of those that were given back none counts again.
     coming.look([], [], 1)
@@ -92,8 +97,8 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
     ended_again(coming, 4)
     assert "(time 2)" in coming.give_back(1, now=110.0, chance=0.5)
     assert not coming.may_ask(112.9) and coming.may_ask(113.0)
-    coming.came("c9")
-    assert coming.may_ask(110.0)
+    coming.came()
+    assert coming.may_ask(110.0) and coming.beside("full") == "full"
 
 
 def test_of_many_that_are_waited_for_as_many_may_end() -> None:
@@ -105,27 +110,29 @@ def test_of_many_that_are_waited_for_as_many_may_end() -> None:
 
 def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
     coming = Coming()
-    patience = coming.patience(request(0.01))
-    time.sleep(0.02)
-    assert coming.patience(request(60.0)) is patience
-    coming.tell("4 ended again")
-    with pytest.raises(GangTimeout, match=r"0 of 1 executor came within 0.01 s.*4 ended again"):
+    coming.patience(request(60.0), now=time.monotonic() - 61)
+    coming.patience(request(60.0), now=time.monotonic())
+    ended_again(coming, 4)
+    coming.tell("full")
+    with pytest.raises(GangTimeout, match=r"0 of 1 executor came within 60 s.*full, 4 ended again"):
         coming.check()
-    coming.came("c1")
+    coming.came()
     coming.check()
-    assert coming.patience(request(60.0)) is not patience
+    coming.patience(request(60.0), now=time.monotonic())
     coming.check()
 
 
 def test_others_than_the_first_may_take_any_time() -> None:
     coming = Coming()
-    coming.patience(request(None))
+    coming.patience(request(None), now=time.monotonic() - 10**6)
     coming.check()
 
 
-def test_who_wants_no_more_is_not_too_late() -> None:
-    coming, asked = Coming(), request(0.01)
-    coming.patience(asked)
-    time.sleep(0.02)
+def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> None:
+    coming, asked = Coming(), request(60.0)
+    patience = coming.patience(asked, now=time.monotonic() - 61)
     asked.cancelled.set()
-    coming.check()
+    with pytest.raises(Cancelled):
+        patience.check()
+    with pytest.raises(GangTimeout):
+        coming.check()
