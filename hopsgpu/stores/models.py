@@ -13,7 +13,7 @@ from hopsgpu.stores import publication, tags
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import LATEST, About, tag_name
 from hopsgpu.stores.names import is_model_name, local_path, model_name
-from hopsgpu.stores.troubles import EXISTS
+from hopsgpu.stores.troubles import EXISTS, PERMISSION
 from hopsgpu.stores.versions import CLAIMS, DIGITS, STAGING, ModelVersion, numbers
 
 __all__ = ["ModelStore", "ModelVersion"]
@@ -93,27 +93,32 @@ class ModelStore:
         # directories into which nobody else may look.
         names = [name for name in self._root.names(directories=True) if is_model_name(name)]
 
-        def latest(name: str) -> int | None:
+        def has_version(name: str) -> bool:
+            home = self._root / name
             try:
-                return self._latest(self._root / name)
+                candidates = _candidates(home)
             except StoreError as error:
-                if error.kind != "permission":
+                if error.kind != PERMISSION:
                     raise
-                return None
+                return False
+            return any(_is_listed(home, number) for number in candidates)
 
         with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-            found = list(pool.map(latest, names))
-        return tuple(name for name, latest in zip(names, found, strict=True) if latest is not None)
+            found = list(pool.map(has_version, names))
+        return tuple(name for name, listed in zip(names, found, strict=True) if listed)
 
     def versions(self, name: str) -> tuple[ModelVersion, ...]:
-        """All versions of a model, oldest first; none where there is no such model."""
+        """All versions of a model, oldest first; none where there is no such model.
+
+        One that may not be read is among them, as a damaged one is: reading it says so.
+        """
         home = self._home(name)
-        candidates = sorted(numbers(home.names()))
+        candidates = _candidates(home)[::-1]
         with concurrent.futures.ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-            whole = list(pool.map(lambda number: tags.is_version(home, number), candidates))
+            listed = list(pool.map(lambda number: _is_listed(home, number), candidates))
         return tuple(
             self._version(home, number)
-            for number, there in zip(candidates, whole, strict=True)
+            for number, there in zip(candidates, listed, strict=True)
             if there
         )
 
@@ -206,8 +211,20 @@ class ModelStore:
         return number if number is not None and tags.is_version(home, number) else None
 
     def _latest(self, home: Lake) -> int | None:
-        candidates = sorted(numbers(home.names()), reverse=True)
-        return next((number for number in candidates if tags.is_version(home, number)), None)
+        for number in _candidates(home):
+            try:
+                if tags.is_version(home, number):
+                    return number
+            except StoreError as error:
+                if error.kind != PERMISSION:
+                    raise
+                # An older one in its place would be another model than was asked for.
+                raise StoreError(
+                    f"version {number} of {home.url} is the latest and may not be read: {error};"
+                    " an older version can be had by its number or a tag",
+                    PERMISSION,
+                ) from error
+        return None
 
     def _unknown(self, home: Lake, version: int | str) -> StoreError:
         name = home.url.rpartition("/")[2]
@@ -226,6 +243,21 @@ class ModelStore:
             f" {', '.join(str(v.version) for v in there)}; tags: {', '.join(tagged) or 'none'}",
             kind="absent",
         )
+
+
+def _candidates(home: Lake) -> list[int]:
+    """Numbers of what may be versions, the highest first."""
+    return sorted(numbers(home.names(directories=True)), reverse=True)
+
+
+def _is_listed(home: Lake, number: int) -> bool:
+    """Whether a version is there, or something that may not be looked into."""
+    try:
+        return tags.is_version(home, number)
+    except StoreError as error:
+        if error.kind != PERMISSION:
+            raise
+        return True
 
 
 def _is_too_long(version: int | str) -> bool:

@@ -7,7 +7,7 @@ import json
 from hopsgpu.errors import StoreError
 from hopsgpu.stores import manifest
 from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.troubles import ABSENT, DAMAGED, ODD_JSON
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, ODD_JSON
 from hopsgpu.stores.versions import TAGS, numbers
 
 
@@ -39,7 +39,12 @@ def put_tag(home: Lake, tag: str, version: int) -> None:
 
 def is_version(home: Lake, number: int) -> bool:
     """Whether a version is there: the manifest comes with the directory, by one rename."""
-    return (home / str(number) / manifest.FILE).exists()
+    try:
+        return (home / str(number) / manifest.FILE).exists()
+    except StoreError as error:
+        if error.kind == EXISTS:  # a file bears the number
+            return False
+        raise
 
 
 def drop_tag(home: Lake, tag: str) -> bool:

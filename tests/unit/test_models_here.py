@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import json
 import os
 import time
@@ -15,6 +16,7 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores import restoring, sweeping, tags
 from hopsgpu.stores.digests import DIGEST, Facts
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.local import Local
 from hopsgpu.stores.models import ModelStore, ModelVersion
 
 
@@ -70,6 +72,67 @@ def test_a_directory_with_a_longer_number_is_passed_over(
     assert store.get("net").version == 1
     assert store.publish(model, "net").version == 2
     assert [version.version for version in store.versions("net")] == [1, 2]
+
+
+def test_a_file_with_a_number_is_no_version(store: ModelStore, root: Path, model: Path) -> None:
+    store.publish(model, "net")
+    (root / "net" / "7").write_text("notes")
+    assert store.list() == ("net",)
+    assert [version.version for version in store.versions("net")] == [1]
+    assert store.get("net").version == 1
+    for number in (7, 9):
+        with pytest.raises(StoreError, match=f"no version {number} of 'net'.*; versions: 1;"):
+            store.get("net", number)
+    assert store.publish(model, "net").version == 8
+
+
+def refuse_looks_below(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
+    """Has a directory be one that others may not read; root, who tests, may read all."""
+
+    def refused(call: Callable[[Local, str], object]) -> Callable[[Local, str], object]:
+        def look(self: Local, path: str) -> object:
+            if directory in (Path(path), *Path(path).parents) and path != str(directory):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            if path == str(directory) and call is entries:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return call(self, path)
+
+        return look
+
+    entries = Local.entries
+    for name in ("stat", "entries", "read"):
+        monkeypatch.setattr(Local, name, refused(getattr(Local, name)))
+
+
+def test_a_version_that_may_not_be_read_hides_no_other(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.publish(model, "net", tags=["prod"])
+    second = store.publish(model, "net")
+    refuse_looks_below(monkeypatch, root / "net" / "2")
+    assert store.list() == ("net",)
+    assert [version.version for version in store.versions("net")] == [1, 2]
+    assert store.get("net", 1) == store.get("net", "prod")
+    for version in ("latest", 2):
+        with pytest.raises(StoreError, match=r"net/2/.*ask its owner") as told:
+            store.get("net", version)
+        assert told.value.kind == "permission"
+    with pytest.raises(StoreError, match="version 2 of .*/net is the latest and may not be read"):
+        store.get("net")
+    with pytest.raises(StoreError, match="net/2/manifest.json") as told:
+        second.verify()
+    assert told.value.kind == "permission"
+    with pytest.raises(StoreError, match="no version 9 of 'net'.*; versions: 1, 2; tags: prod"):
+        store.get("net", 9)
+
+
+def test_a_model_that_may_not_be_read_is_passed_over(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("net", "other"):
+        store.publish(model, name)
+    refuse_looks_below(monkeypatch, root / "net")
+    assert store.list() == ("other",)
 
 
 def before_reading(
