@@ -8,8 +8,8 @@ import json
 import os
 import re
 import shutil
+import time
 import unicodedata
-import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,6 +24,7 @@ from hopsgpu.stores.manifest import Manifest
 from hopsgpu.stores.names import local_path
 from hopsgpu.stores.transfer import check_files, download_files
 from hopsgpu.stores.troubles import EXISTS, PERMISSION, explain
+from hopsgpu.stores.walking import draft_name, drafts_in
 
 # Beside the versions; those that serve models pass over what is no number.
 STAGING = "_staging"
@@ -33,6 +34,8 @@ TAGS = "_tags"
 PROBE = "_probe-"
 # As TensorFlow Serving and Triton read it: none begins with a zero, or is too long for an int64.
 DIGITS = 18
+# A download that goes on has written something since.
+_DRAFT_SECONDS = 24 * 3600.0
 _NUMBER = re.compile(rf"[1-9][0-9]{{0,{DIGITS - 1}}}")
 
 
@@ -86,7 +89,9 @@ class ModelVersion:
         """Copies the version's files into a local directory, which is made.
 
         They get their names when all have come and agree with the manifest: of a download that
-        fails no file is left, and what was there before is there still.
+        fails no file is left, and what was there before is there still. One that is killed leaves
+        a draft, `.<id>.download`, which is never published, and which a later download into the
+        same directory removes when nothing of it was written for a day.
 
         Args:
             dst: a directory; files of other names in it stay.
@@ -97,7 +102,7 @@ class ModelVersion:
                 or there is a directory where a file is to be, or the other way round.
         """
         target = local_path(dst, "dst")
-        draft = target / f".{uuid.uuid4().hex}.download"
+        draft = target / draft_name()
         try:
             with _local_errors(target):
                 if target.exists() and not target.is_dir():
@@ -106,6 +111,7 @@ class ModelVersion:
                     )
                 files = self.files
                 draft.mkdir(mode=0o700, parents=True)
+                _remove_old_drafts(target)
                 _refuse_ways_out(target, files)
                 _refuse_in_the_way(target, files)
                 download_files(files, Lake(self.url), draft)
@@ -142,6 +148,21 @@ class ModelVersion:
                 f"{self.url} has no file {path!r}: {', '.join(there[:10])}{more}", kind="absent"
             )
         return (Lake(self.url) / path).reader()
+
+
+def _remove_old_drafts(target: Path) -> None:
+    """Removes what killed downloads left; by age, as a directory may be shared between machines.
+
+    What cannot be looked at or removed is another user's, or has gone meanwhile.
+    """
+    drafts: list[Path] = []
+    with contextlib.suppress(OSError):
+        drafts = drafts_in(target)
+    for draft in drafts:
+        with contextlib.suppress(OSError):
+            newest = max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
+            if time.time() - newest > _DRAFT_SECONDS:
+                shutil.rmtree(draft, ignore_errors=True)
 
 
 def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:

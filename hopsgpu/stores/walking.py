@@ -4,15 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.stores.names import path_below
 
+_DRAFT = re.compile(r"\.[0-9a-f]{32}\.download")
+
+
+def draft_name() -> str:
+    """A new name of a directory, beside files that come, for what has come of them so far."""
+    return f".{uuid.uuid4().hex}.download"
+
+
+def drafts_in(directory: Path) -> list[Path]:
+    """Such directories: of downloads that go on, and of those that were killed.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    return [path for path in directory.iterdir() if _DRAFT.fullmatch(path.name) and path.is_dir()]
+
 
 def files_below(directory: Path) -> dict[str, Path]:
     """Files below a directory, by their names relative to it, sorted; links are followed.
+
+    What is a draft of a download (`draft_name`) is left out: it is hopsgpu's own.
 
     Args:
         directory: one that is there.
@@ -29,6 +49,8 @@ def files_below(directory: Path) -> dict[str, Path]:
         for path in _entries(place):
             with _told(path):
                 is_directory, is_file = path.is_dir(), path.is_file()
+            if is_directory and _DRAFT.fullmatch(path.name):
+                continue
             if is_directory:
                 real = path.resolve()
                 if any(one.is_relative_to(real) for one in above):

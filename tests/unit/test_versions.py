@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -123,3 +127,45 @@ def test_what_is_no_file_any_more_is_damage(
         with pytest.raises(StoreError, match="net/1/sub/x is damaged: no file") as told:
             read()
         assert told.value.kind == "damaged"
+
+
+# Downloads, and is killed when the first file has come.
+_KILLED = """
+import os, signal, sys
+from hopsgpu.stores import versions
+from hopsgpu.stores.models import ModelStore
+
+def dying(*arguments):
+    come(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+come, versions.download_files = versions.download_files, dying
+ModelStore(sys.argv[1]).get("net").download(sys.argv[2])
+"""
+
+
+def test_what_a_killed_download_leaves_is_not_published_and_goes(
+    version: ModelVersion, target: Path, tmp_path: Path
+) -> None:
+    root = f"file://{tmp_path}/lake"
+    command = [sys.executable, "-c", _KILLED, root, str(target)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (draft,) = target.glob(".*.download")
+    assert (draft / "sub" / "x").read_text() == "new sub/x"
+    # It may be that of a download that goes on.
+    version.download(target)
+    assert (draft / "b").exists()
+    (target / ".mine.download").write_text("the user's own")
+    again = ModelStore(root).publish(target, "again")
+    assert sorted(again.files) == [".mine.download", "b", "sub/x", "é.txt"]
+    (target / f".{'0' * 32}.download").mkdir()
+    hours = time.time() - 25 * 3600
+    for path in (draft / "sub", *draft.rglob("*"), draft):
+        os.utime(path, (hours, hours))
+    os.utime(draft / "sub" / "x")
+    version.download(target)
+    assert (draft / "b").exists()
+    os.utime(draft / "sub" / "x", (hours, hours))
+    version.download(target)
+    left = {path.name for path in target.glob(".*.download")}
+    assert left == {f".{'0' * 32}.download", ".mine.download"}
