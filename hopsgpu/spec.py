@@ -46,6 +46,8 @@ RESERVED_VARIABLES = frozenset(
         "WORLD_SIZE",
     }
 )
+# File names have 255: a time and an id make a run of a name, and what is written first has more.
+_MOST_BYTES = 200
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -54,13 +56,18 @@ def check_name(value: object, what: str) -> str:
     """A name that is safe as one component of a path, Unicode-normalised (NFC).
 
     Raises:
-        ConfigError: not a string, empty, over 100 characters, or with other characters than
-            letters, digits and `_ . + = -` (the first a letter, a digit or `_`).
+        ConfigError: not a string, empty, over 100 characters or 200 bytes of UTF-8, or with other
+            characters than letters, digits and `_ . + = -` (the first a letter, a digit or `_`).
     """
     if isinstance(value, str):
         name = unicodedata.normalize("NFC", value)
         if _NAME.fullmatch(name) and len(name) <= 100:
-            return name
+            if (size := len(name.encode())) <= _MOST_BYTES:
+                return name
+            raise ConfigError(
+                f"{what}={value!r}: it takes {size} bytes in UTF-8, and a name may take"
+                f" {_MOST_BYTES} at most: give a shorter one"
+            )
     raise ConfigError(
         f"{what}={value!r}: a name of at most 100 letters, digits and '_.+=-' is wanted, "
         "that begins with a letter, a digit or '_'"

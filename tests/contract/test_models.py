@@ -269,6 +269,12 @@ def test_tags_move_and_lead_to_versions(lake: Lake, store: ModelStore, model: Pa
     assert {name for name in names if not name.isdigit()} == {"_claims", "_staging", "_tags"}
 
 
+def test_the_longest_tags_are_set(store: ModelStore, model: Path) -> None:
+    longest = ("漢" * 66, "ü" * 100)
+    store.publish(model, "net", tags=longest)
+    assert store.tags("net") == dict.fromkeys(longest, 1)
+
+
 def test_a_deleted_version_is_gone_and_its_number_too(
     lake: Lake, store: ModelStore, model: Path
 ) -> None:
@@ -329,6 +335,8 @@ def test_what_is_refused_leaves_nothing(
         store.publish(model, "net", signature={"inputs": object()})
     with pytest.raises(ConfigError, match="tag='latest'"):
         store.publish(model, "net", tags=["latest"])
+    with pytest.raises(ConfigError, match="tag='漢+': it takes 300 bytes in UTF-8, .* 200 at most"):
+        store.publish(model, "net", tags=["漢" * 100])
     (model / "manifest.json").write_text("{}")
     with pytest.raises(StoreError, match="hopsgpu's own name"):
         store.publish(model, "net")

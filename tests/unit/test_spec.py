@@ -56,6 +56,18 @@ def test_names(name: object) -> None:
         GangSpec(name)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("name", ["漢" * 67, "ü" * 99 + "漢", "𠀀" * 51], ids=["3", "2", "4"])
+def test_names_are_bounded_in_bytes(name: str) -> None:
+    said = f"name='{name[0]}.*: it takes {len(name.encode())} bytes in UTF-8, .* 200 at most"
+    with pytest.raises(ConfigError, match=said):
+        GangSpec(name)
+
+
+def test_the_longest_names() -> None:
+    for name in ("x" * 100, "ü" * 100, "漢" * 66, "𠀀" * 50):
+        assert GangSpec(name).name == name
+
+
 def test_names_are_normalised() -> None:
     assert GangSpec("re\u0301sume\u0301").name == "r\u00e9sum\u00e9"
 
