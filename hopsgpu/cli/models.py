@@ -12,7 +12,7 @@ import click
 from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import Layout, Row, headers, show
 from hopsgpu.cli.words import size
-from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.stores.root import below
 from hopsgpu.units import counted
 
@@ -174,12 +174,21 @@ def untag(name: str, tag: str, as_json: bool) -> None:
 def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
     """Remove a version for good; its number is never used again."""
     store = _store()
-    found = store.get(name, version)
+    try:
+        number = store.get(name, version).version
+    except StoreError as error:
+        # One without its manifest is refused to readers, and may be deleted.
+        if error.kind != "damaged" or not version.isdigit():
+            raise
+        number = int(version)
     if not yes:
-        raise ConfigError(f"{found.url} would be gone for good: say --yes if that is meant")
-    store.delete(name, found.version)
-    told = {"name": name, "removed": found.version}
-    _done(told, f"version {found.version} of {name} is removed", as_json)
+        raise ConfigError(
+            f"{below(_url(), f'{name}/{number}')} would be gone for good: say --yes if that is"
+            " meant"
+        )
+    store.delete(name, number)
+    told = {"name": name, "removed": number}
+    _done(told, f"version {number} of {name} is removed", as_json)
 
 
 @models.command()

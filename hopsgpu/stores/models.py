@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import uuid
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,8 +14,16 @@ from hopsgpu.stores import publication, tags
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import LATEST, About, tag_name
 from hopsgpu.stores.names import is_model_name, local_path, model_name
-from hopsgpu.stores.troubles import EXISTS, PERMISSION
-from hopsgpu.stores.versions import CLAIMS, DIGITS, STAGING, ModelVersion, numbers
+from hopsgpu.stores.troubles import EXISTS, PERMISSION, UNREACHABLE
+from hopsgpu.stores.versions import (
+    CLAIMS,
+    DIGITS,
+    STAGING,
+    ModelVersion,
+    lacks_manifest,
+    numbers,
+    without_manifest,
+)
 
 __all__ = ["ModelStore", "ModelVersion"]
 
@@ -131,11 +140,14 @@ class ModelStore:
 
         Raises:
             ConfigError: no name, or nothing that can be a version.
-            StoreError: there is no such model or version; the error says what there is.
+            StoreError: there is no such model or version; the error says what there is. Or its
+                manifest is missing (kind "damaged").
         """
         home = self._home(name)
         number = self._number(home, version)
-        if number is None:
+        if not tags.is_version(home, number):
+            if _is_damaged(home, number):
+                raise without_manifest(home / str(number))
             raise self._unknown(home, version)
         return self._version(home, number)
 
@@ -180,7 +192,9 @@ class ModelStore:
             StoreError: there is no such version, a tag leads to it, or the lake refused.
         """
         home = self._home(name)
-        number = self.get(name, version).version
+        number = self._number(home, version)
+        if not tags.is_version(home, number) and not _is_damaged(home, number):
+            raise self._unknown(home, version)
         _refuse_tagged(home, number)
         # One that was not published by hopsgpu has none yet.
         (home / CLAIMS).make()
@@ -193,10 +207,13 @@ class ModelStore:
     def _version(self, home: Lake, number: int) -> ModelVersion:
         return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
 
-    def _number(self, home: Lake, version: int | str) -> int | None:
-        """The number that is meant, where there is such a version."""
-        if version == LATEST:
-            return self._latest(home)
+    def _number(self, home: Lake, version: int | str) -> int:
+        """The number that is meant, whether or not there is such a version.
+
+        Raises:
+            ConfigError: nothing that can be a version.
+            StoreError: there is no such tag, or no version at all.
+        """
         if isinstance(version, bool) or not isinstance(version, (int, str)):
             raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
         if _is_too_long(version):
@@ -204,11 +221,13 @@ class ModelStore:
                 f"version: the number that was given has more than {DIGITS} digits, and no version"
                 " has: give one of those that there are"
             )
-        if isinstance(version, str) and not numbers([version]):
-            number = tags.read_tag(home, tag_name(version))
-        else:
-            number = int(version)
-        return number if number is not None and tags.is_version(home, number) else None
+        if not isinstance(version, str) or numbers([version]):
+            return int(version)
+        latest = version == LATEST
+        number = self._latest(home) if latest else tags.read_tag(home, tag_name(version))
+        if number is None:
+            raise self._unknown(home, version)
+        return number
 
     def _latest(self, home: Lake) -> int | None:
         for number in _candidates(home):
@@ -260,6 +279,11 @@ def _is_listed(home: Lake, number: int) -> bool:
         return True
 
 
+def _is_damaged(home: Lake, number: int) -> bool:
+    """Whether what was a version has lost its manifest: others make directories, but no claims."""
+    return (home / CLAIMS / str(number)).exists() and lacks_manifest(home / str(number))
+
+
 def _is_too_long(version: int | str) -> bool:
     """Whether it is a number that Python itself may refuse to read or to show."""
     if isinstance(version, str):
@@ -297,7 +321,14 @@ def _withdraw(home: Lake, number: int) -> None:
     # A new directory around it: by its own age a sweep would take it before it can come back.
     aside.make()
     kept = aside / str(number)
-    place.rename(kept)
+    try:
+        place.rename(kept)
+    except StoreError as error:
+        with contextlib.suppress(StoreError):  # the first problem is the one to tell
+            # What did not answer may have it renamed, and then a sweep removes it.
+            if error.kind != UNREACHABLE and not kept.names():
+                aside.remove()
+        raise
     try:
         _refuse_tagged(home, number)
     except StoreError as refusal:

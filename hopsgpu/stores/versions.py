@@ -23,7 +23,7 @@ from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import Manifest
 from hopsgpu.stores.names import local_path
 from hopsgpu.stores.transfer import check_files, download_files
-from hopsgpu.stores.troubles import EXISTS, PERMISSION, explain
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
 from hopsgpu.stores.walking import draft_name, drafts_in
 
 # Beside the versions; those that serve models pass over what is no number.
@@ -82,8 +82,12 @@ class ModelVersion:
 
     @functools.cached_property
     def _manifest(self) -> Manifest:
+        return self._read_manifest()
+
+    def _read_manifest(self) -> Manifest:
         file = Lake(self.url) / manifest.FILE
-        return manifest.parse(file.read(), file.url)
+        with _deletion_told(Lake(self.url)):
+            return manifest.parse(file.read(), file.url)
 
     def download(self, dst: str | Path) -> Path:
         """Copies the version's files into a local directory, which is made.
@@ -98,8 +102,9 @@ class ModelVersion:
 
         Raises:
             ConfigError: `dst` is no path, or a file.
-            StoreError: a file is missing or damaged, the lake refused, `dst` cannot be written,
-                or there is a directory where a file is to be, or the other way round.
+            StoreError: a file is missing or damaged, the version was deleted (kind "absent"), the
+                lake refused, `dst` cannot be written, or there is a directory where a file is to
+                be, or the other way round.
         """
         target = local_path(dst, "dst")
         draft = target / draft_name()
@@ -114,7 +119,8 @@ class ModelVersion:
                 _remove_old_drafts(target)
                 _refuse_ways_out(target, files)
                 _refuse_in_the_way(target, files)
-                download_files(files, Lake(self.url), draft)
+                with _deletion_told(Lake(self.url)):
+                    download_files(files, Lake(self.url), draft)
                 for directory in {PurePosixPath(path).parent for path in files}:
                     (target / directory).mkdir(parents=True, exist_ok=True)
                 for path in files:
@@ -124,12 +130,15 @@ class ModelVersion:
         return target
 
     def verify(self) -> None:
-        """Reads all files, and compares them with the manifest.
+        """Reads all files, and compares them with the manifest, which is read anew.
 
         Raises:
-            StoreError: a file is missing or damaged; it is named.
+            StoreError: a file is missing or damaged; it is named. Or the version was deleted (kind
+                "absent").
         """
-        check_files(self.files, Lake(self.url))
+        files = self._read_manifest().files
+        with _deletion_told(Lake(self.url)):
+            check_files(files, Lake(self.url))
 
     def open(self, path: str | PurePosixPath) -> BinaryIO:
         """One file of the version, for reading bytes; to be closed, as by `with`.
@@ -148,6 +157,41 @@ class ModelVersion:
                 f"{self.url} has no file {path!r}: {', '.join(there[:10])}{more}", kind="absent"
             )
         return (Lake(self.url) / path).reader()
+
+
+def lacks_manifest(version: Lake) -> bool:
+    """Whether files of a version are there, and its manifest is not."""
+    try:
+        # Of one listing: between two looks a version may come. On a local lake it comes as an empty
+        # directory first.
+        names = version.names() if version.stat().is_directory else ()
+    except StoreError as error:
+        if error.kind != ABSENT:
+            raise
+        return False
+    return bool(names) and manifest.FILE not in names
+
+
+def without_manifest(version: Lake) -> StoreError:
+    """What is said of such a version."""
+    return StoreError(
+        f"{version.url} is damaged: its manifest.json is missing; restore it, or delete the"
+        " version",
+        DAMAGED,
+    )
+
+
+@contextlib.contextmanager
+def _deletion_told(version: Lake) -> Iterator[None]:
+    """What is missing of a version that was deleted meanwhile is no damage."""
+    try:
+        yield
+    except StoreError as error:
+        if error.kind not in (ABSENT, DAMAGED) or (version / manifest.FILE).exists():
+            raise
+        if lacks_manifest(version):
+            raise without_manifest(version) from error
+        raise StoreError(f"{version.url} was deleted", ABSENT) from error
 
 
 def _remove_old_drafts(target: Path) -> None:

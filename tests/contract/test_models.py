@@ -135,15 +135,15 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
             store.get("net", version)  # type: ignore[arg-type]
 
 
-def test_directories_that_are_no_versions_are_passed_over(
-    lake: Lake, store: ModelStore, model: Path
-) -> None:
+def test_what_is_no_version_is_passed_over(lake: Lake, store: ModelStore, model: Path) -> None:
     store.publish(model, "net")
     for name in ("3", "04", "export"):
         (lake / "net" / name).make()
+    (lake / "net" / "5").write(b"notes")
     assert [version.version for version in store.versions("net")] == [1]
     assert store.get("net").version == 1
-    assert store.publish(model, "net").version == 4
+    assert store.list() == ("net",)
+    assert store.publish(model, "net").version == 6
 
 
 def test_what_others_left_among_the_models_is_passed_over(

@@ -100,6 +100,23 @@ def test_a_damaged_version_hides_no_other(
     assert "digits/1/manifest.json is damaged" in refused("models", "download", "digits", "1", "x")
 
 
+def test_a_version_without_its_manifest_can_be_deleted(
+    store: ModelStore, model: Path, tmp_path: Path
+) -> None:
+    store.publish(model, "digits", tags=["best"])
+    store.publish(model, "digits")
+    directory = tmp_path / "lake" / "models" / "digits" / "2"
+    (directory / "manifest.json").unlink()
+    for command in ("verify", "show"):
+        said = refused("models", command, "digits", "2")
+        assert "digits/2 is damaged: its manifest.json is missing" in said
+    assert f"{directory} would be gone for good" in refused("models", "delete", "digits", "2")
+    assert call("models", "delete", "digits", "2", "--yes").exit_code == 0
+    assert not directory.exists()
+    (tmp_path / "lake" / "models" / "digits" / "_tags" / "best").write_text("{")
+    assert "best is damaged: no tag" in refused("models", "delete", "digits", "best", "--yes")
+
+
 @pytest.mark.parametrize(
     "content",
     ["{", "[" * 200_000, "[]", '{"version": 1e999}', '{"version": 1.9}', '{"version": true}']

@@ -9,11 +9,12 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores import restoring, sweeping, tags
+from hopsgpu.stores import restoring, sweeping, tags, versions
 from hopsgpu.stores.digests import DIGEST, Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.local import Local
@@ -133,6 +134,98 @@ def test_a_model_that_may_not_be_read_is_passed_over(
         store.publish(model, name)
     refuse_looks_below(monkeypatch, root / "net")
     assert store.list() == ("other",)
+
+
+def test_a_version_without_its_manifest_is_damaged_and_can_be_deleted(
+    store: ModelStore, root: Path, model: Path, tmp_path: Path
+) -> None:
+    store.publish(model, "net")
+    second = store.publish(model, "net", tags=["prod"])
+    assert second.manifest["version"] == 2
+    (root / "net" / "2" / "manifest.json").unlink()
+    said = r"net/2 is damaged: its manifest\.json is missing; restore it, or delete the version"
+    unread = ModelVersion("net", 2, second.url)
+    for call in (
+        lambda: store.get("net", 2),
+        lambda: store.get("net", "prod"),
+        second.verify,
+        unread.verify,
+        lambda: unread.download(tmp_path / "copy"),
+        lambda: unread.manifest,
+    ):
+        with pytest.raises(StoreError, match=said) as told:
+            call()
+        assert told.value.kind == "damaged"
+    assert store.get("net").version == 1
+    with pytest.raises(StoreError, match="version 2 of .* is tagged 'prod'"):
+        store.delete("net", 2)
+    store.untag("net", "prod")
+    store.delete("net", 2)
+    assert not (root / "net" / "2").exists()
+    with pytest.raises(StoreError, match="no version 2 of 'net'"):
+        store.get("net", 2)
+    # What others put there is no version that was damaged: an empty directory, a file, one of a
+    # number that nobody claimed.
+    (root / "net" / "2").mkdir()
+    (root / "net" / "9").mkdir()
+    (root / "net" / "9" / "notes").touch()
+    (root / "net" / "_claims" / "8").touch()
+    (root / "net" / "8").touch()
+    for number in (2, 8, 9):
+        for call in (store.get, store.delete):
+            with pytest.raises(StoreError, match=f"no version {number} of 'net'") as told:
+                call("net", number)
+            assert told.value.kind == "absent"
+
+
+def test_a_version_that_is_deleted_while_it_is_read_is_not_damaged(
+    store: ModelStore, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = store.publish(model, "net")
+    for name in ("download_files", "check_files"):
+        read = getattr(versions, name)
+
+        def reading(*arguments: Any, read: Callable[..., None] = read) -> None:
+            store.delete("net", version.version)
+            read(*arguments)
+
+        monkeypatch.setattr(versions, name, reading)
+    with pytest.raises(StoreError, match="net/1 was deleted$") as told:
+        version.download(tmp_path / "copy")
+    assert told.value.kind == "absent" and list((tmp_path / "copy").iterdir()) == []
+    with pytest.raises(StoreError, match="net/1 was deleted$") as told:
+        version.verify()
+    assert told.value.kind == "absent"
+    version = store.publish(model, "net")
+    with pytest.raises(StoreError, match="net/2 was deleted$") as told:
+        version.verify()
+    assert told.value.kind == "absent"
+
+
+def test_a_deletion_that_is_refused_leaves_nothing(
+    store: ModelStore, root: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = store.publish(model, "net")
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self == root / "net" / "1":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return rename(self, target)
+
+    with monkeypatch.context() as refusing:
+        refusing.setattr(Path, "rename", refused)
+        with pytest.raises(StoreError, match="cannot rename .*net/1: ") as told:
+            store.delete("net", 1)
+    assert told.value.kind == "permission"
+    assert list((root / "net" / "_staging").iterdir()) == []
+    version.verify()
+    # Of two at once the other one was first.
+    before_reading(monkeypatch, {1: lambda: store.delete("net", 1)})
+    with pytest.raises(StoreError, match="cannot rename .*net/1: ") as told:
+        store.delete("net", 1)
+    assert told.value.kind == "absent"
+    assert list((root / "net" / "_staging").iterdir()) == []
 
 
 def before_reading(
