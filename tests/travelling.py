@@ -57,10 +57,11 @@ def whole_environment(directory: Path, modules: Mapping[str, str]) -> Path:
         shutil.copy(library, root / "lib")
     (root / "bin").mkdir()
     shutil.copy(base / "bin" / PYTHON, root / "bin" / PYTHON)
-    packages = root / "lib" / PYTHON / "site-packages"
-    packages.mkdir()
-    for name, source in modules.items():
-        (packages / f"{name}.py").write_text(source)
+    # Debian's Python reads the second alone.
+    for packages in (f"lib/{PYTHON}/site-packages", "lib/python3/dist-packages"):
+        (root / packages).mkdir(parents=True)
+        for name, source in modules.items():
+            (root / packages / f"{name}.py").write_text(source)
     with tarfile.open(directory / "env.tar.gz", "w:gz", compresslevel=1) as tar:
         tar.add(root, "env")
     return directory / "env.tar.gz"
