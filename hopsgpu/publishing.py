@@ -6,12 +6,12 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.gang import World
-from hopsgpu.stores import publication
+from hopsgpu.stores import publication, sweeping
 from hopsgpu.stores.digests import Facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.manifest import About, framework_of
@@ -80,7 +80,7 @@ class Publisher:
         """What each of the ranks left that left anything.
 
         Raises:
-            StoreError: an agent was lost, or a file has a name that cannot be published.
+            StoreError: an agent was lost.
             Cancelled: the run was cancelled meanwhile.
         """
         found: dict[int, Left] = {}
@@ -88,7 +88,7 @@ class Publisher:
             self._agents.send(key, "left", ranks=ranks)
         for message in self._answers("left", set(self._ranks)):
             found |= load_left(message.payload)
-        return {rank: left for rank, left in sorted(found.items()) if left.files}
+        return {rank: left for rank, left in sorted(found.items()) if left.files or left.problem}
 
     def idle(self, left: Mapping[int, Left]) -> set[int]:
         """Keys of the agents that have no part in the upload."""
@@ -104,32 +104,63 @@ class Publisher:
             about: for the manifest.
 
         Raises:
-            StoreError: the lake refused, an executor was lost, or two ranks left the same path
-                with different content; nothing is left of it on the lake, as far as it could be
-                removed.
-            Cancelled: the run was cancelled meanwhile; the same.
+            StoreError: the lake refused, an executor was lost, a rank left what cannot be
+                published, or two ranks left the same path with different content. What ranks have
+                uploaded by then may be the only copy: it stays, and the error says where.
+            Cancelled: the run was cancelled meanwhile; nothing is left of it on the lake, as far
+                as it could be removed.
         """
-        uploading = self._agents.of(left)
+        uploading = self._agents.of({rank for rank, one in left.items() if not one.problem})
+        if not uploading:
+            self._check(left)
         staging = publication.begin(models_url, self._name)
+        parts: dict[int, dict[str, Facts]] = {}
         try:
             for key, ranks in uploading.items():
                 self._busy.add(key)
                 self._agents.send(key, "publish", ranks=ranks, staging_url=staging)
-            parts: dict[int, dict[str, Facts]] = {}
             try:
                 for message in self._answers("uploaded", set(uploading)):
                     parts |= load_parts(message.payload)
             except BaseException:
                 self._stop()
                 raise
+            self._check(left)
             if any(map(framework_of, parts.values())):
                 # The files know better than the function's imports.
                 about = replace(about, framework=None)
             about = self._with_signature(about, Lake(staging), parts)
             return publication.commit(staging, parts, about)
         except BaseException as error:
-            _abandon(staging, error)
-            raise
+            whole = [rank for rank, files in sorted(parts.items()) if files]
+            if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
+                _abandon(staging, error)
+                raise
+            kept = self._kept(staging, whole)
+            if not isinstance(error, HopsGpuError):
+                error.add_note(kept)
+                raise
+            raise StoreError(f"{error}. {kept}", getattr(error, "kind", "")) from error
+
+    def _check(self, left: Mapping[int, Left]) -> None:
+        for rank, one in sorted(left.items()):
+            if one.problem:
+                raise StoreError(
+                    f"{self._name!r} is not published: rank {rank} left what cannot be:"
+                    f" {one.problem}",
+                    one.trouble,
+                )
+
+    def _kept(self, staging: str, ranks: Sequence[int]) -> str:
+        """What a person is told of parts that are no version."""
+        whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        until = time.strftime(
+            "%Y-%m-%d %H:%M UTC", time.gmtime(time.time() + sweeping.AGE_MILLISECONDS / 1000)
+        )
+        return (
+            f"What {whose} uploaded is kept in {staging}/<rank>, or all in one of these, for a day:"
+            f" copy it before {until}, after which a publish of {self._name!r} removes it"
+        )
 
     def _with_signature(
         self, about: About, staging: Lake, parts: Mapping[int, Mapping[str, Facts]]

@@ -13,7 +13,7 @@ Between hello and the end of the connection it answers:
                                                             → (their ended, publish-failed)
     tokens    keeps the payload, fresh HDFS tokens, for itself and its ranks
                                                             → kept-tokens {digest} | warning
-    left      looks at ranks' model directories             → left | publish-failed
+    left      looks at ranks' model directories             → left
     publish   uploads them                                  → uploaded | publish-failed
 
 What belongs to a run bears its id, in both directions: on a gang that serves several launches a
@@ -36,7 +36,7 @@ import threading
 from collections import defaultdict
 from pathlib import Path
 
-from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.python_env.value import Home, PythonEnv
 from hopsgpu.worker.addresses import held_ports, reach
 from hopsgpu.worker.attempt import Attempt, spec_of
@@ -277,13 +277,8 @@ class Agent:
 
     async def _left(self, message: Message) -> None:
         """Tells what the ranks have left in their model directories."""
-        tell = functools.partial(self._channel.tell, run_id=message["run_id"])
-        try:
-            left = await asyncio.to_thread(left_in, self._model_dirs(message))
-        except (HopsGpuError, OSError) as error:
-            await tell("publish-failed", reason=str(error), trouble=_trouble(error))
-            return
-        await tell("left", dump_left(left))
+        left = await asyncio.to_thread(left_in, self._model_dirs(message))
+        await self._channel.tell("left", dump_left(left), run_id=message["run_id"])
 
     async def _publish(self, message: Message, unwanted: threading.Event) -> None:
         tell = functools.partial(self._channel.tell, run_id=message["run_id"])

@@ -6,9 +6,10 @@ import json
 import threading
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
+from hopsgpu.errors import HopsGpuError
 from hopsgpu.stores import publication
 from hopsgpu.stores.digests import Facts
 
@@ -23,24 +24,27 @@ class Left:
     Attributes:
         files: how many.
         bytes: of all of them.
+        problem: why they cannot be published, or "".
+        trouble: the kind of that, as of a StoreError.
     """
 
     files: int
     bytes: int
+    problem: str = ""
+    trouble: str = ""
 
 
 def left_in(directories: Mapping[int, Path]) -> dict[int, Left]:
-    """What lies in the model directory of each rank.
+    """What lies in the model directory of each rank, or why it cannot be published."""
+    return {rank: _left(directory) for rank, directory in directories.items()}
 
-    Raises:
-        ConfigError, StoreError: what cannot be published, as `publication.files_of`.
-        OSError: a directory cannot be read.
-    """
-    found = {}
-    for rank, directory in directories.items():
+
+def _left(directory: Path) -> Left:
+    try:
         files = publication.files_of(directory) if directory.is_dir() else {}
-        found[rank] = Left(len(files), sum(path.stat().st_size for path in files.values()))
-    return found
+        return Left(len(files), sum(path.stat().st_size for path in files.values()))
+    except (HopsGpuError, OSError) as error:  # what other ranks left is kept all the same
+        return Left(0, 0, str(error), str(getattr(error, "kind", "")))
 
 
 def upload_all(
@@ -77,12 +81,12 @@ def upload_all(
 
 def dump_left(left: Mapping[int, Left]) -> bytes:
     """For the control channel: JSON (RFC 8259), read by `load_left`."""
-    return json.dumps({rank: [one.files, one.bytes] for rank, one in left.items()}).encode()
+    return json.dumps({rank: astuple(one) for rank, one in left.items()}).encode()
 
 
 def load_left(payload: bytes) -> dict[int, Left]:
     """What `dump_left` wrote."""
-    return {int(rank): Left(*numbers) for rank, numbers in json.loads(payload).items()}
+    return {int(rank): Left(*fields) for rank, fields in json.loads(payload).items()}
 
 
 def dump_parts(parts: Mapping[int, Mapping[str, Facts]]) -> bytes:

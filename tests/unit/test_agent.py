@@ -622,16 +622,20 @@ def test_an_upload_that_the_lake_refuses_is_told(gang: Gang) -> None:
     assert "models/net" in gang.wait_for("publish-failed")["reason"]
 
 
-def test_an_unfit_name_is_told_before_anything_is_uploaded(gang: Gang) -> None:
+def test_an_unfit_name_is_told_before_anything_is_uploaded_and_of_its_rank(gang: Gang) -> None:
     def train() -> None:
         import hopsgpu
 
-        (hopsgpu.context().model_dir / "w#1").write_text("weights")
+        rank = hopsgpu.context().rank
+        (hopsgpu.context().model_dir / ("w", "w:1")[rank]).write_text("weights")
 
-    gang.run(train)
-    gang.wait_for("ended")
-    gang.server.send(0, "left", ranks=[0], run_id="r")
-    assert "'w#1'" in gang.wait_for("publish-failed")["reason"]
+    gang.run(train, ranks=2)
+    for _ in range(2):
+        gang.wait_for("ended")
+    gang.server.send(0, "left", ranks=[0, 1], run_id="r")
+    left = load_left(gang.wait_for("left").payload)
+    assert left[0] == Left(1, 7)
+    assert "'w:1'" in left[1].problem
 
 
 def test_a_stop_right_behind_publish_ends_the_upload(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,14 +366,87 @@ def test_who_left_nothing_has_no_part_in_it(server: ControlServer, tmp_path: Pat
     assert agents[1].heard[-1] == "left"
 
 
-def test_a_conflict_between_ranks_leaves_no_version_and_nothing_else(
+def uploading(
+    server: ControlServer, tmp_path: Path, *contents: tuple[str, bytes]
+) -> tuple[list[Agent], Publisher]:
+    """A gang of two, each of which uploads a file when it is told to."""
+    parts = [{name: facts_of(content)} for name, content in contents]
+    _, agents, publisher = two_that_left(server, tmp_path, *parts)
+
+    async def upload(channel: Channel, rank: int) -> None:
+        uploaded(tmp_path, rank, *contents[rank])
+        await channel.send("uploaded", dump_parts({rank: parts[rank]}), run_id="run-1")
+
+    for rank in range(len(contents)):
+        agents[rank].further["publish"] = functools.partial(upload, rank=rank)
+    return agents, publisher
+
+
+def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
     server: ControlServer, tmp_path: Path
 ) -> None:
-    parts = {"w": facts_of(b"from 0")}, {"w": facts_of(b"from 1")}
-    _, _, publisher = two_that_left(server, tmp_path, *parts)
-    with pytest.raises(StoreError, match="ranks 0 and 1 left different content in 'w'"):
+    _, publisher = uploading(server, tmp_path, ("w", b"from 0"), ("w", b"from 1"))
+    with pytest.raises(StoreError, match="ranks 0 and 1 left different content in 'w'") as refused:
         publisher.publish(f"file://{tmp_path}", publisher.left(), About())
-    assert not [path for path in tmp_path.rglob("*") if path.name.isdigit()]
+    assert not [path for path in (tmp_path / "net").iterdir() if path.name.isdigit()]
+    (staging,) = (tmp_path / "net" / "_staging").iterdir()
+    assert f"What ranks 0, 1 uploaded is kept in file://{staging}/<rank>" in str(refused.value)
+    assert "UTC, after which a publish of 'net' removes it" in str(refused.value)
+    assert [(staging / str(rank) / "w").read_bytes() for rank in range(2)] == [b"from 0", b"from 1"]
+
+
+def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
+    server: ControlServer, tmp_path: Path
+) -> None:
+    agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
+    upload = agents[0].further["publish"]
+
+    async def upload_and_stand_in_the_way(channel: Channel) -> None:
+        (tmp_path / "net" / "_claims").write_text("")
+        await upload(channel)
+
+    agents[0].further["publish"] = upload_and_stand_in_the_way
+    with pytest.raises(StoreError, match=r"_claims.* What rank 0 uploaded is kept in "):
+        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+    (staging,) = (tmp_path / "net" / "_staging").iterdir()
+    assert (staging / "0" / "a").read_bytes() == b"from 0"
+
+
+def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
+    server: ControlServer, tmp_path: Path
+) -> None:
+    agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
+    agents[1].further["left"] = functools.partial(leave, left={1: Left(0, 0, "file='b:1': no")})
+    with pytest.raises(
+        StoreError, match=r"'net' is not published: rank 1 left .* file='b:1': no\. What rank 0 "
+    ):
+        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+    assert "publish" not in agents[1].heard
+    (staging,) = (tmp_path / "net" / "_staging").iterdir()
+    assert (staging / "0" / "a").read_bytes() == b"from 0"
+
+
+def test_nothing_is_uploaded_where_no_rank_left_what_can_be(
+    server: ControlServer, tmp_path: Path
+) -> None:
+    _, _, publisher = two_that_left(server, tmp_path)
+    with pytest.raises(StoreError, match="rank 1 left what cannot be: odd$"):
+        publisher.publish(f"file://{tmp_path}", {1: Left(0, 0, "odd")}, About())
+    assert not (tmp_path / "net").exists()
+
+
+def test_a_run_that_is_cancelled_while_it_publishes_leaves_nothing(
+    server: ControlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, publisher = uploading(server, tmp_path, ("a", b"from 0"))
+
+    def cancelled(*_: object) -> None:
+        raise Cancelled("not wanted any more")
+
+    left = publisher.left()
+    monkeypatch.setattr(publishing.publication, "commit", cancelled)
+    with pytest.raises(Cancelled):
+        publisher.publish(f"file://{tmp_path}", left, About())
     assert not list((tmp_path / "net" / "_staging").iterdir())
 
 
@@ -407,6 +480,10 @@ def test_an_executor_lost_in_its_upload_or_a_cancelled_run_abandons_it(
     monkeypatch.setattr(publishing, "_STOP_SECONDS", 0.3)
     parts = {"a": facts_of(b"from 0")}, {"b": facts_of(b"from 1")}
     training, agents, publisher = two_that_left(server, tmp_path, *parts)
+
+    async def wait(channel: Channel) -> None: ...
+
+    agents[0].further["publish"] = wait
     agents[1].further["publish"] = Channel.close
     with pytest.raises(StoreError, match="'net' is not published: rank 1's executor was lost"):
         publisher.publish(f"file://{tmp_path}", publisher.left(), About())
