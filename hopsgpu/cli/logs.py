@@ -8,13 +8,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hopsgpu.cli.root import lake_root, root_option
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores.runlogs import Log, LogReader, log_of, log_sizes
+from hopsgpu.stores.troubles import ODD_JSON
 
 if TYPE_CHECKING:
     from hopsgpu.stores.runs import RunRecord, RunStore
@@ -88,6 +89,8 @@ class _Shown:
         self._readers: dict[Log, LogReader] = {}
         self._outs: dict[Log, Whole | Lines] = {}
         self._hosts: Mapping[int, str] = {}
+        # Why the record could not be read when it was looked at last.
+        self._unread: StoreError | None = None
         # The attempt whose nodes they are, where others may have been elsewhere.
         self._located: int | None = None
         self._is_search = False
@@ -135,13 +138,35 @@ class _Shown:
 
         Raises:
             ConfigError: at the end there are logs, and none of those that are wanted.
+            StoreError: nothing tells whether the run goes on, and for long nothing came.
         """
+        from hopsgpu.stores.runs import LOST_SECONDS
+
         ended_at: float | None = None
+        came_at, known = time.monotonic(), True
         while True:
             record = self._look_at_record()
             sizes = self._wanted(log_sizes(self._directory))
             if self._attempt is not None or sizes:
+                before = self._shown_bytes()
                 self._show(sizes)
+                if self._shown_bytes() > before:
+                    came_at = time.monotonic()
+            if record is not None:
+                came_at, known = time.monotonic(), True
+            elif known:
+                known = False
+                click.echo(
+                    f"hopsgpu: {self._unread}; so it is not known whether the run goes on: this"
+                    f" ends once nothing has come for {LOST_SECONDS:g} s",
+                    err=True,
+                )
+            elif time.monotonic() - came_at > LOST_SECONDS:
+                self._end()
+                raise StoreError(
+                    f"{self._run_id}: nothing has come for {LOST_SECONDS:g} s, and whether the run"
+                    f" goes on is not known: {self._unread}"
+                )
             now = time.time()
             if record is not None and not record.goes_on(now):
                 ended_at = ended_at or time.monotonic()
@@ -165,19 +190,32 @@ class _Shown:
     def _look_at_record(self) -> RunRecord | None:
         try:
             record = self._store.record(self._run_id)
-        except StoreError:
+        except StoreError as error:
             # Its logs can be read all the same.
+            self._unread = error
             return None
+        self._unread = None
         self._hosts = {rank["rank"]: rank["host"] for rank in record.ranks}
         search = record.content.get("search")
         self._is_search = search is not None
         if search is not None and self._trial is not None:
-            for one in search["trials"]:
-                # Of ranks on several nodes nothing tells which was where.
-                if one["number"] == self._trial and one["host"] and "," not in one["host"]:
-                    self._hosts = dict.fromkeys(range(search["workers_per_trial"]), one["host"])
-                    self._located = one["tries"] - 1
+            try:
+                self._locate(search, self._trial)
+            except ODD_JSON as error:
+                click.echo(
+                    f"hopsgpu: {self._run_id}: its trials were written by another version of"
+                    f" hopsgpu ({error!r}): on which nodes they were is not known",
+                    err=True,
+                )
         return record
+
+    def _locate(self, search: Any, trial: int) -> None:
+        """Notes on which node a trial was."""
+        for one in search["trials"]:
+            # Of ranks on several nodes nothing tells which was where.
+            if one["number"] == trial and one["host"] and "," not in one["host"]:
+                hosts = dict.fromkeys(range(search["workers_per_trial"]), str(one["host"]))
+                self._hosts, self._located = hosts, one["tries"] - 1
 
     def _wanted(self, found: Mapping[Log, int]) -> dict[Log, int]:
         """Of logs those to be shown: of the last attempt unless another is wanted.
@@ -227,8 +265,11 @@ class _Shown:
         known = self._located is None or self._located == log.attempt
         return self._hosts.get(log.rank) if known else None
 
+    def _shown_bytes(self) -> int:
+        return sum(reader.at for reader in self._readers.values())
+
     def _has_shown(self) -> bool:
-        return any(reader.at for reader in self._readers.values())
+        return self._shown_bytes() > 0
 
     def _end(self) -> None:
         for out in self._outs.values():

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import datetime
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -105,7 +106,7 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
         StoreError: it is not one, or of a schema that this version does not know.
     """
     try:
-        told = json.loads(content)
+        told = json.loads(content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
         if told["schema"] != SCHEMA:
             raise StoreError(
                 f"{url} has schema {told['schema']!r}, and this version of hopsgpu reads {SCHEMA};"
@@ -116,12 +117,12 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
             run_id=_text(told["run_id"]),
             state=GangState(told["state"]).value,
             attempt=int(told["attempt"]),
-            updated=float(told["updated"]),
+            updated=_time(told["updated"]),
             name=_text(told["name"]),
             user=_text(told["user"]),
             error=None if told["error"] is None else _text(told["error"]),
             model=None if told["model"] is None else _text(told["model"]),
-            timeline={n: float(t) for n, t in told["timeline"].items() if t is not None},
+            timeline={n: _time(t) for n, t in told["timeline"].items() if t is not None},
             ranks=tuple(_rank(rank) for rank in told["ranks"]),
             logs={_text(name): int(size) for name, size in told["logs"].items()},
         )
@@ -143,6 +144,28 @@ def _parsed(file: Lake) -> RunRecord:
         with contextlib.suppress(StoreError):
             return parse(content, file.url)
     return parse(file.read(), file.url)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.99} is no finite number")
+    return number
+
+
+def _bounded(text: str) -> int:
+    number = int(text)
+    float(number)  # an OverflowError: no reader can reckon with it
+    return number
+
+
+def _time(told: object) -> float:
+    """Seconds since the epoch; of a text too, as float() reads it, but no NaN nor infinity."""
+    return _finite(str(float(told)))  # type: ignore[arg-type]
 
 
 def _text(value: object) -> str:

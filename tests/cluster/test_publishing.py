@@ -236,7 +236,8 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
     assert left.model is None and left.timeline.published is None
     assert left.timeline.released is not None
     assert not [name for name in (root / "models" / "net").names() if name.isdigit()]
-    assert not staging.names()
+    # The other rank may have had all of its part there.
+    assert not staging.names() or (way == "lost" and "is kept in" in str(told.value))
 
 
 # Everything is uploaded and claimed, the manifest is written, and the version is not there yet.

@@ -22,6 +22,7 @@ from hopsgpu.cli.main import main
 from hopsgpu.cli.root import default_root
 from hopsgpu.cli.words import duration, moment, size
 from hopsgpu.errors import ConfigError
+from hopsgpu.stores import runs as stored_runs
 from tests.conftest import as_in_a_terminal, gone, until
 from tests.unit.records import put_run
 
@@ -71,6 +72,20 @@ def test_runs_are_listed_the_newest_first(root: Path) -> None:
     assert [run["run_id"] for run in json.loads(call("runs", "--limit", "1", "--json").output)] == [
         NEW
     ]
+
+
+def test_a_record_with_a_time_that_is_none_hides_no_other(root: Path) -> None:
+    put_run(root, OLD, timeline={"requested": float("nan")})
+    put_run(root, NEW, gpu_seconds={"held": 10**400})
+    put_run(root, "whole-20261123-120000-cccccc")
+    result = call("runs")
+    assert result.exit_code == 0
+    states = [line.split()[1] for line in result.output.splitlines()[1:4]]
+    assert states == ["released", "unreadable", "unreadable"]
+    listed = call("runs", "--json").output
+    assert [run["state"] for run in json.loads(listed)] == states
+    assert "NaN is no JSON" in listed
+    assert "is no record of a run" in told(call("runs", "show", NEW))
 
 
 def test_a_run_is_shown(root: Path) -> None:
@@ -239,6 +254,20 @@ def test_logs_of_a_trial(root: Path) -> None:
     assert "--follow cannot go with --trial" in told(call("logs", NEW, "--trial", "7", "-f"))
 
 
+@pytest.mark.parametrize(
+    "search", [7, {}, {"trials": 7}, {"trials": [{}]}, {"trials": [{"number": 7, "host": 7}]}]
+)
+def test_logs_of_a_trial_are_shown_where_the_record_tells_of_it_in_another_way(
+    root: Path, search: object
+) -> None:
+    logs = put_run(root, NEW, search=search, ranks=[]) / "trials" / "7" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "rank-0.log").write_text("seven\n")
+    result = call("logs", NEW, "--trial", "7")
+    assert (result.exit_code, result.stdout) == (0, "[rank 0] seven\n")
+    assert "its trials were written by another version of hopsgpu" in result.stderr
+
+
 @pytest.mark.parametrize("words", [(), ("--follow",)])
 def test_logs_that_are_empty_are_told(root: Path, words: tuple[str, ...]) -> None:
     put_log(put_run(root, NEW, logs={"logs/rank-0.log": 0}), "rank-0.log", b"")
@@ -309,6 +338,21 @@ def test_following_a_lost_run_ends(root: Path) -> None:
     result = call("logs", NEW, "--follow")
     assert result.stdout == "[rank 0 node1] all that came\n"
     assert result.stderr == f"hopsgpu: {NEW}: lost; the end of its logs is not there\n"
+
+
+def test_following_what_has_no_record_that_can_be_read_ends(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(stored_runs, "LOST_SECONDS", 0.2)
+    directory = put_run(root, NEW)
+    put_log(directory, "rank-0.log", b"all that came")
+    (directory / "run.json").write_text("{")
+    result = call("logs", NEW, "--follow")
+    assert result.stdout == "[rank 0] all that came\n"
+    first, last = told(result).splitlines()
+    assert "is no record of a run" in first and "this ends once nothing has come for 0.2 s" in first
+    assert last.startswith(f"hopsgpu: {NEW}: nothing has come for 0.2 s, and whether the run goes")
 
 
 STAND_IN = """

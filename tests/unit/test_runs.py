@@ -64,6 +64,12 @@ def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
         {"executor": None},
         {"run_id": 7},
         {"error": ["boom"]},
+        {"updated": float("nan")},
+        {"updated": "inf"},
+        {"timeline": {"requested": float("nan")}},
+        {"timeline": {"requested": "nan"}},
+        {"gpu_seconds": {"held": float("inf")}},
+        {"gpu_seconds": {"held": 10**400}},
     ],
 )
 def test_what_is_no_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -76,6 +82,12 @@ def test_a_damaged_record_is_refused(content: bytes) -> None:
     with pytest.raises(StoreError, match="no record of a run") as refused:
         parse(content)
     assert refused.value.kind == "damaged"
+
+
+def test_a_number_that_is_too_large_for_a_float_is_refused(tmp_path: Path) -> None:
+    content = (put_run(tmp_path, NEW, updated=1000.0) / "run.json").read_bytes()
+    with pytest.raises(StoreError, match="1e999 is no finite number"):
+        parse(content.replace(b'"updated": 1000.0', b'"updated": 1e999'))
 
 
 def test_runs_are_found_by_a_beginning_and_the_newest_first(
