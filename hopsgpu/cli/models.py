@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,10 +106,14 @@ def show_version(name: str, version: str, as_json: bool) -> None:
     store = _store()
     found = store.get(name, version)
     manifest = found.manifest
+    tags, problem = _tags_of(store, name)
+    tagged = _leading(tags, found.version)
     if as_json:
-        click.echo(json.dumps({**manifest, "url": found.url}, indent=2))
+        # Where tags lead now: a manifest has those that it was published with.
+        click.echo(json.dumps({**manifest, "tags": tagged, "url": found.url}, indent=2))
+        if problem:
+            click.echo(f"hopsgpu: {problem}", err=True)
         return
-    tagged = sorted(tag for tag, number in store.tags(name).items() if number == found.version)
     rows: list[Row] = []
     told = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
     told["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
@@ -120,6 +125,7 @@ def show_version(name: str, version: str, as_json: bool) -> None:
     rows.append(headers("SIZE", "FILE", "DIGEST"))
     for path, facts in manifest["files"].items():
         rows.append([(size(facts["bytes"]), ""), (path, ""), (facts["digest"], "dim")])
+    rows += [[(problem, "red")]] if problem else []
     show(rows, _LAYOUT)
 
 
@@ -133,7 +139,10 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
     if len(words) > 2:
         raise click.UsageError("NAME [VERSION] DIR is wanted")
     version = words[0] if len(words) == 2 else _LATEST
-    found = _store().get(name, version)
+    store = _store()
+    found = store.get(name, version)
+    if len(words) == 1:
+        _check_directory(store, name, words[0])
     target = found.download(Path(words[-1]))
     told = {"name": found.name, "version": found.version, "directory": str(target)}
     _done(told, f"{found.name} {found.version} is in {target}", as_json)
@@ -242,6 +251,22 @@ def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
         return {}, str(error)
 
 
+def _leading(tags: dict[str, int], version: int) -> list[str]:
+    """Those of a model's tags that lead to a version."""
+    return sorted(tag for tag, number in tags.items() if number == version)
+
+
+def _check_directory(store: ModelStore, name: str, directory: str) -> None:
+    """Refuses what says which version rather than where it is to go."""
+    if directory == _LATEST or directory.isdecimal() or directory in _tags_of(store, name)[0]:
+        shown = shlex.quote(name), shlex.quote(directory)
+        raise ConfigError(
+            f"{directory!r} alone looks like a version of {name!r}, and not like a directory: with"
+            f" `hopsgpu models download {shown[0]} {shown[1]} DIR` that version is copied to DIR;"
+            f" if the latest is to go to a directory of that name, say ./{shown[1]}"
+        )
+
+
 def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
     """A version in a list."""
     try:
@@ -254,7 +279,7 @@ def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
         "time": manifest.get("time"),
         "files": len(manifest["files"]),
         "bytes": sum(facts["bytes"] for facts in manifest["files"].values()),
-        "tags": sorted(tag for tag, number in tags.items() if number == version.version),
+        "tags": _leading(tags, version.version),
         "run_id": manifest.get("run_id"),
         "metrics": manifest.get("metrics"),
     }

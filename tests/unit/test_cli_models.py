@@ -135,6 +135,12 @@ def test_a_damaged_tag_hides_no_version(
     assert (json.loads(result.stdout)[0]["version"], result.exit_code) == (1, 0)
     assert said in result.stderr
     assert json.loads(call("models", "--json").stdout)[0]["versions"] == [1]
+    result = call("models", "show", "digits")
+    assert (result.exit_code, "weights.pt" in result.output) == (0, True)
+    assert said in result.output.replace("\n", " ")
+    result = call("models", "show", "digits", "--json")
+    assert (json.loads(result.stdout)["version"], result.exit_code) == (1, 0)
+    assert said in result.stderr
     assert said in refused("models", "show", "digits", "best")
     assert said in refused("models", "delete", "digits", "1", "--yes")
     assert call("models", "tag", "digits", "1", "best").exit_code == 0
@@ -152,6 +158,22 @@ def test_a_version_is_shown(store: ModelStore, model: Path) -> None:
         **version.manifest,
         "url": version.url,
     }
+    store.tag("digits", 1, "stable")
+    store.untag("digits", "best")
+    assert json.loads(call("models", "show", "digits", "--json").output)["tags"] == ["stable"]
+
+
+@pytest.mark.parametrize("word", ["1", "9", "best", "latest"])
+def test_a_version_alone_is_not_taken_for_the_directory_of_a_download(
+    store: ModelStore, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store.publish(model, "digits", tags="best")
+    said = refused("models", "download", "digits", word)
+    assert f"`hopsgpu models download digits {word} DIR`" in said
+    assert not (tmp_path / word).exists()
+    assert call("models", "download", "digits", f"./{word}").exit_code == 0
+    assert (tmp_path / word / "weights.pt").exists()
 
 
 def test_a_version_is_downloaded_verified_and_damage_told(
