@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from hopsgpu.stores.digests import DIGEST, Facts, read_facts
 from hopsgpu.stores.lake import Lake
 from hopsgpu.stores.retention import newest_direction
 from hopsgpu.stores.transfer import download_files
-from hopsgpu.stores.troubles import DAMAGED, ODD_JSON
+from hopsgpu.stores.troubles import ABSENT, DAMAGED, ODD_JSON
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,17 @@ def latest(
         ConfigError, StoreError: as `best`.
     """
 
-    def choose() -> _Found | None:
+    def candidates() -> Iterator[_Found]:
         for place, *before in (places[number:] for number in range(len(places))):
             earlier = {rank for other in before for rank in other.ranks()}
             here = {rank for rank in earlier if world_size is None or rank < world_size}
             parts = without_torn(place.parts(), place.attempt, here)
             if place is places[0] and not begun:
                 parts = before_attempt(parts, place.attempt)
-            if steps := complete(parts, place.ranks()):
-                return _Found(place, max(steps), steps[max(steps)])
-        return None
+            for step, there in sorted(complete(parts, place.ranks()).items(), reverse=True):
+                yield _Found(place, step, there)
 
-    return _brought(choose, into, all_ranks)
+    return _brought(candidates, into, all_ranks)
 
 
 def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) -> Path | None:
@@ -95,20 +94,19 @@ def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) 
         StoreError: the lake refused, or a file is damaged.
     """
 
-    def choose() -> _Found | None:
+    def candidates() -> Iterator[_Found]:
         found = [
             (score(parts), _Found(place, step, parts))
             for place in reversed(places)
             for step, parts in sorted(complete(place.parts(), place.ranks()).items())
         ]
         scored = [(score.metric, one) for score, one in found if score.metric is not None]
-        if not scored:
-            return None
         sign = newest_direction([(score.metric, score.best) for score, _ in found])
         # Of equals the newest.
-        return max(enumerate(scored), key=lambda each: (sign * each[1][0], each[0]))[1][1]
+        order = sorted(enumerate(scored), key=lambda each: (sign * each[1][0], each[0]))
+        return iter([one for _, (_, one) in reversed(order)])
 
-    return _brought(choose, into, all_ranks)
+    return _brought(candidates, into, all_ranks)
 
 
 def without_torn(
@@ -139,8 +137,10 @@ def before_attempt(
     }
 
 
-def _brought(choose: Callable[[], _Found | None], into: Path, all_ranks: bool) -> Path | None:
-    while (found := choose()) is not None:
+def _brought(
+    candidates: Callable[[], Iterator[_Found]], into: Path, all_ranks: bool
+) -> Path | None:
+    while (found := next(candidates(), None)) is not None:
         rank = found.checkpoints.rank
         own = next((part for part in found.parts if part.rank == rank), min(found.parts))
         parts = sorted(found.parts) if all_ranks else [own]
@@ -148,12 +148,33 @@ def _brought(choose: Callable[[], _Found | None], into: Path, all_ranks: bool) -
         urls = "\n".join([str(all_ranks), *((found.home / part.name).url for part in parts)])
         local = into / f"{found.step}-{hashlib.sha256(urls.encode()).hexdigest()[:16]}"
         # What was replaced meanwhile is not there any more, but what replaced it is.
-        if local.is_dir() or _fetched(found.home, parts, local, all_ranks):
+        try:
+            there = local.is_dir() or _fetched(found.home, parts, local, all_ranks)
+        except StoreError as error:
+            if error.kind not in (DAMAGED, ABSENT):
+                raise
+            other = next((one for one in candidates() if one.home.url != found.home.url), None)
+            raise _with_advice(error, found, other) from error
+        if there:
             if all_ranks:
                 return local
             (saved,) = local.iterdir()
             return saved
     return None
+
+
+def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> StoreError:
+    """What a person is told of a checkpoint that is not whole: what to do to go on without it."""
+    then = (
+        "then there is no checkpoint to go on from"
+        if other is None
+        else f"then it is step {other.step}, in {other.home.url}, that is gone on from"
+    )
+    return StoreError(
+        f"{error}. Where nothing brings back what step {found.step} had, remove the directory"
+        f" {found.home.url}: {then}",
+        error.kind,
+    )
 
 
 def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) -> bool:

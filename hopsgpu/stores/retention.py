@@ -10,6 +10,8 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError
 
+# As of the steps of `report`; a step is a directory's name.
+_MOST = 2**63 - 1
 _SIGNS = {"min": -1.0, "max": 1.0}
 
 
@@ -34,8 +36,8 @@ def wanted(step: object, keep: object, metric: object, best: object) -> Saving:
     """What is said of a checkpoint, as a user gives it.
 
     Args:
-        step: an int of at least 0, NumPy's and torch's too.
-        keep: an int of at least 1.
+        step: an int in [0, 2**63), NumPy's and torch's too.
+        keep: an int in [1, 2**63).
         metric: a number, NumPy's and torch's too, or None; NaN and the infinities count as None,
             as they are never the best.
         best: "min" or "max".
@@ -87,8 +89,14 @@ def _whole(name: str, given: Any, least: int) -> int:
         number = operator.index(given)
     except TypeError:
         number = least - 1
-    if isinstance(given, bool) or number < least:
-        raise ConfigError(f"{name}={given!r:.99}: a whole number of at least {least} is wanted")
+    if isinstance(given, bool) or not least <= number <= _MOST:
+        try:
+            shown = f"{given!r:.99}"
+        except ValueError:  # an int of more digits than Python writes out
+            shown = "a number too long to be shown"
+        raise ConfigError(
+            f"{name}={shown}: a whole number of at least {least} and below 2**63 is wanted"
+        )
     return number
 
 

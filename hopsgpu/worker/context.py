@@ -18,6 +18,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.stores import restoring
 from hopsgpu.stores.checkpoints import Checkpoints, files_of
 from hopsgpu.stores.lake import Lake
+from hopsgpu.stores.names import local_path
 from hopsgpu.stores.retention import wanted
 from hopsgpu.worker import measures
 from hopsgpu.worker.carrying import DIRECTORY as LOGS
@@ -149,7 +150,7 @@ class Context:
         Args:
             path: of the file or directory; it stays as it is, and may be written anew. Links in it
                 are saved as what they lead to.
-            step: 0 and above.
+            step: 0 and above, below 2**63.
             keep: how many of the last steps stay on the lake.
             metric: of the checkpoint; the best one stays on the lake too, for `best_checkpoint`.
                 Where ranks give different ones, that of the lowest rank counts. NaN and the
@@ -164,11 +165,12 @@ class Context:
             OSError: the node's disk is full; nothing is saved.
         """
         saving = wanted(step, keep, metric, best)
+        given = local_path(path, "path")
         file = os.environ.get(VARIABLE)
         if file is None:
-            self._places[0].save(files_of(Path(path)), saving)
+            self._places[0].save(files_of(given), saving)
         else:
-            Saves(Path(file).parent).hand_over(Path(path), saving)
+            Saves(Path(file).parent).hand_over(given, saving)
 
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
         """A local copy of what was saved last: by this run, in an earlier attempt too, else by the

@@ -361,6 +361,28 @@ def test_a_damaged_file_is_named(lake: Lake, file: Path, tmp_path: Path) -> None
     assert [path.name for path in (tmp_path / "got").iterdir()] == [found.parent.name]
 
 
+def test_of_a_damaged_checkpoint_it_is_told_how_to_go_on_without_it(
+    lake: Lake, file: Path, tmp_path: Path
+) -> None:
+    mine = Checkpoints(lake, 0)
+    for step in (1, 2):
+        save(mine, file, step)
+    (lake / "2" / "rank-0.0.0" / "state.pt").write(b"step")
+    with pytest.raises(StoreError) as damaged:
+        latest([mine], tmp_path / "got")
+    assert damaged.value.kind == "damaged"
+    assert str(damaged.value).endswith(
+        f"remove the directory {(lake / '2').url}: then it is step 1, in {(lake / '1').url}, that"
+        " is gone on from"
+    )
+    (lake / "2").remove()
+    found = latest([mine], tmp_path / "got")
+    assert found is not None and found.read_bytes() == b"step 1"
+    (lake / "1" / "rank-0.0.0.complete").write(b"{")
+    with pytest.raises(StoreError, match="then there is no checkpoint to go on from$"):
+        latest([mine], tmp_path / "other")
+
+
 def test_ranks_that_retire_the_same_steps_do_not_mind_each_other(
     lake: Lake, tmp_path: Path
 ) -> None:

@@ -168,6 +168,23 @@ def test_outside_a_gang_it_is_there_on_return(file: Path, monkeypatch: pytest.Mo
         context.save_checkpoint(newest, 4, keep=0)
 
 
+@pytest.mark.parametrize("path", ["", None, 7])
+def test_what_is_no_path_is_refused(monkeypatch: pytest.MonkeyPatch, file: Path, path: Any) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigError, match="path=.*: the path of a local directory is wanted"):
+        hopsgpu.context().save_checkpoint(path, 1)
+
+
+@pytest.mark.parametrize("step", [-1, 2**63, 10**300, 10**5000], ids="abcd")
+def test_a_step_out_of_bounds_is_refused(
+    monkeypatch: pytest.MonkeyPatch, file: Path, step: int
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=r"step=.*: a whole number .* below 2\*\*63 is wanted"):
+        hopsgpu.context().save_checkpoint(file, step)
+
+
 def test_outside_a_gang_nobody_else_can_have_put_a_copy_there(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
