@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -23,11 +24,40 @@ class Group(click.Group):
     """A group that shows what hopsgpu raises on purpose as one message, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
+        if sys.stdout is None:  # what Python makes of one that was closed before it began
+            click.echo(
+                "hopsgpu: standard output is closed, and nothing was done: leave it open, or have"
+                " it lead to /dev/null",
+                err=True,
+            )
+            sys.exit(1)
         try:
             return super().main(args, *rest, **options)
         except HopsGpuError as e:
             click.echo(f"hopsgpu: {e}", err=True)
-            sys.exit(1)
+        except OSError as e:
+            if not _is_of_output(e):
+                raise
+            click.echo(f"hopsgpu: standard output cannot be written to: {e.strerror}", err=True)
+            _drop_output()
+        sys.exit(1)
+
+
+def _is_of_output(error: OSError) -> bool:
+    """Whether it is standard output that refuses."""
+    try:
+        sys.stdout.flush()  # what was refused is in the buffer still
+        os.write(sys.stdout.fileno(), b"")  # with PYTHONUNBUFFERED there is no buffer
+    except OSError as again:
+        return again.errno is not None and again.errno == error.errno
+    return False
+
+
+def _drop_output() -> None:
+    """Lets what is in the buffer go where nothing refuses it: Python writes it at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -485,3 +485,28 @@ def test_words() -> None:
     assert moment(1_000_000_000.0) == time.strftime(
         "%Y-%m-%d %H:%M:%S", time.localtime(1_000_000_000)
     )
+
+
+@pytest.mark.parametrize("words", [("runs",), ("logs", NEW), ("logs", NEW, "--json"), ("--help",)])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        (">&-", "standard output is closed, and nothing was done"),
+        (">/dev/full", "standard output cannot be written to: No space left on device"),
+    ],
+)
+def test_an_output_that_cannot_be_written_to_is_told_in_a_line(
+    root: Path, words: tuple[str, ...], output: str, said: str, unbuffered: str
+) -> None:
+    put_log(put_run(root, NEW), "rank-0.log", b"zero\n")
+    command = [sys.executable, "-m", "hopsgpu.cli.main", *words]
+    ended = subprocess.run(
+        ["sh", "-c", f'exec "$@" {output}', "sh", *command],
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    (line,) = ended.stderr.splitlines()
+    assert (ended.returncode, line[:10]) == (1, "hopsgpu: s") and said in line
