@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import errno
 import json
 import math
+import multiprocessing
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -230,12 +231,23 @@ def test_a_download_replaces_files_and_follows_no_way_out(
             version.download(odd)  # type: ignore[arg-type]
 
 
+def publish_together(together: threading.Barrier, url: str, model: Path) -> None:
+    """Publishes once all others can, in a process of its own."""
+    own = ModelStore(url)
+    together.wait(60)
+    own.publish(model, "net")
+
+
 def test_publishers_at_once_get_a_version_each(lake: Lake, store: ModelStore, model: Path) -> None:
-    with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        stores = [ModelStore(lake.url) for _ in range(8)]
-        published = list(pool.map(lambda own: own.publish(model, "net").version, stores))
-    assert sorted(published) == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [version.version for version in store.versions("net")] == sorted(published)
+    spawn = multiprocessing.get_context("spawn")
+    given: Any = (spawn.Barrier(8), lake.url, model)
+    publishers = [spawn.Process(target=publish_together, args=given) for _ in range(8)]
+    for publisher in publishers:
+        publisher.start()
+    for publisher in publishers:
+        publisher.join(120)
+    assert [publisher.exitcode for publisher in publishers] == [0] * 8
+    assert [version.version for version in store.versions("net")] == [1, 2, 3, 4, 5, 6, 7, 8]
     for version in store.versions("net"):
         version.verify()
         assert version.manifest["version"] == version.version
