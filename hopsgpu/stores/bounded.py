@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
+import os
 import queue
 import threading
 import time
@@ -15,6 +16,8 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _IDLE_SECONDS = 5.0
+# In which a process that ends waits for calls that are under way.
+_LAST_SECONDS = 5.0
 
 
 class Bounded(Generic[T]):
@@ -69,10 +72,12 @@ class Steps:
 
     Args:
         seconds: that a step may take.
+        calling: held while one is under way.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, calling: threading.Lock) -> None:
         self._seconds = seconds
+        self._calling = calling
         self._lock = threading.Lock()
         self._began: float | None = None
         self._given_up = False
@@ -85,7 +90,8 @@ class Steps:
         """
         self._note(time.monotonic())
         try:
-            return step()
+            with self._calling:
+                return step()
         finally:
             self._note(None)
 
@@ -126,6 +132,7 @@ class Hand:
 
     def __init__(self, name: str, may_end: Callable[[Hand], bool]) -> None:
         self._under_way = 0
+        self._calling = threading.Lock()
         self._may_end = may_end
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
@@ -151,8 +158,19 @@ class Hand:
 
     def begin(self, work: Callable[[], Any]) -> None:
         """Begins it, after what was begun before; `end_of` tells of each, in that order."""
+        self._begin(functools.partial(self._call, work))
+
+    def _begin(self, work: Callable[[], Any]) -> None:
         self._under_way += 1
         self._asked.put(work)
+
+    def _call(self, work: Callable[[], T]) -> T:
+        with self._calling:
+            return work()
+
+    def rest(self, seconds: float) -> None:
+        """Waits for the call that is under way, at most so long; there is none after it."""
+        self._calling.acquire(timeout=max(seconds, 0.0))
 
     def end_of(self, seconds: float) -> Any:
         """As `do`, of what was begun."""
@@ -176,9 +194,9 @@ class Hand:
         Raises:
             TimeoutError: a step takes longer, and goes on; the work does not.
         """
-        steps = Steps(seconds)
+        steps = Steps(seconds, self._calling)
         try:
-            self.begin(functools.partial(work, steps))
+            self._begin(functools.partial(work, steps))
             while True:
                 try:
                     return self.end_of(max(steps.left, 0.0))  # type: ignore[no-any-return]
@@ -218,24 +236,35 @@ class Hands:
 
     A thread costs more than a small file: to start, and since its memory is new to the system. They
     end when they had nothing to do for some seconds, or nobody has the `Hands` any more.
+
+    A process that ends waits for their calls, some seconds at most: Python ends daemons by
+    unwinding their stacks as they come back to it, and what is not written in C, hdfs-native say,
+    aborts the process then. Daemons that want a hand after that wait for the end.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._free: collections.deque[Hand] = collections.deque()
+        self._lent: set[Hand] = set()
+        self._over = threading.Event()
         weakref.finalize(self, _end, self._free).atexit = False
+        weakref.finalize(self, _rest, self._lent, self._over, os.getpid())
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Hand]:
         """A hand that nobody else has meanwhile."""
+        if self._over.is_set() and threading.current_thread().daemon:
+            threading.Event().wait()
         try:
             hand = self._free.pop()
         except IndexError:
             hand = Hand(self._name, functools.partial(_withdrawn, self._free))
+        self._lent.add(hand)
         try:
             yield hand
         finally:
-            if hand.free:
+            self._lent.discard(hand)
+            if hand.free and not self._over.is_set():
                 self._free.append(hand)
             else:
                 hand.end()
@@ -253,3 +282,14 @@ def _withdrawn(hands: collections.deque[Hand], hand: Hand) -> bool:
 def _end(hands: collections.deque[Hand]) -> None:
     for hand in hands:
         hand.end()
+
+
+def _rest(lent: set[Hand], over: threading.Event, process: int) -> None:
+    if os.getpid() != process:  # of threads none came along
+        return
+    over.set()
+    until, rested = time.monotonic() + _LAST_SECONDS, set[Hand]()
+    while hands := lent.difference(rested):
+        for hand in hands:
+            hand.rest(until - time.monotonic())
+        rested |= hands

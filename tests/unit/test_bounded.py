@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import subprocess
+import sys
+import textwrap
 import threading
 import weakref
 from collections.abc import Callable
@@ -117,3 +120,46 @@ def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
     with hands.one() as other:
         assert other is not hand
         assert other.do(lambda: 2, 30) == 2
+
+
+ENDING = """
+    import atexit, sys, threading
+    from hopsgpu.stores import bounded
+
+    bounded._LAST_SECONDS = float(sys.argv[1])
+    begun = threading.Event()
+    hands = bounded.Hands("t")
+    atexit._clear()
+    atexit.register(lambda: print("main", ask("main"), flush=True))
+    import weakref
+    atexit.register(weakref.finalize._exitfunc)
+
+    def ask(what):
+        with hands.one() as hand:
+            return hand.do(lambda: what, 30)
+
+    def call():
+        begun.set()
+        threading.Event().wait(float(sys.argv[2]))
+        print("came back", flush=True)
+
+    def daemon():
+        with hands.one() as hand:
+            hand.do(call, 30)
+        print("and asked", ask("again"), flush=True)
+
+    threading.Thread(target=daemon, daemon=True).start()
+    begun.wait(30)
+"""
+
+
+@pytest.mark.parametrize(
+    ("bound", "takes", "said"),
+    [("30", "0.5", ["came back", "main main"]), ("0.1", "60", ["main main"])],
+)
+def test_a_process_that_ends_waits_for_calls_for_a_while_and_begins_none_of_daemons(
+    bound: str, takes: str, said: list[str]
+) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ENDING), bound, takes]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, said), ran.stderr
