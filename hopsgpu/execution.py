@@ -7,7 +7,7 @@ import pickle
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
@@ -35,6 +35,7 @@ from hopsgpu.stores.models import ModelVersion
 from hopsgpu.stores.root import below
 from hopsgpu.tracking import log
 from hopsgpu.training import Trained, Training, train_on
+from hopsgpu.units import counted
 from hopsgpu.worker.holder import Warm
 from hopsgpu.worker.needs import DATA
 
@@ -59,12 +60,13 @@ def execute(
     cancelled: threading.Event,
     leasing: Leasing,
     background: Background,
-    ended_well: GangState = GangState.RELEASED,
+    *,
+    keeps: bool = False,
 ) -> GangResult:
     """Runs a plan; however it ends, the lease is over first.
 
-    Record and logs are on the lake when it returns or raises; but those of a run that ended as
-    kept come there soon after, and what goes wrong with them is told by the gang.
+    Record and logs are on the lake when it returns or raises; but those of a run that succeeded on
+    a gang that is held come there soon after, and what goes wrong with them is told by the gang.
 
     Args:
         given: the launch's arguments.
@@ -73,12 +75,11 @@ def execute(
         cancelled: set when it is no longer wanted.
         leasing: gives the gang.
         background: brings record and logs to the lake.
-        ended_well: the state of a run that returned.
+        keeps: whether the gang is held for other launches.
 
     Raises:
         HopsGpuError: what ended the run, with `error.result`.
     """
-    keeps = ended_well is GangState.KEPT
     execution = Execution(given, plan, board, cancelled, leasing, background, keeps=keeps)
     try:
         execution.run()
@@ -93,11 +94,11 @@ def execute(
             error.result = execution.result_of_failure(isinstance(error, StoreError))
         board.state(ended)
         raise
-    execution.end(ended_well, None)
-    if ended_well is not GangState.KEPT:
+    execution.end(GangState.SUCCEEDED, None)
+    if not keeps:
         background.flush(_KEEP_SECONDS)
         result = replace(result, warnings=(*result.warnings, *background.problems()))
-    board.state(ended_well)
+    board.state(GangState.SUCCEEDED)
     return result
 
 
@@ -130,6 +131,23 @@ def request_of(
         # What an environment brings is known in the rank alone.
         needs=DATA if data and python_env is None else (),
     )
+
+
+class _Told:
+    """Tells a run's board how its ranks fare."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def entered(self, ranks: int, of: int, at: float) -> None:
+        if ranks < of:
+            self._board.state(GangState.STARTING, why=f"{ranks} of {counted(of, 'rank')} run")
+            return
+        self._board.mark("started", at)
+        self._board.state(GangState.RUNNING)
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        self._board.metrics(metrics)
 
 
 class Execution:
@@ -218,11 +236,10 @@ class Execution:
             lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
         )
         with train_on(
-            lease, world, self._call(), self._given.progress, self._board.metrics, self._cancelled
+            lease, world, self._call(), self._given.progress, _Told(self._board), self._cancelled
         ) as training:
             self._trained = training.trained
-            self._board.mark("started")
-            self._board.state(GangState.TRAINING)
+            self._board.state(GangState.STARTING)
             try:
                 with self._recording.following(training):
                     training.run()

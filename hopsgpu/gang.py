@@ -15,16 +15,18 @@ from hopsgpu.gpu_types import has_type
 
 
 class GangState(Enum):
-    """Where a gang stands.
+    """Where a gang stands, and the run that has it.
 
-    requested → preparing → waiting → granted → ready → training → publishing → releasing →
-    released. It prepares where it has data, which is written and looked at, or a Python
-    environment, which is made: no GPU is held meanwhile. From every state before it a gang may go
-    to releasing: that is the one way out, whatever happened. `failed` and `cancelled` are
-    `released` with a reason. An executor lost between grant and ready has the gang wait again; so
-    has a failure that is tried again. A launch on a gang that is held goes to keeping where others
-    go to releasing, and ends as kept. Where the gang is whole already, a launch or another attempt
-    begins with ready.
+    requested → preparing → waiting → granted → ready → starting → running → publishing →
+    releasing → succeeded. It prepares where it has data, which is written and looked at, or a
+    Python environment, which is made: no GPU is held meanwhile. It is starting until the function
+    runs in all ranks, whose Python imports what the function needs. From every state before it a
+    gang may go to releasing: that is the one way out, whatever happened, to succeeded, failed or
+    cancelled. An executor lost between grant and ready has the gang wait again; so has a failure
+    that is tried again. A launch on a gang that is held goes to finishing where others go to
+    releasing. Where the gang is whole already, a launch or another attempt begins with ready.
+
+    `hopsgpu.hold` itself shows a gang, which is no run: it ends as held, and later as released.
     """
 
     REQUESTED = "requested"
@@ -32,14 +34,16 @@ class GangState(Enum):
     WAITING = "waiting"
     GRANTED = "granted"
     READY = "ready"
-    TRAINING = "training"
+    STARTING = "starting"
+    RUNNING = "running"
     PUBLISHING = "publishing"
     RELEASING = "releasing"
-    RELEASED = "released"
-    KEEPING = "keeping"
-    KEPT = "kept"
+    FINISHING = "finishing"
+    SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    HELD = "held"
+    RELEASED = "released"
 
     @property
     def is_terminal(self) -> bool:
@@ -62,13 +66,30 @@ _NEXT = {
     },
     GangState.WAITING: {GangState.GRANTED, GangState.READY},
     GangState.GRANTED: {GangState.READY, GangState.WAITING},
-    GangState.READY: {GangState.TRAINING},
-    GangState.TRAINING: {GangState.PUBLISHING, GangState.WAITING, GangState.READY},
+    GangState.READY: {GangState.STARTING},
+    # Of ranks that end soon none may be seen running.
+    GangState.STARTING: {
+        GangState.RUNNING,
+        GangState.PUBLISHING,
+        GangState.WAITING,
+        GangState.READY,
+    },
+    GangState.RUNNING: {GangState.PUBLISHING, GangState.WAITING, GangState.READY},
     GangState.PUBLISHING: set[GangState](),
-    GangState.RELEASING: {GangState.RELEASED, GangState.FAILED, GangState.CANCELLED},
-    GangState.KEEPING: {GangState.KEPT, GangState.FAILED, GangState.CANCELLED},
+    GangState.RELEASING: {
+        GangState.SUCCEEDED,
+        GangState.FAILED,
+        GangState.CANCELLED,
+        GangState.RELEASED,
+    },
+    GangState.FINISHING: {
+        GangState.SUCCEEDED,
+        GangState.FAILED,
+        GangState.CANCELLED,
+        GangState.HELD,
+    },
 }
-_WAYS_OUT = (GangState.RELEASING, GangState.KEEPING)
+_WAYS_OUT = (GangState.RELEASING, GangState.FINISHING)
 
 
 def may_follow(state: GangState, following: GangState) -> bool:

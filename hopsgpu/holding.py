@@ -126,7 +126,7 @@ class Keeper:
             yield lambda avoid: self._whole(replace(request, avoid=avoid))
         finally:
             if self._owner is not None:
-                request.watcher.state(GangState.KEEPING, ())
+                request.watcher.state(GangState.FINISHING, ())
 
     @contextlib.contextmanager
     def borrowed_later(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
@@ -235,8 +235,8 @@ class Keeper:
             self._let_go(request)
             request.watcher.state(GangState.RELEASED, ())
         else:
-            request.watcher.state(GangState.KEEPING, ())
-            request.watcher.state(GangState.KEPT, ())
+            request.watcher.state(GangState.FINISHING, ())
+            request.watcher.state(GangState.HELD, ())
 
 
 class Gang:
@@ -271,7 +271,7 @@ class Gang:
             except BaseException as error:
                 board.state(state_of_failure(error))
                 raise
-            board.state(GangState.KEPT)
+            board.state(GangState.HELD)
             return board.result()
 
         self._keeper.start()
@@ -342,7 +342,7 @@ class Gang:
                 cancelled,
                 leasing,
                 self._background,
-                GangState.KEPT,
+                keeps=True,
             )
             result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():

@@ -33,7 +33,7 @@ _MOST_METRICS = 1000
 # Values of all metrics together, some seconds' worth of requests; its charts show fewer points.
 _MOST_VALUES = 50_000
 _UNFIT = re.compile(r"[^\w\-. /:]", re.ASCII)
-_STATUS = {"released": "FINISHED", "kept": "FINISHED", "cancelled": "KILLED"}
+_STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED"}
 # Of an experiment or a model that is there; of a server that has no models.
 _THERE = "RESOURCE_ALREADY_EXISTS"
 _NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "FEATURE_DISABLED", "NOT_IMPLEMENTED")

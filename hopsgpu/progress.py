@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
 from hopsgpu.displays import Display, Off, PlainLines, Shield, display_of
+from hopsgpu.gang import GangState
 from hopsgpu.results import RunStatus
 from hopsgpu.trials import SearchStatus, Writer
 from hopsgpu.units import counted
@@ -26,7 +27,7 @@ __all__ = [
 _REPEAT_SECONDS = 10.0
 _MOST_TOLD = 6
 # States in which much changes that nobody must see at once.
-_SELDOM = ("preparing", "training")
+_SELDOM = ("preparing", "starting", "running")
 
 # Of a run: who writes lines is the number of a rank.
 Progress = Display[RunStatus, int]
@@ -112,8 +113,13 @@ def describe(status: RunStatus) -> str:
     if status.state in ("granted", "ready"):
         hosts = ", ".join(status.granted_hosts)
         return f"{status.state}: {counted(status.wanted, 'executor')} on {hosts}{again}"
-    if status.state == "training":
-        return f"training{again}{_measured(status)}"
+    if status.state == "starting":
+        return f"starting ranks{again}{f': {why}' if (why := status.waiting_for) else ''}"
+    if status.state == "running":
+        return f"running{again}{_measured(status)}"
+    lasted = ", ".join(f"{word} {took:.1f} s" for word, took in status.timeline.phases())
+    if GangState(status.state).is_terminal and lasted:
+        return f"{status.state}: {lasted}"
     return status.state
 
 

@@ -60,7 +60,7 @@ class Standing:
 
 
 def content(standing: Standing, environment: Mapping[str, Any]) -> bytes:
-    """The record as JSON (RFC 8259), schema 1; metrics as `measures.for_json` gives them.
+    """The record as JSON (RFC 8259), schema 2; metrics as `measures.for_json` gives them.
 
     Args:
         standing: of the run.

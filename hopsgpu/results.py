@@ -21,28 +21,67 @@ class Timeline:
 
     Attributes:
         requested: the run began.
+        prepared: its data were written, and its Python environment was there; of a run that has
+            either.
+        retried: the last attempt began; of a run that was tried again.
         granted: the gang was whole.
-        started: the ranks were started.
+        started: the function ran in all ranks.
         returned: the last rank had ended.
         published: the model was on the lake.
         released: the ResourceManager showed the GPUs gone.
     """
 
     requested: float | None = None
+    prepared: float | None = None
+    retried: float | None = None
     granted: float | None = None
     started: float | None = None
     returned: float | None = None
     published: float | None = None
     released: float | None = None
 
+    def phases(self) -> tuple[tuple[str, float], ...]:
+        """What was done one after the other, and the seconds that each of it took.
+
+        In words: "prepared", "waited", "started" (the ranks, until the function ran in all of
+        them), "trained", "published", "released", and before them "failed" for earlier attempts.
+        A run that ended early has no more than what it came to.
+        """
+        if self.requested is None:
+            return ()
+        done, last, due = [], self.requested, 0
+        if self.retried is not None:
+            done.append(("failed", self.retried - last))
+            last = self.retried
+        for number, (point, word) in enumerate(_PHASES):
+            at = getattr(self, point)
+            # Prepared is what the first attempt was.
+            if at is None or (point == "prepared" and self.retried is not None):
+                continue
+            if point not in _OPTIONAL:
+                # What it was at when it ended, where points between were not passed.
+                word = next(w for p, w in _PHASES[due : number + 1] if p not in _OPTIONAL)
+            done.append((word, max(at - last, 0.0)))
+            last, due = at, number + 1
+        return tuple(done)
+
     def __str__(self) -> str:
-        """The points passed, in seconds after the request."""
-        first = self.requested
-        if first is None:
-            return "Timeline()"
-        passed = [(f.name, getattr(self, f.name)) for f in fields(self)]
-        shown = (f"{name} {when - first:.1f} s" for name, when in passed if when is not None)
+        """The seconds of each phase."""
+        shown = (f"{word} {seconds:.1f} s" for word, seconds in self.phases())
         return f"Timeline({', '.join(shown)})"
+
+
+# What comes to its end at each point.
+_PHASES = (
+    ("prepared", "prepared"),
+    ("granted", "waited"),
+    ("started", "started"),
+    ("returned", "trained"),
+    ("published", "published"),
+    ("released", "released"),
+)
+# Which not all runs pass.
+_OPTIONAL = ("prepared", "published")
 
 
 @dataclass(frozen=True)
@@ -51,7 +90,7 @@ class GpuSeconds:
 
     Attributes:
         held: from each executor's arrival at the driver to its release, times its GPUs.
-        training: from start to return, of all attempts.
+        training: while the function ran in all ranks, until the last had ended; of all attempts.
         publishing: from return to the model on the lake, of the executors that had a part in it.
         idle: held minus the others.
     """
@@ -78,8 +117,9 @@ class RankReport:
         pid: of the rank's process on its node.
         exit_code: 0 and above; None where a signal ended it or it never ended.
         signal: name of the signal that ended it.
-        peak_memory: bytes, the larger of one process's largest resident set and the most that was
-            seen of all the rank's processes together, shared pages counted once.
+        peak_memory: bytes of the host's memory (a GPU's is among the metrics): the larger of one
+            process's largest resident set and the most that was seen of all the rank's processes
+            together, shared pages counted once.
         gpu_utilisation: mean share in [0, 1]; None where it was not measured.
         stopped: True where hopsgpu ended it before it had returned.
     """
@@ -148,7 +188,10 @@ class RunStatus:
 
     Attributes:
         run_id: names the run.
-        state: a GangState's value: "requested", "waiting", ... "released", "failed", "cancelled".
+        state: "requested", "preparing", "waiting", "granted", "ready", "starting" until the
+            function runs in all ranks, "running", "publishing", "releasing" ("finishing" on a gang
+            that is held); at the end "succeeded", "failed" or "cancelled". Of `hopsgpu.hold` itself
+            at the end "held", and later "released".
         attempt: counts from 0.
         granted: executors there.
         wanted: executors the gang needs.
@@ -157,6 +200,7 @@ class RunStatus:
         elapsed: seconds since it was submitted.
         ranks: reports of the ranks that have ended.
         metrics: last reported ones, per rank.
+        timeline: when each point was passed so far.
     """
 
     run_id: str
@@ -169,3 +213,4 @@ class RunStatus:
     elapsed: float
     ranks: tuple[RankReport, ...] = ()
     metrics: tuple[Mapping[str, float], ...] = ()
+    timeline: Timeline = Timeline()

@@ -51,6 +51,8 @@ class Board:
                     raise HopsGpuError(f"a run cannot go from {self._state} to {state}")
                 if self._state is GangState.PUBLISHING:
                     self._uploaded = time.time()
+                if self._state is GangState.PREPARING:
+                    self._mark("prepared", time.time())
                 self._state = state
             self._why = why
             if state in _WITH_HOSTS:
@@ -60,10 +62,13 @@ class Board:
                 self._took = time.monotonic() - self._began
         self._progress.status(self.status())
 
-    def mark(self, point: str) -> None:
-        """Notes that a point of the timeline was passed now."""
+    def mark(self, point: str, at: float | None = None) -> None:
+        """Notes that a point of the timeline was passed, now or at these seconds of the epoch."""
         with self._lock:
-            self._timeline = dataclasses.replace(self._timeline, **{point: time.time()})
+            self._mark(point, time.time() if at is None else at)
+
+    def _mark(self, point: str, at: float) -> None:
+        self._timeline = dataclasses.replace(self._timeline, **{point: at})
 
     def arrived(self, times: Sequence[float]) -> None:
         """Notes when the executors came."""
@@ -99,7 +104,9 @@ class Board:
             self._attempt = number
             self._before = self._seconds(now)
             self._arrivals = (now,) * len(self._arrivals)
-            self._timeline = dataclasses.replace(self._timeline, started=None, returned=None)
+            self._timeline = dataclasses.replace(
+                self._timeline, retried=now, granted=None, started=None, returned=None
+            )
             self._ranks, self._metrics = (), ()
 
     def status(self) -> RunStatus:
@@ -116,6 +123,7 @@ class Board:
                 elapsed=self._took or time.monotonic() - self._began,
                 ranks=self._ranks,
                 metrics=self._metrics,
+                timeline=self._timeline,
             )
 
     def result(self) -> GangResult:

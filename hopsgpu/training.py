@@ -6,9 +6,9 @@ import contextlib
 import pickle
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from hopsgpu.background import Background, Work
 from hopsgpu.call import Call
@@ -62,6 +62,22 @@ class Trained:
     warnings: list[str] = field(default_factory=list)
 
 
+class Told(Protocol):
+    """Who is told how the ranks fare."""
+
+    def entered(self, ranks: int, of: int, at: float) -> None:
+        """The user's function runs in so many of the ranks, in the last of them since then.
+
+        Args:
+            ranks: parameter servers among them.
+            of: how many there are.
+            at: seconds since the epoch.
+        """
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        """The ranks' last metrics, by rank."""
+
+
 class Training:
     """Drives the agents through one attempt; use `train_on`.
 
@@ -76,7 +92,7 @@ class Training:
         world: World,
         call: Call,
         outputs: Outputs,
-        told: Callable[[Sequence[Mapping[str, float]]], None],
+        told: Told,
         cancelled: threading.Event,
     ) -> None:
         self._lease = lease
@@ -86,6 +102,8 @@ class Training:
         self._told = told
         self._cancelled = cancelled
         self._pids: dict[int, int] = {}
+        # When the function of each began to run.
+        self._entered: dict[int, float] = {}
         self._ends = Ends(world, call.log_url)
         self._connected = {container.key for container in lease.containers}
         self._quiet_since: float | None = None
@@ -273,15 +291,15 @@ class Training:
         message = event.message
         if message is None:
             self._lose(event)
-        elif message.kind == "started":
-            self._pids[message["rank"]] = message["pid"]
+        elif message.kind in ("started", "entered"):
+            self._begin(message)
         elif message.kind == "output":
             self._outputs.take(message["rank"], message.payload)
         elif message.kind == "record":
             self._outputs.take_record(message["rank"], message.payload)
         elif message.kind == "reports":
             self._outputs.take_reports(message["rank"], message.payload)
-            self._told(self._outputs.metrics())
+            self._told.metrics(self._outputs.metrics())
         elif message.kind == "warning":
             self._warn(message["text"])
         elif message.kind == "kept-tokens":
@@ -290,6 +308,15 @@ class Training:
             self._failed_at = time.monotonic() + (_ALIKE_SECONDS if message["raised"] else 0.0)
         elif message.kind == "ended":
             self._end(message)
+
+    def _begin(self, message: Message) -> None:
+        rank = int(message["rank"])
+        if message.kind == "started":
+            self._pids[rank] = message["pid"]
+            return
+        self._entered[rank] = float(message["time"]) + self._place(rank).container.clock
+        last = max(self._entered.values())
+        self._told.entered(len(self._entered), len(self._world.processes), last)
 
     def _warn(self, text: str) -> None:
         if text not in self.trained.warnings:
@@ -356,7 +383,7 @@ def train_on(
     world: World,
     call: Call,
     show: Progress,
-    told: Callable[[Sequence[Mapping[str, float]]], None],
+    told: Told,
     cancelled: threading.Event,
 ) -> Iterator[Training]:
     """What drives one attempt; what is kept of its output is removed, or handed over, at the end.
@@ -366,7 +393,7 @@ def train_on(
         world: its ranks.
         call: what they run.
         show: shown every line of every rank.
-        told: told the ranks' last metrics, by rank.
+        told: told how the ranks fare.
         cancelled: set when the run is no longer wanted.
 
     Raises:

@@ -109,8 +109,8 @@ class SearchStatus:
 
     Attributes:
         run_id: names the search.
-        state: a GangState's value: "requested", "preparing", "waiting" until the first trial runs,
-            "training", "releasing", "released", "failed", "cancelled".
+        state: a GangState's value: "requested", "preparing", "waiting" until the first trial is
+            started, "starting", "running", "releasing", "succeeded", "failed", "cancelled".
         elapsed: seconds since it was begun.
         wanted: trials that are to end in all.
         complete: trials that ended with a metric, those of an earlier run of the study among them.
@@ -174,8 +174,8 @@ class SearchResult:
         direction: "minimize" or "maximize".
         metric: name of what is searched for, or None.
         gpu_seconds: where the GPU time of this run went; `training` is that of trials.
-        timeline: `granted` is when the first executor was ready, `started` when the first trial
-            ran, `returned` when the last had ended.
+        timeline: `granted` is when the first executor was ready, `started` when the function of
+            the first trial ran, `returned` when the last trial had ended.
         moments: GPUs held and used over time.
         warnings: what a person should know.
     """

@@ -8,14 +8,14 @@ from dataclasses import fields
 
 from hopsgpu import html
 from hopsgpu.display.picture import how_ended
-from hopsgpu.display.words import gang, seconds
+from hopsgpu.display.words import gang, lasted, seconds, state, uuid
 from hopsgpu.html import Html
 from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
 
 _MOST_METRICS = 8
 _MOST_WARNINGS = 20
 # How it ended comes before what is cut off first where a page is narrow.
-_REPORTED = ("ended", "host", "GPU use", "peak memory", "GPUs")
+_REPORTED = ("ended", "host", "GPU use", "host memory", "GPUs")
 _GIB = 2**30
 
 
@@ -23,7 +23,7 @@ def run_card(status: RunStatus) -> str:
     """A run as it stands."""
     reported = status.metrics[0] if status.metrics else {}
     pairs: dict[str, object] = {
-        "state": html.bold(status.state),
+        "state": html.bold(state(status.state)),
         "for": seconds(status.elapsed),
         "gang": gang(status),
         "waiting for": status.waiting_for,
@@ -37,7 +37,7 @@ def result_card(result: GangResult) -> str:
     """A run's result, each rank with its value."""
     pairs: dict[str, object] = {
         "model": "" if result.model is None else result.model.url,
-        "seconds": timeline(result.timeline),
+        "time": timeline(result.timeline),
         "GPU seconds": gpu_seconds(result.gpu_seconds),
     }
     return html.box(
@@ -67,7 +67,7 @@ def _report(report: RankReport | None) -> list[object]:
         report.host,
         "" if busy is None else f"{busy:.0%}",
         "" if peak is None else f"{peak / _GIB:.2f} GiB",
-        "\n".join(report.gpus),
+        "\n".join(map(uuid, report.gpus)),
     ]
 
 
@@ -86,12 +86,8 @@ def warned(warnings: Sequence[str]) -> Iterable[Html]:
 
 
 def timeline(passed: Timeline) -> str:
-    """The points passed, in seconds after the request."""
-    first = passed.requested
-    if first is None:
-        return ""
-    points = ((f.name, getattr(passed, f.name)) for f in fields(passed))
-    return " · ".join(f"{name} {at - first:.1f}" for name, at in points if at is not None)
+    """How long it took for each phase."""
+    return " · ".join(lasted(passed))
 
 
 def gpu_seconds(spent: GpuSeconds) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from hopsgpu import html
 from hopsgpu.display import words
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
-from hopsgpu.display.picture import Log, Picture, Row
+from hopsgpu.display.picture import SHOWN_RANKS, Log, Picture, Row
 from hopsgpu.displays import Status
 from hopsgpu.html import Html
 
@@ -20,7 +20,10 @@ _PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:t
 _LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
 # Of a long name the end is left out, of its value nothing.
 _NAMED = "display:flex;gap:6px;white-space:nowrap"
-_MARKS = {"released": "✔", "kept": "✔", "failed": "✘", "cancelled": "✘"}
+_SCALE = "display:flex;justify-content:space-between;width:200px;font-size:11px;opacity:.7"
+_MARKS = dict.fromkeys(("succeeded", "held", "released"), "✔") | {"failed": "✘", "cancelled": "✘"}
+# Of a larger gang the first have a row, and the others a bar.
+_ALL_RANKS = 16
 # Seen on light and on dark paper.
 _COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "▶": "#3b82f6"}
 
@@ -68,10 +71,12 @@ class Cell(Generic[P]):
 
 def summary(picture: Picture) -> str:
     """A picture in a line, where no HTML is shown."""
-    said = [words.phase(picture), words.gang(picture.status), picture.status.waiting_for]
+    status = picture.status
+    below = words.lasted(status.timeline) if picture.has_ended else [status.waiting_for]
+    said = [words.phase(picture), words.gang(status), ", ".join(below)]
     said += [f"{plot.name} {words.measured(plot)}" for plot in picture.plots]
     parts = "; ".join(part for part in said if part)
-    return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {parts}"
+    return f"hopsgpu {status.run_id} {picture.elapsed:.1f} s: {parts}"
 
 
 def page(picture: Picture, key: str) -> Html:
@@ -92,24 +97,25 @@ def page(picture: Picture, key: str) -> Html:
 def _head(picture: Picture) -> Html:
     status = picture.status
     about = [words.seconds(picture.elapsed), words.gang(status)]
-    return heading(status, words.phase(picture), about, status.waiting_for)
+    below = " · ".join(words.lasted(status.timeline)) if picture.has_ended else status.waiting_for
+    return heading(status, words.phase(picture), about, below)
 
 
-def heading(status: Status, phase: str, about: Iterable[str], why: str = "") -> Html:
+def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
     """The first lines of what is live.
 
     Args:
         status: of it.
         phase: its state in words.
         about: what more there is to say; "" where there is nothing.
-        why: it waits.
+        below: the next line: why it waits, or how long it took for what.
     """
     mark = _MARKS.get(status.state, "▶")
     sign = html.element("span", mark, style=f"color:{_COLOURS[mark]}")
     kind = Html(sign + html.escaped(f" {status.run_id}"))
     told = " · ".join(part for part in about if part)
     line = html.title(kind, phase, f"· {told}" if told else "")
-    return Html(line + html.element("div", why)) if why else line
+    return Html(line + html.element("div", below)) if below else line
 
 
 def _plots(picture: Picture) -> Html:
@@ -118,29 +124,40 @@ def _plots(picture: Picture) -> Html:
     cells = []
     for plot in picture.plots:
         said = words.measured(plot)
-        image = html.image(lines_image(plot.traces, 200, 36), 200, 36, f"{plot.name} {said}")
+        drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
+        image = html.image(drawn, 200, 36, f"{plot.name} {said}")
         of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
-        cells.append(plotted(plot.name, f"{plot.value:.4g}", image, of_all))
+        cells.append(plotted(plot.name, f"{plot.value:.4g}", image, words.scale(plot), of_all))
     return html.element("div", *cells)
 
 
-def plotted(name: str, value: str, image: Html, below: str) -> Html:
-    """A small plot with its name and the last value above it, and a line below."""
+def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: str) -> Html:
+    """A small plot with its name and the last value above it.
+
+    Args:
+        name: of what is drawn.
+        value: the last one.
+        image: the plot.
+        scale: what its left and right ends are.
+        below: one line more.
+    """
     named = html.element("span", name, style=_LINE)
     above = html.element("div", named, " ", html.bold(value), style=_NAMED)
     # A line of its own even where it is empty: what is below would jump.
     under = html.element("div", below or Html("&nbsp;"), style=f"{_LINE};opacity:.7")
-    return html.element("div", above, image, under, style=_PLOT)
+    ends = html.element("div", *(html.element("span", end) for end in scale), style=_SCALE)
+    return html.element("div", above, image, ends, under, style=_PLOT)
 
 
 def _ranks(picture: Picture) -> Html:
     # Of ranks that have said nothing yet there would be a table of empty cells.
-    if not any(row.host or row.ended or row.step is not None or row.gpu for row in picture.rows):
+    if not words.says_something(picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
-    headers = ["rank", "host", "step", *(["GPU", "memory", ""] if has_gpus else []), ""]
-    rows = [_rank(row, has_gpus) for row in picture.rows]
-    more = words.others(picture)
+    headers = ["rank", "host", "step", *(["GPU", "GPU memory", ""] if has_gpus else []), ""]
+    most = SHOWN_RANKS if picture.ranks > _ALL_RANKS else _ALL_RANKS
+    rows = [_rank(row, has_gpus) for row in picture.rows[:most]]
+    more = words.others(picture, len(rows))
     strip = Html("")
     if more and picture.utilisations:
         strip = html.image(bars_image(picture.utilisations, 400, 28), 400, 28, more)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 
-from hopsgpu.display.picture import Point
+from hopsgpu.display.picture import Bounds, Point
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-~=+*#"
@@ -15,50 +16,71 @@ _FAINT = "#94a3b8"
 _WRITTEN = "#7c8799"
 
 
-Bounds = tuple[float, float]
 # Of shares, whose height is to be compared.
 SHARES = (0.0, 1.0)
 
 
 def sparkline(
-    points: Sequence[Point], width: int, levels: str = BLOCKS, bounds: Bounds | None = None
+    points: Sequence[Point],
+    width: int,
+    levels: str = BLOCKS,
+    bounds: Bounds | None = None,
+    span: Bounds | None = None,
 ) -> str:
-    """Values over time in at most so many characters; "" without any.
+    """Values over time or steps in at most so many characters; "" without any.
 
     Args:
-        points: the values.
+        points: the values, in order.
         width: the most characters.
         levels: a character for each height.
         bounds: the lowest and the highest value, by default those that are there.
+        span: the first and the last time or step, by default those that are there.
     """
     if not points:
         return ""
-    first, last = points[0][0], points[-1][0]
+    first, last = span or (points[0][0], points[-1][0])
     cells: dict[int, list[float]] = {}
-    for when, value in points:
-        at = int((when - first) / ((last - first) or 1.0) * width)
-        cells.setdefault(min(at, width - 1), []).append(value)
-    means = [sum(values) / len(values) for values in cells.values()]
-    least, most = bounds or (min(means), max(means))
-    top = len(levels) - 1
-    return "".join(levels[round((m - least) / ((most - least) or 1.0) * top)] for m in means)
+    for at, value in points:
+        cell = int((at - first) / ((last - first) or 1.0) * width)
+        cells.setdefault(min(cell, width - 1), []).append(value)
+    means = {cell: sum(values) / len(values) for cell, values in cells.items()}
+    least, most = bounds or (min(means.values()), max(means.values()))
+    drawn = [" "] * (max(means) + 1)
+    for cell, mean in _between(means):
+        high = (mean - least) / ((most - least) or 1.0)
+        drawn[cell] = levels[round(high * (len(levels) - 1))]
+    return "".join(drawn)
+
+
+def _between(means: Mapping[int, float]) -> Iterator[tuple[int, float]]:
+    """Values by place in order, and on the straight line between two of them."""
+    places = sorted(means)
+    for one, next_ in itertools.pairwise(places):
+        rise = (means[next_] - means[one]) / (next_ - one)
+        yield from ((place, means[one] + rise * (place - one)) for place in range(one, next_))
+    yield places[-1], means[places[-1]]
 
 
 def lines_image(
-    traces: Sequence[Sequence[Point]], width: int, height: int, bounds: Bounds | None = None
+    traces: Sequence[Sequence[Point]],
+    width: int,
+    height: int,
+    bounds: Bounds | None = None,
+    span: Bounds | None = None,
 ) -> str:
-    """Values over time, the first trace before the others, as the address of an image.
+    """Values over time or steps, the first trace before the others, as the address of an image.
 
     Args:
         traces: the values of each.
         width: pixels.
         height: pixels.
         bounds: the lowest and the highest value, by default those that are there.
+        span: the first and the last time or step, by default those that are there.
     """
     drawn = [trace for trace in traces if trace]
     if not drawn:
         return _address("", width, height)
-    first, last = min(t[0][0] for t in drawn), max(t[-1][0] for t in drawn)
+    first, last = span or (min(t[0][0] for t in drawn), max(t[-1][0] for t in drawn))
     least, most = bounds or _range(drawn)
     shapes = []
     for number, trace in reversed(list(enumerate(drawn))):

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from hopsgpu.gang import GangState
 from hopsgpu.results import RankReport, RunStatus
 
-# Of a large gang so many ranks have a row, plots and logs of their own.
+# Of a large gang so many ranks have plots and logs of their own.
 SHOWN_RANKS = 12
+# And so many a row, of which a screen shows what fits.
+TOLD_RANKS = 64
 _METRICS = 6
 _POINTS = 240
 _GAP_SECONDS = 0.1
@@ -26,6 +28,7 @@ _STEP = "step"
 RETURNED = "returned"
 
 Point = tuple[float, float]
+Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Row:
         host: "" where it is not known yet.
         step: of its last report, or None.
         gpu: its GPUs, or None.
-        trace: their utilisation, by seconds since the start.
+        trace: their utilisation, by seconds since the start; of the first ranks.
         ended: how it ended, in words, or "".
     """
 
@@ -73,7 +76,8 @@ class Plot:
         value: the first rank's that has it.
         least: over all ranks.
         most: over all ranks.
-        traces: its values by seconds since the start, of the first ranks.
+        traces: its values by step, of the first ranks.
+        steps: the first and the last of all plots.
     """
 
     name: str
@@ -81,6 +85,7 @@ class Plot:
     least: float
     most: float
     traces: tuple[tuple[Point, ...], ...]
+    steps: Bounds
 
 
 @dataclass(frozen=True)
@@ -131,21 +136,32 @@ class Picture:
 
 
 class Trace:
-    """Values over time, thinned out evenly where they become many."""
+    """Values over time or steps, thinned out evenly where they become many.
 
-    def __init__(self) -> None:
+    Args:
+        gap: between points, the least at first.
+    """
+
+    def __init__(self, gap: float = 0.0) -> None:
         self.points: list[Point] = []
-        self._gap = _GAP_SECONDS
+        self._gap = gap
 
-    def add(self, when: float, value: float) -> None:
-        """Takes a value in, unless the last one is too near."""
-        if not math.isfinite(value) or (self.points and when - self.points[-1][0] < self._gap):
+    def add(self, at: float, value: float) -> None:
+        """Takes a value in, unless the last one is too near.
+
+        Of a training that goes back, to a checkpoint say, what was behind that point is dropped.
+        """
+        if not math.isfinite(value):
             return
-        self.points.append((when, value))
+        while self.points and self.points[-1][0] >= at:
+            del self.points[-1]
+        if self.points and at - self.points[-1][0] < self._gap:
+            return
+        self.points.append((at, value))
         if len(self.points) >= _POINTS:
             del self.points[1::2]
             # A little less than the points have now, for clocks are not even.
-            self._gap = 0.99 * (when - self.points[0][0]) / len(self.points)
+            self._gap = 0.99 * (at - self.points[0][0]) / len(self.points)
 
 
 class Tail:
@@ -237,7 +253,7 @@ class Scene:
             return Picture(
                 status=status,
                 elapsed=status.elapsed + over,
-                ranks=max(len(status.metrics), len(status.ranks)),
+                ranks=_ranks_of(status),
                 rows=tuple(self._rows()),
                 plots=tuple(self._plots()),
                 utilisations=_binned(_utilisations(status.metrics)),
@@ -254,23 +270,30 @@ class Scene:
                 if name not in attempt.metrics and not _is_ours(name):
                     attempt.metrics.append(name)
             for name in attempt.metrics:
-                if name in reported:
-                    self._trace(name, rank).add(status.elapsed, reported[name])
+                if name in reported and _STEP in reported:
+                    self._trace(name, rank, 0.0).add(reported[_STEP], reported[name])
             gpu = gpu_of(reported)
             if gpu is not None and gpu.utilisation is not None:
-                self._trace(_OF_GPUS, rank).add(status.elapsed, gpu.utilisation)
+                self._trace(_OF_GPUS, rank, _GAP_SECONDS).add(status.elapsed, gpu.utilisation)
 
-    def _trace(self, name: str, rank: int) -> Trace:
-        return self._attempt.traces.setdefault((name, rank), Trace())
+    def _trace(self, name: str, rank: int, gap: float) -> Trace:
+        return self._attempt.traces.setdefault((name, rank), Trace(gap))
 
     def _points(self, name: str, rank: int) -> tuple[Point, ...]:
         trace = self._attempt.traces.get((name, rank))
         return tuple(trace.points) if trace is not None else ()
 
+    def _values(self, name: str, rank: int) -> tuple[Point, ...]:
+        """A metric by step, up to the last one."""
+        points, reported = self._points(name, rank), self._status.metrics[rank]
+        step, value = reported.get(_STEP, 0.0), reported.get(name, math.nan)
+        # Of points that are too near the last is not among those that are kept.
+        return (*points, (step, value)) if points and step > points[-1][0] else points
+
     def _rows(self) -> Iterable[Row]:
         status = self._status
-        reports = {report.rank: report for report in status.ranks if report.rank < SHOWN_RANKS}
-        for rank in range(min(max(len(status.metrics), *reports, 0), SHOWN_RANKS)):
+        reports = {report.rank: report for report in status.ranks if report.rank < TOLD_RANKS}
+        for rank in range(min(_ranks_of(status), TOLD_RANKS)):
             reported = status.metrics[rank] if rank < len(status.metrics) else {}
             report, tail = reports.get(rank), self._tails.get(rank)
             yield Row(
@@ -284,12 +307,23 @@ class Scene:
 
     def _plots(self) -> Iterable[Plot]:
         shown = range(min(len(self._status.metrics), SHOWN_RANKS))
-        for name in self._attempt.metrics:
+        traces = {
+            name: tuple(self._values(name, rank) for rank in shown)
+            for name in self._attempt.metrics
+        }
+        steps = [at for of_all in traces.values() for trace in of_all for at, _ in trace]
+        # The same of all plots, so that one can be held against the other.
+        bounds = (min(steps), max(steps)) if steps else (0.0, 0.0)
+        for name, drawn in traces.items():
             values = [reported[name] for reported in self._status.metrics if name in reported]
             if values:
                 finite = [value for value in values if math.isfinite(value)] or values[:1]
-                traces = tuple(self._points(name, rank) for rank in shown)
-                yield Plot(name, values[0], min(finite), max(finite), traces)
+                yield Plot(name, values[0], min(finite), max(finite), drawn, bounds)
+
+
+def _ranks_of(status: RunStatus) -> int:
+    """How many ranks are known of."""
+    return max(len(status.metrics), *(report.rank + 1 for report in status.ranks), 0)
 
 
 def how_ended(report: RankReport) -> str:

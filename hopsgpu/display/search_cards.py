@@ -33,7 +33,7 @@ def summary(result: SearchResult) -> Sequence[Html]:
         "of trial": "" if best is None else best.number,
         "parameters": "" if best is None else say.shortened(best.params, 300),
         "trials": say.ends(len(result.trials), result.states),
-        "seconds": timeline(result.timeline),
+        "time": timeline(result.timeline),
         "GPU seconds": gpu_seconds(result.gpu_seconds) if result.gpu_seconds.held else "",
     }
     return [

@@ -34,7 +34,7 @@ def page(picture: SearchPicture, key: str) -> Html:
     counts = say.ends(status.wanted, say.states_of(status))
     about = [words.seconds(picture.elapsed), counts, say.held_gpus(status)]
     return html.box(
-        heading(status, status.state, about, status.waiting_for),
+        heading(status, words.state(status.state), about, status.waiting_for),
         _best(picture),
         _plots(picture),
         _running(picture),
@@ -59,7 +59,8 @@ def _plots(picture: SearchPicture) -> Html:
         image = html.image(lines_image([picture.curve], _WIDTH, _HEIGHT), _WIDTH, _HEIGHT, name)
         first, last = picture.curve[0][1], picture.curve[-1][1]
         below = "" if first == last else f"from {first:.4g}"
-        plots.append(plotted(name, f"{last:.4g}", image, below))
+        scale = (f"trial {picture.curve[0][0]:,g}", f"{status.ended:,}")
+        plots.append(plotted(name, f"{last:.4g}", image, scale, below))
     if picture.held:
         what = say.unit(status)
         bounds = (0.0, max(value for _, value in picture.held) or 1.0)
@@ -69,7 +70,8 @@ def _plots(picture: SearchPicture) -> Html:
             *(_WIDTH, _HEIGHT, f"{what} in use, and held"),
         )
         now = picture.status.moments[-1]
-        plots.append(plotted(f"{what} in use", f"{now.running:g}", image, f"of {now.held:g} held"))
+        scale, held = ("0 s", words.seconds(picture.held[-1][0])), f"of {now.held:g} held"
+        plots.append(plotted(f"{what} in use", f"{now.running:g}", image, scale, held))
     return html.element("div", *plots) if plots else Html("")
 
 

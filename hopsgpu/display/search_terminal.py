@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from hopsgpu.display import search_words as say
 from hopsgpu.display import words
 from hopsgpu.display.charts import sparkline
+from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
-from hopsgpu.display.terminal import head, levels_of, shown_in, tail
+from hopsgpu.display.terminal import head, levels_of, packed, plot_width, shown_in, tail
+from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-_PLOT_WIDTH = 40
 # Trials that run have at most this part of the lines.
 _SHARE = 3
 _MOST_ENDED = 4
@@ -33,13 +34,12 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     status = picture.status
     shown, levels = shown_in(width, encoding), levels_of(encoding)
     counts = say.ends(status.wanted, say.states_of(status))
-    parts = [status.state, words.seconds(picture.elapsed), counts, say.held_gpus(status)]
-    lines = [head(status, parts, shown)]
-    if status.waiting_for:
-        lines.append(shown(f"  {status.waiting_for}"))
+    took, gpus = words.seconds(picture.elapsed), say.held_gpus(status)
+    lines = [head(status, [words.state(status.state), took, counts, gpus], shown)]
+    lines += packed(status.waiting_for.split("; "), "; ", shown, width)
     if status.best is not None:
         lines.append(shown(f"  {say.best_of(status)}: {say.shortened(status.best.params, 200)}"))
-    lines += [shown(text) for text in _plots(picture, levels)]
+    lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
     lines += [shown(text) for text in _running(picture, most)]
     for trial in picture.ended[: min(most, _MOST_ENDED)]:
@@ -48,21 +48,25 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     return lines[: max(height, 1)]
 
 
-def _plots(picture: SearchPicture, levels: str) -> Iterable[str]:
-    in_use = f"{say.unit(picture.status)} in use"
-
-    def row(name: str, drawn: str, told: str) -> str:
-        return f"  {name.ljust(len(in_use))}  {drawn.ljust(_PLOT_WIDTH)}  {told}"
-
+def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
+    drawn: list[tuple[str, Sequence[Point], Bounds | None, str]] = []
     if len(picture.curve) > 1:
         first, last = picture.curve[0][1], picture.curve[-1][1]
-        drawn = sparkline(picture.curve, _PLOT_WIDTH, levels)
-        yield row("best value", drawn, f"{first:.4g} to {last:.4g}")
+        after = counted(picture.status.ended, "trial")
+        said = f"{first:.4g} to {last:.4g} after {after}"
+        drawn.append(("best value", picture.curve, None, said))
     if len(picture.held) > 1:
         bounds = (0.0, max(value for _, value in picture.held) or 1.0)
-        drawn = sparkline(picture.used, _PLOT_WIDTH, levels, bounds)
-        now = picture.status.moments[-1]
-        yield row(in_use, drawn, f"{now.running:g} of {now.held:g} held")
+        now, after = picture.status.moments[-1], words.seconds(picture.held[-1][0])
+        said = f"{now.running:g} of {now.held:g} held after {after}"
+        drawn.append((f"{say.unit(picture.status)} in use", picture.used, bounds, said))
+    if not drawn:
+        return
+    names = [name for name, *_ in drawn]
+    wide = plot_width(width, names, [said for *_, said in drawn])
+    for name, points, bounds, said in drawn:
+        shown = sparkline(points, wide, levels, bounds).ljust(wide)
+        yield f"  {name.ljust(max(map(len, names)))}  {shown}  {said}"
 
 
 def _running(picture: SearchPicture, most: int) -> Iterable[str]:

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hopsgpu.display.words import seconds
+from hopsgpu.display.words import seconds, state, uuid
 from hopsgpu.gang import GangState
 from hopsgpu.html import plain
 from hopsgpu.trials import (
@@ -28,8 +28,6 @@ _LONGEST = 80
 _LONGEST_VALUE = 24
 _LONGEST_ERROR = 200
 _MOST_PARAMS = 12
-# Of a UUID as much as tells it from others.
-_UUID = 12
 _MOST_GPUS = 2
 _TRACEBACK = "Traceback (most recent call last)"
 _LOG = "whole log: "
@@ -56,7 +54,7 @@ def gpus(uuids: str) -> str:
     listed = uuids.split(",") if uuids else []
     if len(listed) > _MOST_GPUS:
         return f"{len(listed)} GPUs"
-    return ", ".join(uuid[:_UUID] for uuid in listed)
+    return ", ".join(map(uuid, listed))
 
 
 def why(trial: TrialReport) -> str:
@@ -143,13 +141,14 @@ def summary(status: SearchStatus) -> str:
     counts = ends(status.wanted, states_of(status))
     if GangState(status.state).is_terminal or status.state == "releasing":
         parts = [f"{status.state}: {counts}", best_of(status)]
-    elif status.state == "training":
+    elif status.state == "running":
         running = f"{len(status.running)} running on {held(status)}"
         parts = [counts, running, best_of(status), status.waiting_for]
     else:
         here = held(status) if status.most and status.state == "waiting" else ""
         before = counts if status.ended else ""
-        parts = [f"{status.state}: {here or before}", before if here else "", status.waiting_for]
+        begin = f"{state(status.state)}: {here or before}"
+        parts = [begin, before if here else "", status.waiting_for]
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
 

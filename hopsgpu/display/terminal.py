@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import atexit
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hopsgpu.display import words
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
-from hopsgpu.display.picture import RETURNED, Log, Picture, Row
+from hopsgpu.display.picture import Log, Picture, Row
 from hopsgpu.display.tty import tty_of
 from hopsgpu.displays import Status
 from hopsgpu.html import plain
@@ -19,10 +20,16 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PLOT_WIDTH = 40
+_LEAST_PLOT_WIDTH = 12
+_NAME_WIDTH = 24
+_INDENT = "  "
 _TRACE_WIDTH = 12
 _MOST_LINES = 12
 _EXIT_SECONDS = 1.0
-_STYLES = {"released": "green", "kept": "green", "failed": "red", "cancelled": "red"}
+_STYLES = dict.fromkeys(("succeeded", "held", "released"), "green")
+_STYLES |= {"failed": "red", "cancelled": "red"}
+# Of the ranks' output at least so many lines are seen beside a table of many ranks.
+_LEAST_LINES = 4
 
 
 P_contra = TypeVar("P_contra", contravariant=True)
@@ -118,33 +125,60 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     shown, levels = shown_in(width, encoding), levels_of(encoding)
     parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
     lines = [head(picture.status, [words.phase(picture), *parts], shown)]
-    if picture.status.waiting_for:
-        lines.append(shown(f"  {picture.status.waiting_for}"))
-    longest = max((len(plot.name) for plot in picture.plots), default=0)
-    for plot in picture.plots:
-        drawn = sparkline(plot.traces[0] if plot.traces else (), _PLOT_WIDTH, levels)
-        name = plot.name[:24].ljust(min(longest, 24))
-        lines.append(shown(f"  {name}  {drawn.ljust(_PLOT_WIDTH)}  {words.measured(plot)}"))
-    lines += [shown(text) for text in _ranks(picture, levels)]
+    if picture.has_ended:
+        lines += packed(words.lasted(picture.status.timeline), ", ", shown, width)
+    else:
+        lines += packed(picture.status.waiting_for.split("; "), "; ", shown, width)
+    lines += [shown(text) for text in _plots(picture, levels, width)]
+    room = height - len(lines) - min(picture.recent.total, _LEAST_LINES)
+    lines += [shown(text) for text in _ranks(picture, levels, room)]
     logs = words.whole_log(picture.status.run_id)
     lines += tail(picture.recent, height - len(lines), logs, shown)
     return lines[: max(height, 1)]
 
 
+def packed(parts: Sequence[str], between: str, shown: Shown, width: int) -> list[Text]:
+    """Parts below the first line: in one line where they fit, else in two.
+
+    The first line ends with a part: one that is too long hides none of the others.
+    """
+    from rich.cells import cell_len
+
+    room, whole = width - len(_INDENT), between.join(parts)
+    if cell_len(whole) <= room:
+        texts = [whole]
+    elif len(parts) == 1:
+        first, *rest = textwrap.wrap(whole, max(room, 1))
+        texts = [first, " ".join(rest)]
+    else:
+        count = 1
+        while cell_len(between.join(parts[: count + 1])) < room:
+            count += 1
+        texts = [between.join(parts[:count]) + between.rstrip(), between.join(parts[count:])]
+    return [shown(f"{_INDENT}{text}") for text in texts if text]
+
+
 def levels_of(encoding: str) -> str:
     """The characters of a sparkline that a terminal has."""
-    return BLOCKS if encoding.lower().startswith("utf") else ASCII
+    return BLOCKS if _is_utf(encoding) else ASCII
+
+
+def _is_utf(encoding: str) -> bool:
+    return encoding.lower().startswith("utf")
 
 
 def shown_in(width: int, encoding: str) -> Shown:
     """Makes lines for a terminal; what its encoding lacks is written in ASCII."""
+    from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
+    mark = "…" if _is_utf(encoding) else "..."
+
     def shown(text: str, style: str = "") -> Text:
-        known = text.encode(encoding, "backslashreplace").decode(encoding)
-        line = Text(plain(known), style=style, no_wrap=True)
-        line.truncate(width, overflow="crop")
-        return line
+        known = plain(text).encode(encoding, "backslashreplace").decode(encoding)
+        if cell_len(known) > width:
+            known = set_cell_size(known, max(width - len(mark), 0)) + mark[: max(width, 0)]
+        return Text(known, style=style, no_wrap=True)
 
     return shown
 
@@ -168,16 +202,41 @@ def tail(recent: Log, room: int, whole: str, shown: Shown) -> Sequence[Text]:
     return lines
 
 
-def _ranks(picture: Picture, levels: str) -> Iterable[str]:
-    # Of the others is nothing that their lines do not tell.
-    told = [r for r in picture.rows if r.gpu is not None or r.ended not in ("", RETURNED)]
+def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
+    if not picture.plots:
+        return
+    names = [plot.name[:_NAME_WIDTH] for plot in picture.plots]
+    values = [words.measured(plot) for plot in picture.plots]
+    wide = plot_width(width, names, values)
+    longest = max(map(len, names))
+    for plot, name, value in zip(picture.plots, names, values, strict=True):
+        trace = plot.traces[0] if plot.traces else ()
+        drawn = sparkline(trace, wide, levels, span=plot.steps)
+        yield f"{_INDENT}{name.ljust(longest)}  {drawn.ljust(wide)}  {value}"
+    first, last = words.scale(picture.plots[0])
+    yield f"{_INDENT}{' ' * longest}  {first}{last.rjust(wide - len(first))}"
+
+
+def plot_width(width: int, names: Sequence[str], values: Sequence[str]) -> int:
+    """Characters that a plot has between its name and its values."""
+    beside = len(_INDENT) + 4 + max(map(len, names)) + max(map(len, values))
+    return min(max(width - beside, _LEAST_PLOT_WIDTH), _PLOT_WIDTH)
+
+
+def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
+    """As many ranks as fit into so many lines."""
+    # Of ranks that have said nothing yet there would be empty rows.
+    if not words.says_something(picture.rows):
+        return
+    fits = picture.ranks <= min(room, len(picture.rows))
+    told = picture.rows if fits else picture.rows[: max(room - 1, 0)]
     host = max((len(row.host) for row in told), default=0)
     for row in told:
         step = "" if row.step is None else f"step {row.step:g}"
         parts = [f"rank {row.rank:<2}", row.host.ljust(host), step.ljust(10), _gpu(row, levels)]
-        yield f"  {'  '.join([*(part for part in parts if part), row.ended])}"
-    if more := words.others(picture):
-        yield f"  {more}"
+        yield f"{_INDENT}{'  '.join([*(part for part in parts if part), row.ended])}".rstrip()
+    if more := words.others(picture, len(told)):
+        yield f"{_INDENT}{more}"
 
 
 def _gpu(row: Row, levels: str) -> str:

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from hopsgpu.display.picture import Gpu, Picture, Plot
-from hopsgpu.results import RunStatus
+from collections.abc import Sequence
+
+from hopsgpu.display.picture import Gpu, Picture, Plot, Row
+from hopsgpu.gang import GangState
+from hopsgpu.results import RunStatus, Timeline
 from hopsgpu.units import counted
 
 _GIB = 2**30
+_UUID = 12
 
 
 def phase(picture: Picture) -> str:
     """The state, and which attempt it is."""
     status = picture.status
-    return f"{status.state} (attempt {status.attempt})" if status.attempt else status.state
+    told = state(status.state)
+    return f"{told} (attempt {status.attempt})" if status.attempt else told
+
+
+def state(name: str) -> str:
+    """A state, as a person reads it."""
+    return "starting ranks" if name == GangState.STARTING.value else name
+
+
+def lasted(timeline: Timeline) -> list[str]:
+    """How long a run took for each of its phases."""
+    return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
 
 
 def gang(status: RunStatus) -> str:
@@ -42,6 +57,17 @@ def measured(plot: Plot) -> str:
     return f"{plot.value:.4g} ({plot.least:.4g} to {plot.most:.4g})"
 
 
+def scale(plot: Plot) -> tuple[str, str]:
+    """What a plot's first and last step are."""
+    first, last = plot.steps
+    return f"step {first:,g}", f"{last:,g}"
+
+
+def says_something(rows: Sequence[Row]) -> bool:
+    """Whether a table of ranks would tell more than that there are some."""
+    return any(row.host or row.ended or row.step is not None or row.gpu for row in rows)
+
+
 def use(gpu: Gpu | None) -> tuple[str, str]:
     """Utilisation and memory of a rank's GPUs."""
     if gpu is None:
@@ -53,9 +79,19 @@ def use(gpu: Gpu | None) -> tuple[str, str]:
     return busy, f"{gpu.memory_used / _GIB:.1f}{of} GiB"
 
 
-def others(picture: Picture) -> str:
-    """What is said of ranks without a row; "" without any."""
-    left = picture.ranks - len(picture.rows)
+def uuid(gpu: str) -> str:
+    """As much of a GPU's UUID as tells it from others."""
+    return gpu[:_UUID]
+
+
+def others(picture: Picture, shown: int) -> str:
+    """What is said of ranks without a row; "" without any.
+
+    Args:
+        picture: of the run.
+        shown: how many have one.
+    """
+    left = picture.ranks - shown
     if left <= 0:
         return ""
     busy = picture.utilisations

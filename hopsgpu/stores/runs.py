@@ -21,7 +21,7 @@ from hopsgpu.stores.troubles import ODD_JSON
 # In a run's directory.
 RECORD = "run.json"
 CANCEL = "cancel"
-SCHEMA = 1
+SCHEMA = 2
 # A driver writes at least every 20 s while its run goes on.
 LOST_SECONDS = 60.0
 LOST = "lost"

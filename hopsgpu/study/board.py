@@ -86,11 +86,12 @@ class SearchBoard:
                 self._took = time.monotonic() - self._began
         self.show()
 
-    def mark(self, point: str) -> None:
-        """Notes that a point of the timeline was passed now; the first time counts."""
+    def mark(self, point: str, at: float | None = None) -> None:
+        """Notes that a point of the timeline was passed, now by default; the first time counts."""
         with self._lock:
             if getattr(self._timeline, point) is None:
-                self._timeline = dataclasses.replace(self._timeline, **{point: time.time()})
+                at = time.time() if at is None else at
+                self._timeline = dataclasses.replace(self._timeline, **{point: at})
 
     def arrived(self, times: Sequence[float]) -> None:
         """Executors come one by one: `executors` tells of them."""
@@ -121,9 +122,18 @@ class SearchBoard:
             for report in reports:
                 self._count(report)
 
+    def runs(self, at: float) -> None:
+        """Notes that the function of a trial runs, since these seconds since the epoch.
+
+        In the trial's thread: it is shown with what is shown next.
+        """
+        self.mark("started", at)
+        with self._lock:
+            if self._state is GangState.STARTING:
+                self._state = GangState.RUNNING
+
     def started(self, report: TrialReport, ranks: int) -> None:
-        """Notes a trial that begins, with so many ranks."""
-        self.mark("started")
+        """Notes a trial whose ranks are started."""
         with self._lock:
             self._running[report.number] = report
             self._tally.slots(ranks, time.time())

@@ -196,10 +196,10 @@ class _Search:
                 error.result = self._result()
             self._board.state(ended)
             raise
-        self._end(recording, GangState.RELEASED, None)
+        self._end(recording, GangState.SUCCEEDED, None)
         for problem in self._background.problems():
             self._board.warn(problem)
-        self._board.state(GangState.RELEASED)
+        self._board.state(GangState.SUCCEEDED)
         return self._result()
 
     def _searched(self, recording: Recording) -> None:

@@ -214,11 +214,11 @@ class Searching:
         told = functools.partial(self._asker.started, start.trial, call.attempt + 1)
         self._later.put(told, now)
         self._board.started(running.report(), len(start.slots))
-        running.start()
         if not self._has_begun:
             self._has_begun = True
-            for state in (GangState.GRANTED, GangState.READY, GangState.TRAINING):
+            for state in (GangState.GRANTED, GangState.READY, GangState.STARTING):
                 self._board.state(state)
+        running.start()
 
     def _call(self, proposed: Proposed, start: Start) -> Call:
         plan, number = self._plan, proposed.number

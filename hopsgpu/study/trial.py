@@ -64,6 +64,20 @@ class Shown:
         self.board.line(self.number, rank, host, *texts)
 
 
+class _Told:
+    """Tells the search's board that a trial runs."""
+
+    def __init__(self, board: SearchBoard) -> None:
+        self._board = board
+
+    def entered(self, ranks: int, of: int, at: float) -> None:
+        if ranks == of:
+            self._board.runs(at)
+
+    def metrics(self, metrics: object) -> None:
+        """The last ones of each rank: a search reads each report instead."""
+
+
 class Try:
     """A trial on its slots; `start` begins it, and `over` is called at its end.
 
@@ -194,7 +208,7 @@ class Try:
                 self.world,
                 self.call,
                 Shown(self._board, self.proposed.number),
-                _nothing,
+                _Told(self._board),
                 self._stopped,
             ) as training:
                 try:
@@ -247,7 +261,3 @@ def _unpickled(pickled: bytes) -> object:
             f" ({type(error).__name__}: {error}); return numbers"
         ) from error
     return value
-
-
-def _nothing(metrics: object) -> None:
-    """The last metrics of each rank: a search reads each report instead."""

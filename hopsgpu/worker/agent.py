@@ -6,8 +6,8 @@ Between hello and the end of the connection it answers:
               a store where one is wanted; the first has the processes started from which ranks
               are forked                                    → preparing …, reserved {ports, ...}
     keep      keeps the payload, the user's modules, for each `run` that names it
-    run       starts ranks; payload: the call, shards       → started, output, record, reports,
-              warning …, failing, saving …, ended
+    run       starts ranks; payload: the call, shards       → started, entered, output, record,
+              reports, warning …, failing, saving …, ended
     prune     has the ranks of a trial know that it is to end
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
                                                             → (their ended, publish-failed)

@@ -249,6 +249,7 @@ class Attempt:
 
         async with asyncio.TaskGroup() as following:
             ending = following.create_task(_kill_when(broken, kill))
+            following.create_task(self._tell_entry(rank, ended))
             for kind, path, follower in (
                 ("output", rank.log, follow),
                 ("record", file, follow),
@@ -273,6 +274,11 @@ class Attempt:
         await bringing.finish(sign, returned=returned)
         explained = _explained(end, problems, seen.events if killed else ())
         await self._report(rank.rank, explained, seen.events)
+
+    async def _tell_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
+        """Tells that the user's function runs, before the rank's end is told."""
+        if (at := await rank.entered(ended)) is not None:
+            await self._tell("entered", rank=rank.rank, time=at)
 
     async def _warn(self, text: str) -> None:
         await self._tell("warning", text=text)

@@ -26,6 +26,8 @@ MOST_VALUE = 100 * 2**20
 # Of a process that gets no core meanwhile, the signal would overtake the stacks.
 _DUMP_SECONDS = 4.0
 _LOOK_SECONDS = 0.01
+# A look for a file takes some microseconds.
+_ENTRY_SECONDS = 0.1
 _TAIL_LINES = 20
 _TAIL_BYTES = 64 * 1024
 
@@ -138,6 +140,19 @@ class RankProcess:
         if spawning is None or not spawning.done() or spawning.cancelled():
             return None
         return None if spawning.exception() else spawning.result().pid
+
+    async def entered(self, ended: asyncio.Event) -> float | None:
+        """Waits until the function runs; since when, in seconds since the epoch.
+
+        Args:
+            ended: set once the process has; None then, where the function never ran.
+        """
+        file = self.directory / rank_module.ENTERED
+        while not file.exists() and not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENTRY_SECONDS):
+                    await ended.wait()
+        return file.stat().st_mtime if file.exists() else None
 
     async def wait(self) -> RankEnd:
         """Waits for the end of the process, and of what it left in its process group.

@@ -1,7 +1,8 @@
 """A rank: the process that runs the user's function.
 
 Forked by a fork server, or started by the keeper as `python -m hopsgpu.worker.rank DIRECTORY
-KEEPER_PID`, with the rank's environment, in the rank's own session. It leaves `outcome.json`, and
+KEEPER_PID`, with the rank's environment, in the rank's own session. Its call is `call.entered` from
+the moment at which the function runs. It leaves `outcome.json`, and
 `value.pickle` where the function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h)
 where it cannot.
 """
@@ -32,6 +33,8 @@ from hopsgpu.worker.trial import is_pruning
 
 CALL = "call.pickle"
 _TAKEN = "call.taken"
+# What the call's file is called once the function runs; it was modified then.
+ENTERED = "call.entered"
 VALUE = "value.pickle"
 OUTCOME = "outcome.json"
 _DRAFT = "outcome.draft"
@@ -86,6 +89,7 @@ def _run(directory: Path) -> int:
     try:
         share_gpu()
         function, args, kwargs = pickle.loads((directory / _TAKEN).read_bytes())
+        _enter(directory)
         value = function(*args, **kwargs)
     except SystemExit as error:
         if error.code not in (None, 0):
@@ -110,6 +114,13 @@ def _run(directory: Path) -> int:
         return 1
     _leave(directory, {"status": "returned"}, pickled)
     return 0
+
+
+def _enter(directory: Path) -> None:
+    """Notes that the function runs from now on: until then this process imports what it needs."""
+    # Neither takes room on a disk that may be full.
+    os.utime(directory / _TAKEN)
+    (directory / _TAKEN).rename(directory / ENTERED)
 
 
 def prepare_output() -> None:

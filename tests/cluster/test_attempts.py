@@ -42,7 +42,7 @@ def test_a_lost_executor_is_replaced_and_the_other_kept(
     assert [attempt for attempt, _ in result.values] == [1, 1]
     (kept, lost), after = containers_of(tmp_path, 0), containers_of(tmp_path, 1)
     assert kept in after and lost not in after and len(set(after)) == 2
-    assert states.count("training") == 2 and "waiting" in states[states.index("training") :]
+    assert states.count("running") == 2 and "waiting" in states[states.index("running") :]
     (warning,) = result.warnings
     assert "attempt 0 failed (infrastructure): the executor of rank 1 on node" in warning
     assert result.gpu_seconds.training < result.gpu_seconds.held
@@ -137,7 +137,7 @@ def test_the_record_of_a_launch_has_its_metrics_logs_and_attempts(
     directory = Lake(f"{planned.paths['root']}/runs/{result.run_id}")
     record = json.loads((directory / "run.json").read())
     assert record["metrics"] == [{"step": 7, "loss": 0.5}]
-    assert (record["attempt"], record["state"]) == (0, "released")
+    assert (record["attempt"], record["state"]) == (0, "succeeded")
     assert (directory / "logs" / "rank-0.log").read() == b"hello\n"
     lines = (directory / "logs" / "metrics-0.jsonl").read().splitlines()
     told = [line for line in map(json.loads, lines) if "metrics" in line]

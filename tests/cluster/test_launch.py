@@ -208,7 +208,7 @@ def test_model_is_published_as_versions_and_the_run_has_its_record(
     run = Lake(f"{root}/runs/{second.run_id}")
     assert (run / "logs" / "rank-1.log").read() == b"written by 1\n"
     record = json.loads((run / "run.json").read())
-    assert record["state"] == "released"
+    assert record["state"] == "succeeded"
     assert record["model"] == second.model.url
     assert [rank["exit_code"] for rank in record["ranks"]] == [0, 0]
     assert nothing.model is None
@@ -274,7 +274,7 @@ def test_cancel_while_training(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
-    while run.status().state != "training":
+    while run.status().state != "running":
         assert not run.wait(0.2), run.status()
     run.cancel()
     with pytest.raises(hopsgpu.Cancelled):

@@ -73,7 +73,7 @@ def test_it_tells_what_it_waits_for_and_gives_up_in_time(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
     holding = hopsgpu.submit(time.sleep, args=(600,), workers=3, progress="off")
-    assert until(lambda: state_of(holding) == "training", 120)
+    assert until(lambda: state_of(holding) == "running", 120)
     run = hopsgpu.submit(os.getpid, workers=2, acquire_timeout="8s", progress="off")
     seen: list[RunStatus] = []
     while not run.wait(0.5):
@@ -119,7 +119,7 @@ def test_a_script_that_ends_gives_back_what_its_runs_hold(
         import hopsgpu
         hopsgpu.session("ends early")
         run = hopsgpu.submit(time.sleep, args=(600,), workers=2, progress="off")
-        while run.status().state != "training":
+        while run.status().state != "running":
             assert not run.wait(0.2)
         print("ends", flush=True)
     """
@@ -261,7 +261,7 @@ def test_an_error_within_hold_gives_back(
     assert gpus_become(manager, 0)
 
 
-STATES = ("requested", "waiting", "granted", "ready", "training")
+STATES = ("requested", "waiting", "granted", "ready", "starting", "running")
 
 
 @pytest.mark.parametrize("state", STATES[:-1])
@@ -407,7 +407,7 @@ def test_a_gang_on_cpus_takes_no_gpu(
     go = tmp_path / "go"
     run = hopsgpu.submit(seen, args=(go,), workers=2, gpus_per_worker=0, progress="off")
     try:
-        assert until(lambda: state_of(run) == "training", 120)
+        assert until(lambda: state_of(run) == "running", 120)
         assert manager.gpus()[0] == 0
     finally:
         go.touch()

@@ -103,7 +103,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     assert "ready" in said, said
     cell = Cell(client, "hopsgpu.launch(time.sleep, args=(600,), workers=2)")
     assert gpus_become(manager, 2, 120)
-    assert until(lambda: cell.take(1) and "training" in "".join(cell.pages[-1:]), 120, 0.0)
+    assert until(lambda: cell.take(1) and "running" in "".join(cell.pages[-1:]), 120, 0.0)
     kernels.interrupt_kernel()
     assert gpus_become(manager, 0)  # within the bound of a release
     assert "KeyboardInterrupt" in cell.rest()
@@ -125,7 +125,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     for cell in cells:
         assert "Error" not in cell.rest(), cell.text
         shown, result = cell.pages[-2:]
-        assert "released" in shown and "&lt;b&gt;rank 1&lt;/b&gt;" in shown and "loss" in shown
+        assert "succeeded" in shown and "&lt;b&gt;rank 1&lt;/b&gt;" in shown and "loss" in shown
         assert "GangResult" in result and "<td" in result and ">7<" in result
         # The ranks' lines are in the display, and the display is in its own cell.
         assert "rank 1" not in cell.text and len(cell.displays) == 1

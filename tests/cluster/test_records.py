@@ -53,7 +53,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
     run = hopsgpu.submit(counts, args=(300,), workers=2, progress="off")
     try:
         directory = store.directory(run.run_id)
-        assert until(lambda: run.status().state == "training", 120)
+        assert until(lambda: run.status().state == "running", 120)
         command = [
             sys.executable,
             "-m",
@@ -73,7 +73,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         )
         assert until(lambda: steps_of(run.run_id) >= 2, LOG_SECONDS)
         found = shown(run.run_id)
-        assert (found["state"], found["error"]) == ("training", None)
+        assert (found["state"], found["error"]) == ("running", None)
         assert {rank["host"] for rank in found["ranks"]} <= {"node1", "node2"}
         assert [(rank["rank"], rank["ended"]) for rank in found["ranks"]] == [
             (0, False),
@@ -85,7 +85,7 @@ def test_a_run_is_read_while_it_goes_on_and_cancelled_from_outside(
         (listed,) = (
             r for r in json.loads(call("runs", "--json").output) if r["run_id"] == run.run_id
         )
-        assert (listed["state"], listed["workers"], listed["gpus"]) == ("training", 2, 2)
+        assert (listed["state"], listed["workers"], listed["gpus"]) == ("running", 2, 2)
         result = call("runs", "cancel", run.run_id)
         assert result.output == f"{run.run_id} is cancelled\n"
         with pytest.raises(hopsgpu.Cancelled):
@@ -141,7 +141,7 @@ def test_a_driver_that_is_killed_leaves_a_record_and_logs(
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()
     record = store.record(found[0])
-    assert record.state == "training" and record.ranks[0]["pid"] > 0
+    assert record.state == "running" and record.ranks[0]["pid"] > 0
     assert record.state_at(record.updated + 61) == "lost"
     output = call("logs", found[0], "--rank", "0").output
     lines = output.splitlines()

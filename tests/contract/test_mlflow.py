@@ -33,7 +33,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return (tmp_path / "mlflow").as_uri()
 
 
-def put(root: Path, state: str = "released", **changes: Any) -> Lake:
+def put(root: Path, state: str = "succeeded", **changes: Any) -> Lake:
     """A run of two attempts, of which the second went on from step 3."""
     directory = put_run(root, RUN, state, attempt=1, **changes)
     for place, first, count in (("logs", 0, 5), ("logs/attempt-1", 3, 2500)):
@@ -71,7 +71,7 @@ def test_a_run_with_its_metrics_and_its_model_is_in_mlflow(store: str, tmp_path:
     tags = run.data.tags
     assert (tags["hopsgpu.run_id"], tags["hopsgpu.record"]) == (RUN, directory.url)
     assert (tags["hopsgpu.model"], tags["hopsgpu.model.version"]) == (MODEL, "3")
-    assert (tags["hopsgpu.user"], tags["hopsgpu.state"]) == ("alice", "released")
+    assert (tags["hopsgpu.user"], tags["hopsgpu.state"]) == ("alice", "succeeded")
     losses = client.get_metric_history(run.info.run_id, "loss")
     assert [m.step for m in sorted(losses, key=lambda m: m.step)] == list(range(2503))
     assert all(m.value == 1 / (m.step + 1) for m in losses)
@@ -86,7 +86,7 @@ def test_a_run_with_its_metrics_and_its_model_is_in_mlflow(store: str, tmp_path:
 
 
 def test_a_second_run_finds_experiment_and_model_there(store: str, tmp_path: Path) -> None:
-    for number, state in enumerate(("kept", "cancelled", "failed")):
+    for number, state in enumerate(("succeeded", "cancelled", "failed")):
         directory = put(tmp_path / str(number), state, model=MODEL, spec=SPEC, error="boom")
         assert log_run(store, "digits", directory, {}) == []
     client = MlflowClient(tracking_uri=store)
@@ -94,7 +94,7 @@ def test_a_second_run_finds_experiment_and_model_there(store: str, tmp_path: Pat
     assert found is not None
     runs = client.search_runs([found.experiment_id])
     states = {(run.data.tags["hopsgpu.state"], run.info.status) for run in runs}
-    assert states == {("kept", "FINISHED"), ("cancelled", "KILLED"), ("failed", "FAILED")}
+    assert states == {("succeeded", "FINISHED"), ("cancelled", "KILLED"), ("failed", "FAILED")}
     assert len(client.search_model_versions("name = 'net'")) == 3
 
 

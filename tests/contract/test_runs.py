@@ -35,7 +35,7 @@ def test_a_record_is_read_whole_while_it_is_replaced(lake: Lake, tmp_path: Path)
     store = RunStore(lake.url)
     directory = store.directory(RUN)
     directory.make()
-    contents = [record_of(tmp_path, state) for state in ("training", "publishing")]
+    contents = [record_of(tmp_path, state) for state in ("running", "publishing")]
     write(directory, contents[0])
     ended = threading.Event()
 
@@ -52,7 +52,7 @@ def test_a_record_is_read_whole_while_it_is_replaced(lake: Lake, tmp_path: Path)
         while not ended.is_set():
             seen.add(store.record(RUN).state)
         writer.result()
-    assert seen <= {"training", "publishing"}
+    assert seen <= {"running", "publishing"}
     assert directory.names() == ("run.json",)
 
 
@@ -61,11 +61,11 @@ def test_runs_are_listed_cancelled_and_pruned(lake: Lake, tmp_path: Path) -> Non
     assert store.ids() == ()
     directory = store.directory(RUN)
     directory.make()
-    write(directory, record_of(tmp_path, "training"))
+    write(directory, record_of(tmp_path, "running"))
     (lake / "runs" / "empty").make()
     assert set(store.ids()) == {RUN, "empty"}
     states = {run.run_id: run.state_at(time.time()) for run in store.read(store.ids())}
-    assert states == {RUN: "training", "empty": "unreadable"}
+    assert states == {RUN: "running", "empty": "unreadable"}
     wish = Lake(directory.url, quick=True) / "cancel"
     assert not wish.exists()
     store.ask_to_cancel(RUN)
@@ -136,9 +136,9 @@ def test_tensorboards_files_are_copied_as_they_grow(lake: Lake, tmp_path: Path) 
 def test_what_the_lake_holds_is_json(lake: Lake, tmp_path: Path) -> None:
     directory = RunStore(lake.url).directory(RUN)
     directory.make()
-    write(directory, record_of(tmp_path, "released"))
+    write(directory, record_of(tmp_path, "succeeded"))
     call = functools.partial(CliRunner().invoke, main)
     shown = call(["runs", "--root", lake.url, "show", "last", "--json"])
     assert json.loads(shown.output)["url"] == directory.url
     (listed,) = json.loads(call(["runs", "--root", lake.url, "--json"]).output)
-    assert (listed["run_id"], listed["state"]) == (RUN, "released")
+    assert (listed["run_id"], listed["state"]) == (RUN, "succeeded")

@@ -21,7 +21,7 @@ ENVIRONMENT = {
 }
 
 
-def put_run(root: Path, name: str, state: str = "released", **changes: Any) -> Path:
+def put_run(root: Path, name: str, state: str = "succeeded", **changes: Any) -> Path:
     """Writes a run of two ranks as its driver would; returns its directory.
 
     Args:

@@ -45,7 +45,7 @@ def status(ended: int, running: int = 4, **given: object) -> SearchStatus:
     """A search of which so many trials have ended: all are complete, each better than the last."""
     best = trial(ended - 1) if ended else None
     parts: dict[str, object] = {
-        "state": "training",
+        "state": "running",
         "elapsed": ended / 2,
         "wanted": 60,
         "complete": ended,

@@ -51,20 +51,20 @@ def told(result: Result) -> str:
 def test_runs_are_listed_the_newest_first(root: Path) -> None:
     assert call("runs").output == f"no runs in file://{root}/runs\n"
     assert json.loads(call("runs", "--json").output) == []
-    put_run(root, OLD, "training", updated=-120.0)
+    put_run(root, OLD, "running", updated=-120.0)
     put_run(root, NEW, model="hdfs://lake/models/digits/3")
     (root / "runs" / "odd").mkdir()
     os.utime(root / "runs" / "odd", (0, 0))
     lines = call("runs").output.splitlines()
     assert lines[0].split() == ["RUN", "STATE", "NAME", "STARTED", "TOOK", "RANKS", "GPUS", "MODEL"]
-    assert lines[1].split()[:3] == [NEW, "released", "fit"]
+    assert lines[1].split()[:3] == [NEW, "succeeded", "fit"]
     assert lines[1].split()[5:] == ["1m15s", "2", "2", "digits", "3"]
     assert lines[2].split()[:2] == [OLD, "lost"]
     assert lines[3].split()[:2] == ["odd", "unreadable"]
     assert lines[4].startswith("odd: cannot read file://")
     found = json.loads(call("runs", "--json").output)
     assert [(run["run_id"], run["state"]) for run in found] == [
-        (NEW, "released"),
+        (NEW, "succeeded"),
         (OLD, "lost"),
         ("odd", "unreadable"),
     ]
@@ -81,7 +81,7 @@ def test_a_record_with_a_time_that_is_none_hides_no_other(root: Path) -> None:
     result = call("runs")
     assert result.exit_code == 0
     states = [line.split()[1] for line in result.output.splitlines()[1:4]]
-    assert states == ["released", "unreadable", "unreadable"]
+    assert states == ["succeeded", "unreadable", "unreadable"]
     listed = call("runs", "--json").output
     assert [run["state"] for run in json.loads(listed)] == states
     assert "NaN is no JSON" in listed
@@ -105,7 +105,7 @@ def test_a_run_is_shown(root: Path) -> None:
     first, second = (line.split() for line in output.splitlines()[-2:])
     assert first == ["0", "worker", "node1", "71", "0", "88%", "3.0GiB", "step=9,", "loss=0.1235"]
     assert second == ["1", "worker", "node2", "72", "lost", "-", "-", "-"]
-    put_run(root, OLD, "training", updated=-90.0, spec={"workers": 1}, executors=1)
+    put_run(root, OLD, "running", updated=-90.0, spec={"workers": 1}, executors=1)
     output = call("runs", "show", OLD).output
     assert "gang         1 rank, 1 GPU\n" in output
     assert [line.split()[4] for line in output.splitlines()[-2:]] == ["0", "-"]
@@ -154,7 +154,7 @@ def test_a_run_is_cancelled(
     root: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str
 ) -> None:
     monkeypatch.setattr(runs_module, "_LOOK_SECONDS", 0.02)
-    directory = put_run(root, NEW, "training")
+    directory = put_run(root, NEW, "running")
 
     def drive() -> None:
         assert until((directory / "cancel").exists, SECONDS)
@@ -173,13 +173,13 @@ def test_a_run_is_cancelled(
 def test_a_run_that_does_not_end_is_told(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs_module, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(runs_module, "_CANCEL_SECONDS", 0.05)
-    directory = put_run(root, NEW, "training")
+    directory = put_run(root, NEW, "running")
     assert "has not ended within 0.05 s; it is training" in told(call("runs", "cancel", NEW))
     assert (directory / "cancel").exists()
 
 
 def test_a_lost_run_is_not_asked(root: Path) -> None:
-    directory = put_run(root, NEW, "training", updated=-90.0)
+    directory = put_run(root, NEW, "running", updated=-90.0)
     said = told(call("runs", "cancel", NEW))
     words = r"is lost: its driver was heard of last 1m[3-5]\ds ago, when it was training"
     assert re.search(words, said)
@@ -189,7 +189,7 @@ def test_a_lost_run_is_not_asked(root: Path) -> None:
 
 def test_runs_are_pruned(root: Path) -> None:
     old = put_run(root, OLD, "failed", updated=-90_000.0)
-    going, new = put_run(root, "a-run", "training"), put_run(root, NEW)
+    going, new = put_run(root, "a-run", "running"), put_run(root, NEW)
     words = ("runs", "prune", "--older-than", "1d")
     result = call(*words, "--dry-run")
     assert (result.stdout, result.stderr) == (f"{OLD}\n", "1 run would be removed\n")
@@ -303,7 +303,7 @@ def test_a_log_of_one_endless_line_is_cut(root: Path) -> None:
 
 def test_logs_are_followed_to_their_end(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs_module, "_LOOK_SECONDS", 0.02)
-    directory = put_run(root, NEW, "training", logs={})
+    directory = put_run(root, NEW, "running", logs={})
     record = json.loads((directory / "run.json").read_text())
     done: list[Result] = []
     follower = threading.Thread(target=lambda: done.append(call("logs", NEW, "--follow")))
@@ -333,7 +333,7 @@ def test_logs_are_followed_to_their_end(root: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_following_a_lost_run_ends(root: Path) -> None:
-    directory = put_run(root, NEW, "training", updated=-90.0, logs={"logs/rank-0.log": 100})
+    directory = put_run(root, NEW, "running", updated=-90.0, logs={"logs/rank-0.log": 100})
     put_log(directory, "rank-0.log", b"all that came")
     result = call("logs", NEW, "--follow")
     assert result.stdout == "[rank 0 node1] all that came\n"
@@ -378,7 +378,7 @@ def tensorboard(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_tensorboard_is_shown_what_comes_until_ctrl_c(
     root: Path, tensorboard: dict[str, str]
 ) -> None:
-    directory = put_run(root, NEW, "training")
+    directory = put_run(root, NEW, "running")
     files = directory / "tensorboard" / "train"
     files.mkdir(parents=True)
     (files / "events").write_bytes(b"one")
@@ -404,7 +404,7 @@ def test_tensorboard_is_shown_what_comes_until_ctrl_c(
 
 
 def test_tensorboard_ends_with_the_command(root: Path, tensorboard: dict[str, str]) -> None:
-    put_run(root, NEW, "training")
+    put_run(root, NEW, "running")
     command = [sys.executable, "-m", "hopsgpu.cli.main", "tensorboard", "last", "--port", "0"]
     with subprocess.Popen(command, env=tensorboard, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

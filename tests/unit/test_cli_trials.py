@@ -42,7 +42,7 @@ def search(*trials: Any, **given: Any) -> dict[str, Any]:
     return told | given
 
 
-def shown(root: Path, state: str = "training", **content: Any) -> list[str]:
+def shown(root: Path, state: str = "running", **content: Any) -> list[str]:
     put_run(root, ID, state, ranks=[], **content)
     result = CliRunner().invoke(main, ["runs", "show", ID])
     assert result.exit_code == 0, result.output
@@ -92,7 +92,7 @@ def test_what_ran_in_a_search_that_is_lost_nobody_knows(root: Path) -> None:
 
 def test_of_many_trials_the_last_are_shown(root: Path) -> None:
     trials = [trial(n) for n in range(70)]
-    lines = shown(root, "released", search=search(*trials))
+    lines = shown(root, "succeeded", search=search(*trials))
     numbers = [int(line.split()[0]) for line in lines if line.split()[1:2] == ["complete"]]
     assert numbers == list(range(20, 70))
     assert lines[-1] == "and 20 trials before; --json has all"
@@ -113,5 +113,5 @@ ODD = {"number": 1, "state": "complete", "params": None}
     ],
 )
 def test_a_search_of_another_version_is_told(root: Path, odd: Any) -> None:
-    lines = shown(root, "released", search=odd)
+    lines = shown(root, "succeeded", search=odd)
     assert "written by another version of hopsgpu" in lines[-1]

@@ -28,7 +28,7 @@ from tests.conftest import until
 GIB = 2**30
 WAITING = RunStatus("run-1", "waiting", 0, 1, 2, ("node1",), "node2 is <full>", 1.5)
 TRAINING = replace(
-    WAITING, state="training", granted=2, granted_hosts=("node1", "node2"), waiting_for=""
+    WAITING, state="running", granted=2, granted_hosts=("node1", "node2"), waiting_for=""
 )
 
 
@@ -239,9 +239,9 @@ def test_the_last_picture_is_there_before_the_run_goes_on() -> None:
     live = Live(lambda context: seen)
     live.status(TRAINING)
     live.line(0, "node1", "one", "two")
-    live.status(replace(TRAINING, state="kept"))
+    live.status(replace(TRAINING, state="succeeded"))
     assert seen.ended and seen.closed
-    assert seen.pictures[-1].status.state == "kept"
+    assert seen.pictures[-1].status.state == "succeeded"
     assert seen.pictures[-1].recent.lines == ("[rank 0] one", "[rank 0] two")
 
 
@@ -253,7 +253,7 @@ def test_it_is_drawn_a_few_times_a_second_however_much_is_told() -> None:
     while (took := time.monotonic() - began) < 1.0 or (not seen.pictures and took < 30.0):
         live.line(0, "node1", *(["x"] * 100))
         live.status(TRAINING)
-    live.status(replace(TRAINING, state="released"))
+    live.status(replace(TRAINING, state="succeeded"))
     drawn = len(seen.pictures)
     # One each quarter of a second, and the last.
     assert 2 <= drawn <= 4 * (time.monotonic() - began) + 2
@@ -266,7 +266,7 @@ def test_a_gang_that_is_acquired_again_is_shown_again() -> None:
     live = Live(lambda context: next(opened))
     for _ in screens:
         live.status(WAITING)
-        live.status(replace(WAITING, state="kept"))
+        live.status(replace(WAITING, state="succeeded"))
         live.line(0, "node1", "late")
     assert all(seen.ended for seen in screens)
 
@@ -277,7 +277,7 @@ def test_a_screen_that_fails_is_shown_no_more_and_let_go() -> None:
     shown.status(TRAINING)
     assert until(lambda: seen.closed, 30)
     shown.line(0, "node1", "goes on")
-    shown.status(replace(TRAINING, state="released"))
+    shown.status(replace(TRAINING, state="succeeded"))
     assert shown.problem == "progress was shown no more (OSError: the terminal is gone)"
     assert len(seen.pictures) == 1
 
@@ -321,13 +321,13 @@ def test_a_terminal_is_drawn_on_and_given_back(monkeypatch: pytest.MonkeyPatch) 
     other.status(replace(TRAINING, run_id="run-2"))
     other.line(0, "node1", "a line of the other run")
     print("a line of the script")
-    live.status(replace(TRAINING, state="released"))
+    live.status(replace(TRAINING, state="succeeded"))
     assert sys.stdout is terminal and sys.stderr is terminal
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
-    assert "run-1: released" in shown
+    assert "run-1: succeeded" in shown
     assert shown.index("a line of the other run") < shown.index("a line of the script")
     assert terminal.getvalue().rindex("\x1b[?25h") > terminal.getvalue().rindex("\x1b[?25l")
-    other.status(replace(TRAINING, run_id="run-2", state="released"))
+    other.status(replace(TRAINING, run_id="run-2", state="succeeded"))
 
 
 def test_a_display_may_be_closed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,7 +380,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     def run() -> None:
         told.status(TRAINING)
         until(lambda: bool(shown), 15)
-        told.status(replace(TRAINING, state="released"))
+        told.status(replace(TRAINING, state="succeeded"))
 
     in_thread(run)
     assert told.problem is None
@@ -388,7 +388,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(shown) >= 2 and {s["cell"] for s in shown} == {"mine"}
     assert len({s["display_id"] for s in shown}) == 1
     assert shown[-1]["text/plain"].startswith("hopsgpu run-1") and shown[-1]["raw"] is True
-    assert "released" in shown[-1]["text/html"]
+    assert "succeeded" in shown[-1]["text/html"]
 
 
 def in_thread(work: Callable[[], None]) -> None:

@@ -21,7 +21,7 @@ from hopsgpu.gang import (
     unwanted,
 )
 
-RELEASING, KEEPING = GangState.RELEASING, GangState.KEEPING
+RELEASING, FINISHING = GangState.RELEASING, GangState.FINISHING
 
 
 def container(key: int, host: str, *gpus: str) -> Container:
@@ -29,19 +29,19 @@ def container(key: int, host: str, *gpus: str) -> Container:
 
 
 TO_TRAINING = (GangState.REQUESTED, GangState.WAITING, GangState.GRANTED, GangState.READY)
-WAY = (*TO_TRAINING, GangState.TRAINING, GangState.PUBLISHING)
+WAY = (*TO_TRAINING, GangState.RUNNING, GangState.PUBLISHING)
 
 
 def test_a_gang_passes_its_states_in_order() -> None:
     for end in (GangState.RELEASED, GangState.FAILED, GangState.CANCELLED):
         assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, RELEASING, end))))
-    for end in (GangState.KEPT, GangState.FAILED, GangState.CANCELLED):
-        assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, KEEPING, end))))
-    assert not may_follow(GangState.REQUESTED, GangState.TRAINING)
-    assert not may_follow(GangState.PUBLISHING, GangState.TRAINING)
-    assert not may_follow(GangState.TRAINING, GangState.RELEASED)
-    assert not may_follow(GangState.TRAINING, GangState.FAILED)
-    assert not may_follow(RELEASING, GangState.KEPT)
+    for end in (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED):
+        assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, FINISHING, end))))
+    assert not may_follow(GangState.REQUESTED, GangState.RUNNING)
+    assert not may_follow(GangState.PUBLISHING, GangState.RUNNING)
+    assert not may_follow(GangState.RUNNING, GangState.RELEASED)
+    assert not may_follow(GangState.RUNNING, GangState.FAILED)
+    assert not may_follow(RELEASING, GangState.SUCCEEDED)
 
 
 def test_a_launch_on_a_whole_gang_is_ready_at_once() -> None:
@@ -51,7 +51,7 @@ def test_a_launch_on_a_whole_gang_is_ready_at_once() -> None:
 @pytest.mark.parametrize("state", [*WAY])
 def test_every_state_has_a_way_out(state: GangState) -> None:
     assert may_follow(state, RELEASING)
-    assert may_follow(state, KEEPING)
+    assert may_follow(state, FINISHING)
 
 
 @pytest.mark.parametrize("state", [s for s in GangState if s.is_terminal])
@@ -60,7 +60,7 @@ def test_nothing_follows_the_end(state: GangState) -> None:
 
 
 def test_the_ends() -> None:
-    ends = {GangState.RELEASED, GangState.KEPT, GangState.FAILED, GangState.CANCELLED}
+    ends = {GangState.RELEASED, GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED}
     assert {state for state in GangState if state.is_terminal} == ends
 
 

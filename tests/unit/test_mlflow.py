@@ -150,9 +150,9 @@ def test_gpu_seconds_are_metrics_and_batches_are_bounded(tmp_path: Path) -> None
 
 
 def test_a_run_without_an_end_or_a_record_is_not_logged(tmp_path: Path) -> None:
-    goes_on = Lake(f"file://{put_run(tmp_path, 'fit-1', 'training')}")
+    goes_on = Lake(f"file://{put_run(tmp_path, 'fit-1', 'running')}")
     (problem,) = log_run("http://127.0.0.1:9", "tests", goes_on, {})
-    assert problem == "the run: its record does not tell how it ended: it is 'training'"
+    assert problem == "the run: its record does not tell how it ended: it is 'running'"
     (problem,) = log_run("http://127.0.0.1:9", "tests", Lake(f"file://{tmp_path}/none"), {})
     assert problem.startswith("the run: ") and f"{tmp_path}/none/run.json" in problem
 

@@ -18,7 +18,7 @@ from hopsgpu.results import RunStatus
 from tests.conftest import until
 from tests.unit.terminals import GO, STOP, terminal
 
-STATUS = RunStatus("run-1", "training", 0, 2, 2, ("node1",), "", 1.5)
+STATUS = RunStatus("run-1", "running", 0, 2, 2, ("node1",), "", 1.5)
 # Far more than a terminal or a pipe takes without a reader.
 LINES = [f"line {number}" for number in range(10_000)]
 SECONDS = 20.0
@@ -78,7 +78,7 @@ def test_a_stopped_terminal_holds_up_nobody_and_shows_it_later() -> None:
         assert in_time(threading.Thread(target=shown.status, args=(STATUS,), daemon=True))
         assert not person.sees("node1", seconds=0.0)
         person.types(GO)
-        assert person.sees("training")
+        assert person.sees("running")
         assert "[rank 0 node1] x" in person.seen
         # Again at once, now that nothing is left.
         shown.line(0, "node1", "y")
@@ -147,14 +147,14 @@ SCRIPT = """
     from hopsgpu.results import RunStatus
 
     lines = Lines()
-    for state in ("training", sys.argv[1]):
+    for state in ("running", sys.argv[1]):
         lines.line(0, "node1", *(["x" * 60] * 5_000))
         lines.status(RunStatus("run-1", state, 0, 1, 1, ("node1",), "", 1.0))
     print("ended", file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize(("state", "lines"), [("released", 10_000), ("releasing", None)])
+@pytest.mark.parametrize(("state", "lines"), [("succeeded", 10_000), ("releasing", None)])
 def test_a_script_that_ends_leaves_what_its_ended_run_wrote(state: str, lines: int | None) -> None:
     """A pager that is at its first page. Of a run that goes on, nothing may keep its GPUs."""
     process = subprocess.Popen(

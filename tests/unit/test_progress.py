@@ -27,9 +27,9 @@ def test_a_callable_is_told_of_states_and_of_no_lines(capsys: pytest.CaptureFixt
 
 
 def test_a_later_attempt_is_said_to_be_one() -> None:
-    again = replace(STATUS, state="training", attempt=1)
+    again = replace(STATUS, state="running", attempt=1)
     assert describe(again) == "training (attempt 1)"
-    assert describe(replace(again, attempt=0)) == "training"
+    assert describe(replace(again, attempt=0)) == "running"
     assert describe(replace(again, state="ready")).endswith("executors on node1 (attempt 1)")
 
 
@@ -143,7 +143,7 @@ def test_lines_are_the_default_and_off_shows_nothing(
 def test_metrics_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     lines = Lines(clock=lambda: now)
-    training = replace(STATUS, state="training", waiting_for="")
+    training = replace(STATUS, state="running", waiting_for="")
     lines.status(training)
     for step in range(12):
         now = float(step)
@@ -151,4 +151,4 @@ def test_metrics_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) 
         lines.status(replace(training, metrics=(measured, {})))
     lines.status(replace(training, state="releasing"))
     told = [line.partition(" s: ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert told == ["training", "training: step 10, loss 0.25", "releasing"]
+    assert told == ["running", "training: step 10, loss 0.25", "releasing"]

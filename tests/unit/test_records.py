@@ -39,7 +39,7 @@ def plan_for(spec: GangSpec, root: str = "file:///lake") -> LaunchPlan:
 
 
 def standing(plan: LaunchPlan, result: GangResult) -> Standing:
-    return Standing(plan, result, "application_1", "alice", "training", 1, 1000.0)
+    return Standing(plan, result, "application_1", "alice", "running", 1, 1000.0)
 
 
 def test_a_record_tells_all_but_secrets() -> None:
@@ -82,7 +82,7 @@ def test_a_record_tells_all_but_secrets() -> None:
         (1, "node2", 8, None, False),
     ]
     record = parse(written)
-    assert (record.run_id, record.state, record.attempt) == ("fit-1", "training", 1)
+    assert (record.run_id, record.state, record.attempt) == ("fit-1", "running", 1)
     assert (record.user, record.name, record.error) == ("alice", "fit", "boom")
     assert record.model == "file:///lake/models/net/3"
     assert record.timeline == {"requested": 900.0} and record.logs == {"logs/rank-0.log": 12}
@@ -187,7 +187,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         assert until(lambda: recorded.told["state"] == "waiting", SECONDS)
         first = recorded.told["updated"]
         assert until(lambda: recorded.told["updated"] > first, SECONDS)
-        for state in (GangState.GRANTED, GangState.READY, GangState.TRAINING):
+        for state in (GangState.GRANTED, GangState.READY, GangState.RUNNING):
             recorded.board.state(state)
         with recorded.recording.following(attempt):
             recorded.board.metrics([{"loss": 0.25}])
@@ -196,7 +196,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         recorded.background.flush(SECONDS)
         brought = len(attempt.brought)
         assert recorded.told["ranks"][0] | {"pid": 42, "ended": False} == recorded.told["ranks"][0]
-        assert until(lambda: recorded.told["state"] == "training", SECONDS)
+        assert until(lambda: recorded.told["state"] == "running", SECONDS)
     recorded.board.state(GangState.RELEASING)
     recorded.recording.put("failed", "boom")
     recorded.background.flush(SECONDS)
@@ -232,7 +232,7 @@ def test_a_run_that_is_short_has_its_first_and_last_record_and_no_logs_before_th
     recorded.background.flush(SECONDS)
     with recorded.recording.watching(), recorded.recording.following(Attempt()):
         pass
-    recorded.recording.put("released")
+    recorded.recording.put("succeeded")
     recorded.background.flush(SECONDS)
     assert calls == ["replace", "replace"]
 

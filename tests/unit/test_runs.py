@@ -27,12 +27,11 @@ def store(tmp_path: Path) -> RunStore:
 @pytest.mark.parametrize(
     ("state", "silent", "seen"),
     [
-        ("training", 59.0, "training"),
-        ("training", 61.0, "lost"),
+        ("running", 59.0, "running"),
+        ("running", 61.0, "lost"),
         ("requested", 3600.0, "lost"),
-        ("released", 1e9, "released"),
+        ("succeeded", 1e9, "succeeded"),
         ("failed", 61.0, "failed"),
-        ("kept", 61.0, "kept"),
     ],
 )
 def test_a_run_whose_driver_is_silent_is_lost(
@@ -40,11 +39,11 @@ def test_a_run_whose_driver_is_silent_is_lost(
 ) -> None:
     record = parse((put_run(tmp_path, NEW, state, updated=1000.0) / "run.json").read_bytes())
     assert record.state_at(1000.0 + silent) == seen
-    assert record.goes_on(1000.0 + silent) is (seen == "training")
+    assert record.goes_on(1000.0 + silent) is (seen == "running")
 
 
 def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
-    written = put_run(tmp_path, NEW, "training", updated=1000.0, timeline={"requested": 900.0})
+    written = put_run(tmp_path, NEW, "running", updated=1000.0, timeline={"requested": 900.0})
     record = parse((written / "run.json").read_bytes())
     assert (record.took(1030.0), record.took(5000.0)) == (130.0, 100.0)
 
@@ -164,11 +163,11 @@ def test_only_what_has_ended_is_pruned(tmp_path: Path) -> None:
     now, day = 10_000_000.0, 86_400.0
     runs = [
         stored(tmp_path, "newest", "failed", 10.0),
-        stored(tmp_path, "going-on", "training", 30.0),
-        stored(tmp_path, "suspended", "training", 3000.0),
-        stored(tmp_path, "lost", "training", 2 * day),
+        stored(tmp_path, "going-on", "running", 30.0),
+        stored(tmp_path, "suspended", "running", 3000.0),
+        stored(tmp_path, "lost", "running", 2 * day),
         StoredRun("odd", None, "no record"),
-        stored(tmp_path, "old", "released", 3 * day),
+        stored(tmp_path, "old", "succeeded", 3 * day),
     ]
     assert prunable(runs, None, 0, now) == ("newest", "lost", "old")
     assert prunable(runs, None, 1, now) == ("lost", "old")
@@ -181,10 +180,10 @@ def test_only_what_has_ended_is_pruned(tmp_path: Path) -> None:
 def test_what_a_run_at_work_resumes_is_not_pruned(tmp_path: Path) -> None:
     now = 10_000_000.0
     runs = [
-        stored(tmp_path, "going-on", "training", 30.0, "middle"),
-        stored(tmp_path, "suspended", "training", 3000.0, "other"),
-        stored(tmp_path, "lost", "training", 4000.0, "of-lost"),
-        stored(tmp_path, "done", "released", 10.0, "of-done"),
+        stored(tmp_path, "going-on", "running", 30.0, "middle"),
+        stored(tmp_path, "suspended", "running", 3000.0, "other"),
+        stored(tmp_path, "lost", "running", 4000.0, "of-lost"),
+        stored(tmp_path, "done", "succeeded", 10.0, "of-done"),
         stored(tmp_path, "itself", "requested", 10.0, "itself"),
         stored(tmp_path, "of-done", "failed", 9000.0),
         stored(tmp_path, "of-lost", "failed", 9000.0),
@@ -196,7 +195,7 @@ def test_what_a_run_at_work_resumes_is_not_pruned(tmp_path: Path) -> None:
 
 
 def test_a_wish_to_cancel_may_be_said_twice(tmp_path: Path, store: RunStore) -> None:
-    directory = put_run(tmp_path, NEW, "training")
+    directory = put_run(tmp_path, NEW, "running")
     store.ask_to_cancel(NEW)
     store.ask_to_cancel(NEW)
     assert (directory / "cancel").exists()

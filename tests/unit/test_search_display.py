@@ -100,7 +100,7 @@ def test_lines_tell_of_a_change_of_state_and_of_what_is_waited_for() -> None:
         lines.status(replace(waits, waiting_for=reason))
         now += 1.0
     lines.status(status(0, waiting_for=""))
-    lines.status(status(2, 0, state="released", pruned=1, waiting_for=""))
+    lines.status(status(2, 0, state="succeeded", pruned=1, waiting_for=""))
     assert said(err) == [
         "requested",
         "waiting: 0 of at most 8 executors; node2 is full",
@@ -217,7 +217,7 @@ def test_a_picture_has_running_trials_by_gpu_and_the_last_ended_first() -> None:
 def test_a_picture_goes_on_by_the_clock_until_the_end() -> None:
     scene = SearchScene(status(10), 100.0)
     assert scene.picture(103.0).elapsed == 8.0
-    scene.status(status(10, state="released"), 104.0)
+    scene.status(status(10, state="succeeded"), 104.0)
     assert scene.picture(200.0).elapsed == 5.0
 
 
@@ -342,7 +342,7 @@ def test_the_last_picture_is_there_before_the_search_goes_on() -> None:
     live = LiveSearch(lambda context: seen)
     live.status(status(1))
     live.line(Writer(1, 0), "node1", "one")
-    live.status(status(60, 0, state="released"))
+    live.status(status(60, 0, state="succeeded"))
     assert seen.pictures[-1].status.ended == 60
     assert seen.pictures[-1].recent.lines == ("[trial 1 node1] one",)
 
@@ -351,7 +351,7 @@ def test_where_another_display_is_there_are_lines(capsys: pytest.CaptureFixture[
     live = LiveSearch(lambda context: None)
     live.status(status(1))
     live.line(Writer(1, 0), "node1", "one")
-    live.status(status(2, state="released"))
+    live.status(status(2, state="succeeded"))
     printed = capsys.readouterr()
     assert printed.out == "[trial 1 node1] one\n"
     assert "trial 1 complete" in printed.err and "released: 2 of 60" in printed.err
@@ -388,7 +388,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     told = search_progress_of(None)
     told.status(status(1))
-    told.status(status(60, 0, state="released", waiting_for=""))
+    told.status(status(60, 0, state="succeeded", waiting_for=""))
     assert told.problem is None
     assert "60 trials: 60 complete" in shown[-1]["text/html"]
     assert shown[-1]["text/plain"].endswith(

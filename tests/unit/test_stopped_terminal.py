@@ -19,8 +19,8 @@ from hopsgpu.results import RunStatus
 from tests.conftest import until
 from tests.unit.terminals import GO, STOP, Person, terminal
 
-TRAINING = RunStatus("run-1", "training", 0, 2, 2, ("node1", "node2"), "", 1.5)
-RELEASED = replace(TRAINING, state="released")
+TRAINING = RunStatus("run-1", "running", 0, 2, 2, ("node1", "node2"), "", 1.5)
+SUCCEEDED = replace(TRAINING, state="succeeded")
 SECONDS = 20.0
 
 
@@ -63,7 +63,7 @@ def test_a_run_ends_while_its_terminal_is_stopped(
     def run() -> None:
         live.status(TRAINING)
         live.line(0, "node1", "a line that was not seen yet")
-        live.status(RELEASED)
+        live.status(SUCCEEDED)
 
     person.types(STOP)
     assert done_by_others(run)
@@ -71,7 +71,7 @@ def test_a_run_ends_while_its_terminal_is_stopped(
     assert done_by_others(lambda: Live().status(replace(TRAINING, run_id="run-2")))
     assert not person.sees("run-", seconds=0.0)
     person.types(GO)
-    assert person.sees("run-1: released")
+    assert person.sees("run-1: succeeded")
     assert person.sees("a line that was not seen yet") and person.sees("run-2")
     assert until(lambda: not displays() and sys.stdout is person.stream, SECONDS)
     assert person.sees("\x1b[?25h")  # the cursor
@@ -83,7 +83,7 @@ def test_a_terminal_that_is_stopped_while_it_is_drawn_on(
     at_terminal()
     live = Live()
     live.status(TRAINING)
-    assert person.sees("training")
+    assert person.sees("running")
     person.types(STOP)
     for step in range(200):
         live.line(0, "node1", f"line {step}")
@@ -93,10 +93,10 @@ def test_a_terminal_that_is_stopped_while_it_is_drawn_on(
         target=sys.stdout.write, args=("a line of the script's\n",), daemon=True
     )
     printing.start()
-    assert done_by_others(lambda: live.status(RELEASED))
-    assert not person.sees("released", seconds=0.0)
+    assert done_by_others(lambda: live.status(SUCCEEDED))
+    assert not person.sees("succeeded", seconds=0.0)
     person.types(GO)
-    assert person.sees("run-1: released") and person.sees("a line of the script's")
+    assert person.sees("run-1: succeeded") and person.sees("a line of the script's")
     assert person.sees("line 199")
     printing.join(SECONDS)
     assert until(lambda: not displays(), SECONDS)
@@ -117,8 +117,8 @@ def test_a_reader_that_does_not_read_holds_up_no_run(
     )
     printing.start()
     assert until(lambda: not wait_for_room(person.stream.fileno(), 0.0), SECONDS)
-    assert done_by_others(lambda: live.status(RELEASED))
-    assert person.sees("run-1: released")
+    assert done_by_others(lambda: live.status(SUCCEEDED))
+    assert person.sees("run-1: succeeded")
     assert until(
         lambda: person.sees("x" * 71, 0.1) or person.seen.count(lines[0]) == len(lines), SECONDS
     )
@@ -132,7 +132,7 @@ SCRIPT = """
     from hopsgpu.results import RunStatus
 
     live = Live()
-    live.status(RunStatus("run-1", "training", 0, 1, 1, ("node1",), "", 1.0))
+    live.status(RunStatus("run-1", "running", 0, 1, 1, ("node1",), "", 1.0))
     sys.stdin.readline()
     live.line(0, "node1", "x" * 60)
 """
@@ -150,7 +150,7 @@ def test_a_script_ends_though_its_terminal_is_stopped(person: Person) -> None:
     )
     assert process.stdin is not None
     try:
-        assert person.sees("training")
+        assert person.sees("running")
         person.types(STOP)
         process.stdin.close()
         assert process.wait(SECONDS) == 0
