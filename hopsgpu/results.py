@@ -44,14 +44,14 @@ class Timeline:
         """What was done one after the other, and the seconds that each of it took.
 
         In words: "prepared", "waited", "started" (the ranks, until the function ran in all of
-        them), "trained", "published", "released", and before them "failed" for earlier attempts.
+        them), "trained", "published", "released"; before them "earlier attempts".
         A run that ended early has no more than what it came to.
         """
         if self.requested is None:
             return ()
         done, last, due = [], self.requested, 0
         if self.retried is not None:
-            done.append(("failed", self.retried - last))
+            done.append(("earlier attempts", self.retried - last))
             last = self.retried
         for number, (point, word) in enumerate(_PHASES):
             at = getattr(self, point)

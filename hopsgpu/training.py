@@ -6,11 +6,13 @@ import contextlib
 import pickle
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from hopsgpu import beginning
 from hopsgpu.background import Background, Work
+from hopsgpu.beginning import Beginnings, Told
 from hopsgpu.call import Call
 from hopsgpu.ending import Ends, ended, odd_end
 from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
@@ -62,22 +64,6 @@ class Trained:
     warnings: list[str] = field(default_factory=list)
 
 
-class Told(Protocol):
-    """Who is told how the ranks fare."""
-
-    def entered(self, ranks: int, of: int, at: float) -> None:
-        """The user's function runs in so many of the ranks, in the last of them since then.
-
-        Args:
-            ranks: parameter servers among them.
-            of: how many there are.
-            at: seconds since the epoch.
-        """
-
-    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """The ranks' last metrics, by rank."""
-
-
 class Training:
     """Drives the agents through one attempt; use `train_on`.
 
@@ -101,9 +87,7 @@ class Training:
         self._outputs = outputs
         self._told = told
         self._cancelled = cancelled
-        self._pids: dict[int, int] = {}
-        # When the function of each began to run.
-        self._entered: dict[int, float] = {}
+        self._beginnings = Beginnings(world, told)
         self._ends = Ends(world, call.log_url)
         self._connected = {container.key for container in lease.containers}
         self._quiet_since: float | None = None
@@ -183,7 +167,7 @@ class Training:
     def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
         """A report of each rank that has started, in order, and whether it was seen to end."""
         told = []
-        for rank, pid in sorted(self._pids.copy().items()):
+        for rank, pid in sorted(self._beginnings.pids.copy().items()):
             place, report = self._place(rank), self.trained.reports.get(rank)
             going_on = RankReport(rank, place.role, place.container.host, place.gpus, pid)
             told.append((report or going_on, report is not None))
@@ -291,8 +275,8 @@ class Training:
         message = event.message
         if message is None:
             self._lose(event)
-        elif message.kind in ("started", "entered"):
-            self._begin(message)
+        elif message.kind in beginning.KINDS:
+            self._beginnings.take(message)
         elif message.kind == "output":
             self._outputs.take(message["rank"], message.payload)
         elif message.kind == "record":
@@ -309,15 +293,6 @@ class Training:
         elif message.kind == "ended":
             self._end(message)
 
-    def _begin(self, message: Message) -> None:
-        rank = int(message["rank"])
-        if message.kind == "started":
-            self._pids[rank] = message["pid"]
-            return
-        self._entered[rank] = float(message["time"]) + self._place(rank).container.clock
-        last = max(self._entered.values())
-        self._told.entered(len(self._entered), len(self._world.processes), last)
-
     def _warn(self, text: str) -> None:
         if text not in self.trained.warnings:
             self.trained.warnings.append(text)
@@ -332,7 +307,7 @@ class Training:
             role=end.place.role,
             host=end.place.container.host,
             gpus=end.place.gpus,
-            pid=self._pids[rank],
+            pid=self._beginnings.pids[rank],
             exit_code=end.exit_code,
             signal=end.signal,
             peak_memory=message["peak_memory"],

@@ -16,6 +16,7 @@ from hopsgpu.units import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
+_VALUES_WIDTH = 32
 # Trials that run have at most this part of the lines.
 _SHARE = 3
 _MOST_ENDED = 4
@@ -35,7 +36,7 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     shown, levels = shown_in(width, encoding), levels_of(encoding)
     counts = say.ends(status.wanted, say.states_of(status))
     took, gpus = words.seconds(picture.elapsed), say.held_gpus(status)
-    lines = [head(status, [words.state(status.state), took, counts, gpus], shown)]
+    lines = head(status, [words.state(status.state), took, counts, gpus], shown, width)
     lines += packed(status.waiting_for.split("; "), "; ", shown, width)
     if status.best is not None:
         lines.append(shown(f"  {say.best_of(status)}: {say.shortened(status.best.params, 200)}"))
@@ -63,7 +64,7 @@ def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
     if not drawn:
         return
     names = [name for name, *_ in drawn]
-    wide = plot_width(width, names, [said for *_, said in drawn])
+    wide = plot_width(width, names, _VALUES_WIDTH)
     for name, points, bounds, said in drawn:
         shown = sparkline(points, wide, levels, bounds).ljust(wide)
         yield f"  {name.ljust(max(map(len, names)))}  {shown}  {said}"

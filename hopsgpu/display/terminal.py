@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 _PLOT_WIDTH = 40
 _LEAST_PLOT_WIDTH = 12
 _NAME_WIDTH = 24
+_VALUES_WIDTH = 26
 _INDENT = "  "
 _TRACE_WIDTH = 12
+_STEP_WIDTH = 10
 _MOST_LINES = 12
 _EXIT_SECONDS = 1.0
 _STYLES = dict.fromkeys(("succeeded", "held", "released"), "green")
@@ -124,7 +126,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     """
     shown, levels = shown_in(width, encoding), levels_of(encoding)
     parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
-    lines = [head(picture.status, [words.phase(picture), *parts], shown)]
+    lines = head(picture.status, [words.phase(picture), *parts], shown, width)
     if picture.has_ended:
         lines += packed(words.lasted(picture.status.timeline), ", ", shown, width)
     else:
@@ -183,12 +185,23 @@ def shown_in(width: int, encoding: str) -> Shown:
     return shown
 
 
-def head(status: Status, parts: Iterable[str], shown: Shown) -> Text:
-    """The first line; parts that are "" are left out."""
-    told = " - ".join(part for part in parts if part)
-    line = shown(f"hopsgpu {status.run_id}: {told}")
+def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list[Text]:
+    """The first line; what does not fit into it has a second one. Parts that are "" are left out.
+
+    Args:
+        status: of what is shown.
+        parts: what is said of it, the state first.
+        shown: makes the lines.
+        width: characters of a line.
+    """
+    from rich.cells import cell_len
+
+    first, rest = f"hopsgpu {status.run_id}: {parts[0]}", [part for part in parts[1:] if part]
+    while rest and cell_len(f"{first} - {rest[0]}") <= width:
+        first = f"{first} - {rest.pop(0)}"
+    line = shown(first)
     line.stylize(f"bold {_STYLES.get(status.state, 'cyan')}")
-    return line
+    return [line, *packed(rest, " - ", shown, width)]
 
 
 def tail(recent: Log, room: int, whole: str, shown: Shown) -> Sequence[Text]:
@@ -207,8 +220,8 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
         return
     names = [plot.name[:_NAME_WIDTH] for plot in picture.plots]
     values = [words.measured(plot) for plot in picture.plots]
-    wide = plot_width(width, names, values)
-    longest = max(map(len, names))
+    # As wide whatever the values are: plots that move four times a second cannot be read.
+    wide, longest = plot_width(width, names, _VALUES_WIDTH), max(map(len, names))
     for plot, name, value in zip(picture.plots, names, values, strict=True):
         trace = plot.traces[0] if plot.traces else ()
         drawn = sparkline(trace, wide, levels, span=plot.steps)
@@ -217,9 +230,9 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
     yield f"{_INDENT}{' ' * longest}  {first}{last.rjust(wide - len(first))}"
 
 
-def plot_width(width: int, names: Sequence[str], values: Sequence[str]) -> int:
-    """Characters that a plot has between its name and its values."""
-    beside = len(_INDENT) + 4 + max(map(len, names)) + max(map(len, values))
+def plot_width(width: int, names: Sequence[str], values: int) -> int:
+    """Characters that a plot has between its name and its values, which have so many."""
+    beside = len(_INDENT) + 4 + max(map(len, names)) + values
     return min(max(width - beside, _LEAST_PLOT_WIDTH), _PLOT_WIDTH)
 
 
@@ -230,10 +243,15 @@ def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
         return
     fits = picture.ranks <= min(room, len(picture.rows))
     told = picture.rows if fits else picture.rows[: max(room - 1, 0)]
+
+    def step(row: Row) -> str:
+        return "" if row.step is None else f"step {row.step:g}"
+
     host = max((len(row.host) for row in told), default=0)
+    wide = _STEP_WIDTH if any(map(step, told)) else 0
     for row in told:
-        step = "" if row.step is None else f"step {row.step:g}"
-        parts = [f"rank {row.rank:<2}", row.host.ljust(host), step.ljust(10), _gpu(row, levels)]
+        parts = [f"rank {row.rank:<2}", row.host.ljust(host), step(row).ljust(wide)]
+        parts.append(_gpu(row, levels))
         yield f"{_INDENT}{'  '.join([*(part for part in parts if part), row.ended])}".rstrip()
     if more := words.others(picture, len(told)):
         yield f"{_INDENT}{more}"

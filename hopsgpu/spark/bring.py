@@ -19,6 +19,7 @@ from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spark.waiting import EndedAgain
 from hopsgpu.worker.server import ControlServer
 from hopsgpu.yarn.resource_manager import Held
+from hopsgpu.yarn.waiting import Facts
 
 EVENT_SECONDS = 0.2
 _ASK_SECONDS = 1.0
@@ -34,8 +35,8 @@ class Turn(Protocol):
     def granted(self) -> None:
         """YARN has granted all: others may ask."""
 
-    def facts(self) -> str:
-        """Who holds the rest, in a line."""
+    def facts(self, held: int) -> Facts:
+        """Who holds the rest, where YARN has granted so many executors."""
 
 
 class Bringing:
@@ -173,8 +174,11 @@ class Bringing:
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
         if allotted >= self._request.executors:
             self._turn.granted()
-        facts = self._turn.facts()
-        self._why = lambda: f"{self._missing(held)}; {facts}"
+            # Who holds others is of no concern any more.
+            self._why = lambda: self._missing(held)
+        else:
+            facts = self._turn.facts(len(held.containers))
+            self._why = lambda: facts.around(self._missing(held))
 
     def _missing(self, held: Held) -> str:
         """Where the executors that are not here yet are."""

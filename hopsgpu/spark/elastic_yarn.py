@@ -236,7 +236,9 @@ class YarnElasticLease(JobsLease):
                 until, least = time.monotonic() + PART_SECONDS, missing
             if not place.keep() or time.monotonic() > until:
                 break
-            patience.tell((), f"{where}; {place.facts()}")
+            with self._changed:
+                granted = len(self._live) - missing
+            patience.tell((), place.facts(granted).around(where))
         # Others go first; those that were granted meanwhile find another job, or are let go.
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]

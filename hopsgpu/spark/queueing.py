@@ -26,7 +26,7 @@ from hopsgpu.turns import (
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
-from hopsgpu.yarn.waiting import waiting_facts
+from hopsgpu.yarn.waiting import Facts, waiting_facts
 
 _LOOK_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
@@ -92,12 +92,16 @@ class Queueing:
         """YARN has granted all, and they only have to start: the next gang may ask."""
         self._give_back()
 
-    def facts(self) -> str:
-        """Who holds what, in a line."""
+    def facts(self, held: int) -> Facts:
+        """Who holds what, and what is free.
+
+        Args:
+            held: how many of its executors YARN has granted.
+        """
         try:
-            return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand)
+            return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
         except HopsGpuError as error:
-            return str(error)
+            return Facts("", str(error))
 
     def hosts(self, executors: int) -> tuple[str, ...]:
         """Where executors are best asked for, one host for each; none leaves it to YARN."""
@@ -150,8 +154,10 @@ class Queueing:
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
-        why = [text for text in (turn.why, missing.text) if text]
-        self._patience.tell((), "; ".join([*why, waiting_facts(snapshot, self._demand)]))
+        facts = waiting_facts(snapshot, self._demand, has, missing.queue)
+        # Whoever stands before it is in its way first.
+        why = [turn.why, facts.around(missing.text)]
+        self._patience.tell((), "; ".join(part for part in why if part))
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:

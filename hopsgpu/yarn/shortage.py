@@ -97,7 +97,7 @@ def _queue(queue: Queue, one: Amount, wanted: int, beside: int) -> tuple[int, Sh
         text = f"queue {queue.path} is at its limit ({used} of {_counted(most, name)} in use)"
     else:
         text = f"queue {queue.path} has {spare} of {_counted(most, name)} left,"
-        text = f"{text} {each * wanted} {_are(each * wanted)} wanted"
+        text = f"{text} {each * wanted} {_are(each * wanted)} needed"
     return beside + left.room_for(one), Shortage(Bound.QUEUE, text, queue.path)
 
 
@@ -123,11 +123,13 @@ def _nodes(
     # What is scarce by nature is named first.
     for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
         if have < want:
+            text = f"{have} of {_counted(want, name)} needed {_are(want)} free"
+            # How many GPUs are free is told of beside it.
             return Shortage(
-                Bound.CLUSTER, f"{have} of {_counted(want, name)} wanted {_are(want)} free"
+                Bound.CLUSTER, f"needs {_counted(want, name)}" if name == _NAMES[0] else text
             )
     if demand.spread and sum(places.values()) < wanted:
-        nodes = f"{sum(places.values())} of {counted(wanted, 'node')} wanted"
+        nodes = f"{sum(places.values())} of {counted(wanted, 'node')} needed"
         verb = "has" if wanted == 1 else "have"
         return Shortage(Bound.NODES, f"{nodes} {verb} room for an executor ({_each(free, one)})")
     if one.gpus and sum(amount.gpus // one.gpus for amount in free.values()) < wanted:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 from hopsgpu.units import counted
 from hopsgpu.yarn.amounts import Amount, total
 from hopsgpu.yarn.demand import Demand
@@ -10,58 +12,90 @@ from hopsgpu.yarn.snapshot import App, Snapshot
 _HOLDERS_SHOWN = 3
 
 
-def waiting_facts(snapshot: Snapshot, demand: Demand) -> str:
-    """One line: what is free in the cluster and in the queue, and who holds the rest.
+@dataclass(frozen=True)
+class Facts:
+    """Who holds what a gang waits for, and what is free.
+
+    Attributes:
+        holders: "" where nobody does.
+        free: in the cluster, and in the queues whose limits are below that.
+    """
+
+    holders: str
+    free: str
+
+    def around(self, *why: str) -> str:
+        """One line: who holds the rest, why that is too much, what is free."""
+        return "; ".join(part for part in (self.holders, *why, self.free) if part)
+
+
+def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str = "") -> Facts:
+    """What is free, and who holds the rest.
 
     Of GPUs where the gang wants some, else of cores and memory.
+
+    Args:
+        snapshot: a look at the ResourceManager.
+        demand: the whole gang.
+        held: how many of its executors the gang has.
+        told: path of a queue whose limit is told of already.
     """
     with_gpus = demand.container.gpus > 0
     nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
     used = total(node.used for node in nodes)
-    where = [f"{_of(whole - used, whole, with_gpus)} in the cluster"]
+    free = [f"{_of(whole - used, whole, with_gpus)} free"]
     for queue in snapshot.queues[:-1]:
-        if queue is snapshot.queues[0] or not whole.within(queue.maximum):
-            left = _of(queue.maximum - queue.used, queue.maximum, with_gpus)
-            where.append(f"{left} in queue {queue.path}")
-    what = "GPUs free" if with_gpus else "free"
-    return f"{what}: {', '.join(where)}{_holders(snapshot, used, with_gpus)}"
+        # Of one that may have all there is, what it has not does not tell what it can get.
+        if queue.path != told and not whole.within(queue.maximum):
+            left = queue.maximum - queue.used
+            free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
+    own = snapshot.granted(demand.container) * held
+    return Facts(_holders(snapshot, used, own, with_gpus), ", ".join(free))
 
 
 def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
     if with_gpus:
-        return f"{max(free.gpus, 0)} of {whole.gpus}"
+        return f"{max(free.gpus, 0)} of {counted(whole.gpus, 'GPU')}"
     cores = f"{max(free.cores, 0)} of {counted(whole.cores, 'core')}"
     return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
 
 
-def _holders(snapshot: Snapshot, used: Amount, with_gpus: bool) -> str:
+def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> str:
     def key(amount: Amount) -> tuple[int, ...]:
         return amount.parts[:1] if with_gpus else amount.parts[1:]
 
-    holding = [app for app in snapshot.applications if any(key(app.used))]
+    # What the gang itself has is nobody's fault.
+    apps = [
+        replace(app, used=app.used - own) if app.id == snapshot.application_id else app
+        for app in snapshot.applications
+    ]
+    holding = [app for app in apps if any(part > 0 for part in key(app.used))]
     holding.sort(key=lambda app: key(app.used), reverse=True)
     said = [_holder(app, snapshot.application_id, with_gpus) for app in holding]
     shown = said[:_HOLDERS_SHOWN]
     if len(said) > _HOLDERS_SHOWN:
-        shown.append(f"and {len(said) - _HOLDERS_SHOWN} more")
+        shown.append(f"{len(said) - _HOLDERS_SHOWN} more")
     hidden = used - total(app.used for app in snapshot.applications)
     if key(hidden)[0] > 0:
         # A node's share is used until the node has reported the container's end.
         size = _size(hidden, with_gpus)
         shown.append(f"applications that are not shown or just ended ({size})")
-    return f"; held by {', '.join(shown)}" if shown else ""
+    return f"held by {', '.join(shown)}" if shown else ""
 
 
 def _holder(app: App, own: str, with_gpus: bool) -> str:
+    size = _size(app.used, with_gpus)
     if app.id == own:
-        return f"this application ({_size(app.used, with_gpus)})"
-    name = f" '{app.name}'" if app.name else ""
-    return f"{app.id}{name} of {app.user} ({_size(app.used, with_gpus)})"
+        return f"this application ({size})"
+    # Its name tells a person more; its id is what `yarn application -kill` takes.
+    if app.name:
+        return f"'{app.name}' of {app.user} ({size}, {app.id})"
+    return f"{app.id} of {app.user} ({size})"
 
 
 def _size(amount: Amount, with_gpus: bool) -> str:
     return (
-        f"{amount.gpus}"
+        counted(amount.gpus, "GPU")
         if with_gpus
         else f"{counted(amount.cores, 'core')}, {amount.memory_mib} MiB"
     )

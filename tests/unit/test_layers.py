@@ -33,7 +33,7 @@ LAYERS = (
         "recording",
         "interrupts",
     ),
-    ("arguments", "planning", "meeting", "ending", "publishing"),
+    ("arguments", "planning", "meeting", "beginning", "ending", "publishing"),
     ("run_message", "feeding", "preparing", "training", "execution"),
     ("holding", "launcher"),
     ("study", "doctor"),
