@@ -56,7 +56,8 @@ class StoreError(HopsGpuError):
 
     Attributes:
         kind: "permission", "quota", "safe mode", "absent", "exists", "unreachable", "damaged",
-            "unsupported", or "" for what is none of them.
+            "unsupported", "schema" of what another version of hopsgpu wrote, or "" for what is none
+            of them.
     """
 
     def __init__(self, message: str, kind: str = "") -> None:

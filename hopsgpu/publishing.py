@@ -155,7 +155,7 @@ class Publisher:
         """What a person is told of parts that are no version."""
         whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         until = time.strftime(
-            "%Y-%m-%d %H:%M UTC", time.gmtime(time.time() + sweeping.AGE_MILLISECONDS / 1000)
+            "%Y-%m-%d %H:%M %Z", time.localtime(time.time() + sweeping.AGE_MILLISECONDS / 1000)
         )
         return (
             f"What {whose} uploaded is kept in {staging}/<rank>, or all in one of these, for a day:"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopsgpu.cli.commands import Commands
 from hopsgpu.cli.ending import ended_in_order
 from hopsgpu.cli.root import json_option
 
@@ -21,7 +22,7 @@ _dir: Callable[[Any], Any] = click.option(
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def cluster() -> None:
     """A real YARN and HDFS on this machine, for development.
 

@@ -65,7 +65,7 @@ def shown(check: Check) -> str:
     lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]
     if check.state.value != "ok":
         lines += [textwrap.indent(detail, " " * (_STATE + 2)) for detail in check.details]
-        if check.mend:
+        if check.mend and check.mend not in check.seen:
             lines.append(f"{' ' * _STATE}{click.style('mend', bold=True)}: {check.mend}")
     return "\n".join(lines)
 

@@ -30,9 +30,23 @@ Write = Callable[[bytes], object]
 
 @click.command()
 @root_option
-@click.option("--rank", "ranks", type=click.IntRange(0), multiple=True, metavar="N", help="Only.")
-@click.option("--trial", type=click.IntRange(0), metavar="N", help="Of a search.")
-@click.option("--attempt", type=click.IntRange(0), metavar="N", help="The last one by default.")
+@click.option(
+    "--rank",
+    "ranks",
+    type=click.IntRange(0),
+    multiple=True,
+    metavar="N",
+    help="Only this rank's; may be given several times.",
+)
+@click.option(
+    "--trial", type=click.IntRange(0), metavar="N", help="Those of this trial of a search."
+)
+@click.option(
+    "--attempt",
+    type=click.IntRange(0),
+    metavar="N",
+    help="Those of this attempt; by default the last.",
+)
 @click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
 @click.option("--json", "as_json", is_flag=True, help="For programs: an object for each line.")
 @click.argument("run_id", metavar="ID")

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
+import hopsgpu
 from hopsgpu.cli.cluster import cluster
+from hopsgpu.cli.commands import Commands
 from hopsgpu.cli.doctor import doctor
 from hopsgpu.cli.gpus import gpus
 from hopsgpu.cli.logs import logs
@@ -20,8 +22,8 @@ from hopsgpu.cli.tensorboard import tensorboard
 from hopsgpu.errors import HopsGpuError
 
 
-class Group(click.Group):
-    """A group that shows what hopsgpu raises on purpose as one message, without a traceback."""
+class Main(Commands):
+    """The group that shows what hopsgpu raises on purpose as one message, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         if sys.stdout is None:  # what Python makes of one that was closed before it began
@@ -60,7 +62,8 @@ def _drop_output() -> None:
     os.close(nowhere)
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(hopsgpu.__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
 def main() -> None:
     """Gang-scheduled distributed training on YARN's GPUs."""
 

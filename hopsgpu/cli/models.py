@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopsgpu.cli.commands import Commands
 from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
-from hopsgpu.cli.tables import Layout, Row, headers, show
-from hopsgpu.cli.words import size
+from hopsgpu.cli.tables import Fact, Layout, Row, headers, show
+from hopsgpu.cli.words import moment_of, size
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.stores.root import below
 from hopsgpu.units import counted
@@ -30,7 +31,7 @@ _READERS = 8
 _LATEST = "latest"
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @root_option
 @json_option
 @click.pass_context
@@ -83,7 +84,7 @@ def versions(name: str, as_json: bool) -> None:
             continue
         texts = (
             str(told["version"]),
-            str(told["time"])[:19].replace("T", " "),
+            moment_of(str(told["time"])),
             str(told["files"]),
             size(told["bytes"]),
             ",".join(told["tags"]) or "-",
@@ -114,13 +115,13 @@ def show_version(name: str, version: str, as_json: bool) -> None:
         if problem:
             click.echo(f"hopsgpu: {problem}", err=True)
         return
-    rows: list[Row] = []
+    rows: list[Row | Fact] = []
     told = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
     told["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
+    told["time"] = moment_of(str(manifest.get("time")))
     for key, value in told.items():
         if key not in ("schema", "files") and value not in (None, {}, []):
-            text = value if isinstance(value, str) else json.dumps(value)
-            rows.append([(f"{key:<12} {text}", "")])
+            rows.append(Fact(key, value if isinstance(value, str) else json.dumps(value)))
     rows.append([("", "")])
     rows.append(headers("SIZE", "FILE", "DIGEST"))
     for path, facts in manifest["files"].items():

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.cli import trial_tables
-from hopsgpu.cli.tables import Layout, Row, headers
+from hopsgpu.cli.tables import Fact, Layout, Row, headers
 from hopsgpu.cli.words import duration, moment, size
-from hopsgpu.stores.runs import LOST
+from hopsgpu.display import words
+from hopsgpu.results import Timeline
+from hopsgpu.stores.runs import LOST, OTHER_SCHEMA
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
     from hopsgpu.stores.runs import RunRecord, StoredRun
 
-_COLOURS = {"released": "green", "kept": "green", "failed": "red", "lost": "red"}
+_COLOURS = {"succeeded": "green", "failed": "red", "lost": "red"}
 _COLOURS |= {"cancelled": "yellow", "unreadable": "red"}
 LAYOUT = Layout(
-    right=("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "UTILISATION", "PEAK", "TRIAL", "TRIES"),
-    least={"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10, "PARAMETERS": 20},
-    spared=("MODEL", "NAME", "RANKS", "TRIES", "TOOK"),
+    right=(
+        *("TOOK", "RANKS", "GPUS", "RANK", "PID", "EXIT", "GPU-USE", "HOST-MEMORY"),
+        *("TRIAL", "TRIES"),
+    ),
+    least={
+        **{"RUN": 24, "NAME": 6, "MODEL": 10, "NODE": 10, "PARAMETERS": 20},
+        **{"LAST REPORT": 16},
+    },
+    spared=("MODEL", "NAME", "RANKS", "TRIES", "TOOK", "PID", "ROLE"),
     cut_in_front=("RUN", "MODEL"),
 )
 
@@ -35,7 +44,7 @@ def rows(found: Sequence[StoredRun], now: float) -> list[Row]:
 
 
 def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
-    yield headers("RUN", "STATE", "NAME", "STARTED", "TOOK", "RANKS", "GPUS", "MODEL")
+    yield headers("RUN", "STATE", "NAME", "REQUESTED", "TOOK", "RANKS", "GPUS", "MODEL")
     for run in found:
         state = run.state_at(now)
         first = [(run.run_id, ""), (state, _COLOURS.get(state, "bold"))]
@@ -52,9 +61,14 @@ def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
             (str(record.gpus), ""),
             (_model(record.model), ""),
         ]
+    others = [run for run in found if run.kind == OTHER_SCHEMA]
     for run in found:
-        if run.problem:
+        if run.problem and run not in others:
             yield [(f"{run.run_id}: {run.problem}", "red")]
+    # The same of all of them.
+    if others:
+        more = f" (and so for {counted(len(others) - 1, 'more run')})" if others[1:] else ""
+        yield [(f"{others[0].run_id}: {others[0].problem}{more}", "red")]
 
 
 def _model(url: str | None) -> str:
@@ -62,7 +76,7 @@ def _model(url: str | None) -> str:
     return "-" if url is None else " ".join(url.rsplit("/", 2)[-2:])
 
 
-def described(record: RunRecord, url: str, now: float) -> list[Row]:
+def described(record: RunRecord, url: str, now: float) -> list[Row | Fact]:
     """All that a person wants to know of a run.
 
     Args:
@@ -73,7 +87,7 @@ def described(record: RunRecord, url: str, now: float) -> list[Row]:
     return list(_described(record, url, now))
 
 
-def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
+def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
     state = record.state_at(now)
     lost = f" (was {record.state})" if state != record.state else ""
     content = record.content
@@ -84,7 +98,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
         "user": record.user,
         "application": str(content.get("application")),
         "queue": str(content.get("queue")),
-        "started": moment(requested),
+        "requested": moment(requested),
         "took": duration(record.took(now)),
         "attempt": str(record.attempt),
         "gang": f"{counted(content['spec']['workers'], 'rank')}, {counted(record.gpus, 'GPU')}",
@@ -96,25 +110,26 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row]:
         del told["gang"], told["attempt"]
     told |= dict(_data(content.get("data")))
     for name, text in told.items():
-        yield [(f"{name:<12} {text}", _COLOURS.get(state, "bold") if name == "state" else "")]
+        yield Fact(name, text, _COLOURS.get(state, "bold") if name == "state" else "")
     if record.error is not None:
         for number, line in enumerate(record.error.splitlines()):
-            yield [(f"{'' if number else 'error':<12} {line}", "red")]
+            yield Fact("" if number else "error", line, "red")
     for warning in _texts(content.get("warnings")):
-        yield [(f"{'warning':<12} {warning}", "yellow")]
-    if requested is not None:
-        passed = (f"{name} {when - requested:.1f} s" for name, when in record.timeline.items())
-        yield [(f"{'timeline':<12} {', '.join(passed)}", "")]
+        yield Fact("warning", warning, "yellow")
+    known = {field.name for field in fields(Timeline)}
+    passed = Timeline(**{name: at for name, at in record.timeline.items() if name in known})
+    if lasted := words.lasted(passed):
+        yield Fact("time", ", ".join(lasted))
     seconds = content.get("gpu_seconds")
     if isinstance(seconds, dict):
         spent = ", ".join(f"{name} {value:.1f}" for name, value in _numbers(seconds))
-        yield [(f"{'GPU seconds':<12} {spent}", "")]
+        yield Fact("GPU seconds", spent)
     if "search" in content:
         left = "" if record.goes_on(now) else "stopped" if record.has_ended else LOST
         yield from trial_tables.described(content["search"], left, now)
         return
     yield [("", "")]
-    yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "UTILISATION", "PEAK", "LAST REPORT")
+    yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "GPU-USE", "HOST-MEMORY", "LAST REPORT")
     for rank in record.ranks:
         yield _rank(rank, record, now)
 

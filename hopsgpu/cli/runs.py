@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hopsgpu.cli.commands import Commands
 from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import show
 from hopsgpu.cli.words import duration
@@ -22,7 +23,7 @@ _CANCEL_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Commands, invoke_without_command=True)
 @root_option
 @click.option(
     "--limit",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,24 @@ if TYPE_CHECKING:
 Cell = tuple[str, str]
 Row = list[Cell]
 _GAP = 2
+# Of a fact: its name, and what its text has at least on the narrowest terminal.
+_NAME = 12
+_LEAST_ROOM = 20
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A name and a text that may be long, on lines of their own.
+
+    Attributes:
+        name: "" for another line of the one before.
+        text: of one line.
+        style: of both.
+    """
+
+    name: str
+    text: str
+    style: str = ""
 
 
 @dataclass(frozen=True)
@@ -37,7 +56,7 @@ def headers(*names: str) -> Row:
     return [(name, "bold") for name in names]
 
 
-def show(rows: Sequence[Row], layout: Layout) -> None:
+def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
     """Prints a table: on a terminal each row is a line that fits, elsewhere it is whole."""
     from rich.console import Console
     from rich.text import Text
@@ -49,7 +68,9 @@ def show(rows: Sequence[Row], layout: Layout) -> None:
     console.print(Text("\n").join(lines), soft_wrap=width is None)
 
 
-def aligned(rows: Sequence[Row], layout: Layout, encoding: str, width: int | None) -> list[Text]:
+def aligned(
+    rows: Sequence[Row | Fact], layout: Layout, encoding: str, width: int | None
+) -> list[Text]:
     """Lines of a table; the first row has the headers, a row of one cell is a line of its own.
 
     Args:
@@ -61,8 +82,11 @@ def aligned(rows: Sequence[Row], layout: Layout, encoding: str, width: int | Non
     from rich.cells import cell_len
     from rich.text import Text
 
-    shown = [[(plain(text, encoding), style) for text, style in row] for row in rows]
-    full = [row for row in shown if len(row) > 1]
+    shown = [
+        row if isinstance(row, Fact) else [(plain(text, encoding), style) for text, style in row]
+        for row in rows
+    ]
+    full = [row for row in shown if not isinstance(row, Fact) and len(row) > 1]
     columns = [text for text, _ in full[0]] if full else []
     widths = [max(cell_len(text) for text, _ in column) for column in zip(*full, strict=True)]
     if width is not None:
@@ -70,6 +94,9 @@ def aligned(rows: Sequence[Row], layout: Layout, encoding: str, width: int | Non
     mark = "…" if plain("…", encoding) == "…" else "~"
     lines = []
     for row in shown:
+        if isinstance(row, Fact):
+            lines += _told(row, encoding, width)
+            continue
         if len(row) == 1:
             lines.append(Text(*row[0]))
             continue
@@ -88,6 +115,35 @@ def aligned(rows: Sequence[Row], layout: Layout, encoding: str, width: int | Non
             line.truncate(width, overflow="crop")
         lines.append(line)
     return lines
+
+
+def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
+    """The name and beside it the text, in as many lines as it takes."""
+    from rich.cells import cell_len
+    from rich.text import Text
+
+    text, beside = plain(fact.text, encoding), _NAME + 1
+    room = cell_len(text) if width is None else max(width - beside, _LEAST_ROOM)
+    names = itertools.chain([plain(fact.name, encoding)], itertools.repeat(""))
+    return [
+        Text(f"{name:<{_NAME}} {part}", style=fact.style)
+        for name, part in zip(names, _broken(text, room), strict=False)
+    ]
+
+
+def _broken(text: str, room: int) -> Iterator[str]:
+    """A text in parts of so many cells at most: between words, in a path behind a "/"."""
+    from rich.cells import cell_len, set_cell_size
+
+    while cell_len(text) > room:
+        # What does not fill its last cell by half of a wide character ends in a space.
+        fits = len(set_cell_size(text, room).rstrip()) or 1
+        at = max(text.rfind(mark, room // 3, fits) for mark in " /") + 1
+        if text[fits : fits + 1] == " " or not at:
+            at = fits
+        yield text[:at].rstrip()
+        text = text[at:].lstrip()
+    yield text
 
 
 def _fitted(columns: Sequence[str], widths: Sequence[int], room: int, layout: Layout) -> list[int]:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hopsgpu.cli.tables import Row, headers
+from hopsgpu.cli.tables import Fact, Row, headers
 from hopsgpu.cli.words import duration
 from hopsgpu.display.search_words import gpus, measure, number, shortened
 from hopsgpu.stores.troubles import ODD_JSON
@@ -19,7 +19,7 @@ _MOST_TRIALS = 50
 _LONGEST = 200
 
 
-def described(told: Any, left: str, now: float) -> list[Row]:
+def described(told: Any, left: str, now: float) -> list[Row | Fact]:
     """What a record tells of a search and its trials.
 
     Args:
@@ -32,20 +32,20 @@ def described(told: Any, left: str, now: float) -> list[Row]:
         return [*_heads(told, trials), [("", "")], *_table(trials, left, now)]
     except ODD_JSON as error:
         odd = f"its trials were written by another version of hopsgpu ({error!r}); --json has them"
-        return [[(f"{'search':<12} {odd}", "yellow")]]
+        return [Fact("search", odd, "yellow")]
 
 
-def _heads(told: Any, trials: Sequence[TrialReport]) -> Iterator[Row]:
+def _heads(told: Any, trials: Sequence[TrialReport]) -> Iterator[Fact]:
     states = Counter(trial.state for trial in trials)
     ended = ", ".join(f"{states[state]} {state}" for state in (COMPLETE, PRUNED, FAILED))
     metric = f"{told['direction']} {told['metric'] or 'the value'}"
-    yield [(f"{'search':<12} {metric}, by {told['sampler']} and {told['pruner']}", "")]
-    yield [(f"{'trials':<12} {told['trials_wanted']} wanted: {ended}", "")]
+    yield Fact("search", f"{metric}, by {told['sampler']} and {told['pruner']}")
+    yield Fact("trials", f"{told['trials_wanted']} wanted: {ended}")
     most, of_each = told["max_concurrent"], counted(told["workers_per_trial"], "rank")
-    yield [(f"{'at a time':<12} {most} at most, of {of_each} with {_gpus(told)} each", "")]
+    yield Fact("at a time", f"{most} at most, of {of_each} with {_gpus(told)} each")
     if best := told["best"]:
         value, params = number(best["value"]), shortened(best["params"], _LONGEST)
-        yield [(f"{'best':<12} trial {best['number']}: {value} with {params}", "green")]
+        yield Fact("best", f"trial {best['number']}: {value} with {params}", "green")
 
 
 def _gpus(told: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import time
 
 _UNITS = ("B", "KiB", "MiB", "GiB")
@@ -28,6 +29,14 @@ def moment(seconds: float | None) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
     except (OverflowError, ValueError, OSError):  # no time that a calendar has
         return f"{seconds:g}"
+
+
+def moment_of(text: str) -> str:
+    """Local date and time of what a manifest says in UTC (RFC 3339); another text as it is."""
+    try:
+        return moment(datetime.datetime.fromisoformat(text).timestamp())
+    except ValueError:
+        return text
 
 
 def size(count: float) -> str:

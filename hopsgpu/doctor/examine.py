@@ -45,15 +45,19 @@ class Examination:
         yield machine.check_python(here)
         client, setting = gather.client_facts(os.environ)
         yield machine.check_hadoop_conf(client)
-        yield machine.check_resource_types(client)
-        found = yield from self._yarn(setting, own)
+        found = None
+        if not client.problem:  # else nothing is known that could be looked at
+            yield machine.check_resource_types(client)
+            found = yield from self._yarn(setting, own)
         if unread is not None:
             yield wrong("settings", unread, "make it readable, or set SPARK_CONF_DIR")
         else:
             gpus = 0 if found is None else len(found.gpus.nodes)
             yield settings.check_settings(defaults, self.conf, gpus)
-        yield self._lake(gather.lake_root(own, os.environ, setting), client)
-        if self.session:
+        root = gather.lake_root(own, os.environ, setting)
+        if not client.problem or not root.startswith("file:"):
+            yield self._lake(root, client)
+        if self.session and not client.problem:
             label = own.get("spark.yarn.executor.nodeLabelExpression", "")
             yield from self._session(found, setting, here, label)
 
@@ -75,7 +79,7 @@ class Examination:
 
     def _lake(self, root: str, client: machine.Client) -> Check:
         if client.filesystem is None and root.startswith("file:"):
-            return unknown("hdfs", "no Hadoop configuration names it")
+            return unknown("hdfs", "the Hadoop configuration names none")
         try:
             facts = Bounded("hopsgpu-lake", lambda: gather.lake_facts(root)).result(_LAKE_SECONDS)
         except TimeoutError:

@@ -9,7 +9,10 @@ from hopsgpu.doctor.report import Check, ok, unknown, wrong
 from hopsgpu.yarn.amounts import GPU
 
 _JAVA = "set JAVA_HOME to a JDK 17 or 21, the ones that Spark 4 runs on"
-_CONF_DIR = "set HADOOP_CONF_DIR to the cluster's Hadoop configuration"
+_CONF_DIR = (
+    "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (of the development cluster:"
+    ' eval "$(hopsgpu cluster env)")'
+)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ def check_python(machine: Machine) -> Check:
 
 def check_hadoop_conf(client: Client) -> Check:
     """Whether the Hadoop configuration says where HDFS and YARN are."""
+    if not client.places:
+        seen = f"HADOOP_CONF_DIR is not set, and no cluster was looked at: {_CONF_DIR}"
+        return wrong("hadoop conf", seen, _CONF_DIR)
     if client.problem:
         return wrong("hadoop conf", client.problem, _CONF_DIR)
     where = ":".join(client.places)
@@ -110,8 +116,6 @@ def check_hadoop_conf(client: Client) -> Check:
 def check_resource_types(client: Client) -> Check:
     """Whether this side knows GPUs, without which Spark cannot ask for them."""
     name = "resource types"
-    if client.problem:
-        return unknown(name, "there is no Hadoop configuration to look at")
     mend = (
         "copy yarn-scripts/resource-types.xml into HADOOP_CONF_DIR (the ResourceManager and the"
         " NodeManagers want it too)"

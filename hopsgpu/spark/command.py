@@ -11,6 +11,7 @@ from pathlib import Path
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
+from hopsgpu.spark.log_level import quiet
 from hopsgpu.spark.masters import is_local
 from hopsgpu.spark.shipping import ARCHIVES
 
@@ -78,13 +79,17 @@ def planned(
         python: this one, which has hopsgpu and is the driver's in client mode.
 
     Raises:
-        ConfigError: the script is no Python file, or a setting cannot hold gangs.
+        ConfigError: the script is no Python file, a setting cannot hold gangs, or there is no
+            Spark.
     """
     if not Path(job.script).is_file() or not job.script.endswith(".py"):
         raise ConfigError(f"{job.script} is no Python file of this machine: give a script, *.py")
     mode = _mode(job, defaults)
     said = {name: value for name, value in job.conf.items() if name != _MODE}
     said = {**_pythons(mode, {**defaults, **said}, environ, python), **said}
+    if mode == "client":
+        home = find_spark_submit(environ).resolve().parents[1]
+        said = {**quiet({**defaults, **said}, environ, home), **said}
     if job.queue is not None:
         said[_QUEUE] = job.queue
     if mode == "cluster" and (job.detach or job.tag):

@@ -26,6 +26,8 @@ SCHEMA = 2
 LOST_SECONDS = 60.0
 LOST = "lost"
 UNREADABLE = "unreadable"
+# The kind of the error where another version of hopsgpu has written a record.
+OTHER_SCHEMA = "schema"
 LATEST = "last"
 _ID = re.compile(r"\w[\w.+=-]{0,199}")
 _BEGAN = re.compile(r"-(\d{8}-\d{6})-[0-9a-f]+")
@@ -109,8 +111,9 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
         told = json.loads(content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
         if told["schema"] != SCHEMA:
             raise StoreError(
-                f"{url} has schema {told['schema']!r}, and this version of hopsgpu reads {SCHEMA};"
-                f" {_LOGS}"
+                f"{url} was written by another version of hopsgpu: it has schema"
+                f" {told['schema']!r:.99}, and this one reads schema {SCHEMA}; {_LOGS}",
+                kind=OTHER_SCHEMA,
             )
         record = RunRecord(
             content=told,
@@ -191,11 +194,13 @@ class StoredRun:
         run_id: its name.
         record: what it tells, or None.
         problem: why it tells nothing, or "".
+        kind: of the problem, as of a StoreError.
     """
 
     run_id: str
     record: RunRecord | None
     problem: str = ""
+    kind: str = ""
 
     def state_at(self, now: float) -> str:
         """The run's state, "lost", or "unreadable"."""
@@ -291,7 +296,7 @@ class RunStore:
         try:
             return StoredRun(run_id, self.record(run_id))
         except HopsGpuError as error:
-            return StoredRun(run_id, None, str(error))
+            return StoredRun(run_id, None, str(error), getattr(error, "kind", ""))
 
     def ask_to_cancel(self, run_id: str) -> None:
         """Leaves word for the run's driver, which looks for it every few seconds.

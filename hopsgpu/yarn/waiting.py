@@ -43,7 +43,9 @@ def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str =
     with_gpus = demand.container.gpus > 0
     nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
     used = total(node.used for node in nodes)
-    free = [f"{_of(whole - used, whole, with_gpus)} free"]
+    # "4 of 8 GPUs free, 0 of 4 in queue root.a".
+    what = "GPUs free" if with_gpus else "free"
+    free = [f"{_of(whole - used, whole, with_gpus)} {what}"]
     for queue in snapshot.queues[:-1]:
         # Of one that may have all there is, what it has not does not tell what it can get.
         if queue.path != told and not whole.within(queue.maximum):
@@ -55,7 +57,7 @@ def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str =
 
 def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
     if with_gpus:
-        return f"{max(free.gpus, 0)} of {counted(whole.gpus, 'GPU')}"
+        return f"{max(free.gpus, 0)} of {whole.gpus}"
     cores = f"{max(free.cores, 0)} of {counted(whole.cores, 'core')}"
     return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
 

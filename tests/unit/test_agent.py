@@ -204,8 +204,12 @@ def test_hello_says_what_the_container_is(gang: Gang) -> None:
 
 def test_a_rank_runs_in_a_fresh_process_with_its_environment(gang: Gang) -> None:
     gang.run(report, CUDA_VISIBLE_DEVICES="GPU-1")
+    before = time.time()
     started = gang.wait_for("started")
+    entered = gang.wait_for("entered")
     ended = gang.wait_for("ended")
+    # A kernel's clock for files may be a tick behind.
+    assert before - 60 < entered["time"] <= ended["time"] + 0.01
     assert ended["outcome"] == {"status": "returned"}
     assert (ended["exit_code"], ended["signal"], ended["stopped"]) == (0, None, False)
     value = pickle.loads(ended.payload)
@@ -218,6 +222,59 @@ def test_a_rank_runs_in_a_fresh_process_with_its_environment(gang: Gang) -> None
     assert started["pid"] != gang.process.pid
     assert gang.output() == b"out\nerr\n"
     assert not [m["text"] for m in gang.seen if m.kind == "warning"]
+
+
+class Slow:
+    """Takes its time to be unpickled, as a module to be imported."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return wait_until_there, (self.file,)
+
+
+def wait_until_there(file: str) -> str:
+    while not Path(file).exists():
+        time.sleep(0.01)
+    return file
+
+
+def waits_then_runs(slow: str, file: str) -> float:
+    began = time.time()
+    wait_until_there(file)
+    return began
+
+
+def test_a_rank_runs_once_its_function_does_and_not_while_it_imports(
+    gang: Gang, tmp_path: Path
+) -> None:
+    imported, done = tmp_path / "imported", tmp_path / "done"
+    gang.run(functools.partial(waits_then_runs, Slow(str(imported)), str(done)))
+    gang.wait_for("started")
+    # What else it says meanwhile comes first, for the channel keeps the order.
+    assert not [m for m in gang.seen if m.kind == "entered"]
+    imported.touch()
+    entered = gang.wait_for("entered")
+    assert not [m for m in gang.seen if m.kind == "ended"], "it is told while the function runs"
+    done.touch()
+    began = pickle.loads(gang.wait_for("ended").payload)
+    assert began - 0.5 < entered["time"] < began + 0.5
+
+
+def no_module() -> Any:
+    raise ImportError("no such module")
+
+
+class Broken:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return no_module, ()
+
+
+def test_a_rank_that_fails_to_import_never_runs(gang: Gang) -> None:
+    gang.run(functools.partial(print, Broken()))
+    assert "no such module" in gang.wait_for("ended")["outcome"]["error"]
+    assert not [m for m in gang.seen if m.kind == "entered"]
 
 
 def fails_in_user_code() -> None:

@@ -19,6 +19,7 @@ from hopsgpu.worker.channel import Message
 from hopsgpu.worker.events import Event
 from hopsgpu.worker.needs import DATA
 from hopsgpu.yarn.resource_manager import Held
+from hopsgpu.yarn.waiting import Facts
 
 
 class Cluster:
@@ -101,7 +102,9 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> Bringing:
         watcher=told,  # type: ignore[arg-type]
         **asked,
     )
-    turn = SimpleNamespace(keep=lambda: True, granted=lambda: None, facts=lambda: "")
+    turn = SimpleNamespace(
+        keep=lambda: True, granted=lambda: None, facts=lambda held: Facts("", "1 of 4 GPUs free")
+    )
     cluster.patience = Patience(request)
     return Bringing(
         cluster,  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from hopsgpu.yarn.queues import chain_of, check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import App, Master, Node, Queue, Rounding, Snapshot, User
-from hopsgpu.yarn.waiting import waiting_facts
+from hopsgpu.yarn.waiting import Facts, waiting_facts
 
 NOTHING = Amount(0, 0, 0)
 ALICE = User("alice")
@@ -153,7 +153,7 @@ def test_a_fair_scheduler_that_hides_containers() -> None:
     snapshot = recorded("fair")
     assert snapshot.master is None
     assert snapshot.applications[0].used == Amount(0, 3, 3072)
-    assert "not shown" in waiting_facts(snapshot, Demand(Amount(1, 1, 1024), 1))
+    assert "not shown" in waiting_facts(snapshot, Demand(Amount(1, 1, 1024), 1)).holders
 
 
 def test_queues_of_a_fair_scheduler() -> None:
@@ -427,7 +427,7 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Demand(ONE_GPU, 3),
             snap(*used(Amount(2, 2, 2048), Amount(1, 1, 1024))),
             0,
-            Shortage(Bound.CLUSTER, "1 of 3 GPUs wanted are free"),
+            Shortage(Bound.CLUSTER, "needs 3 GPUs"),
         ),
         (Demand(ONE_GPU, 3), snap(*used(Amount(2, 2, 2048), ONE_GPU)), 2, Shortage(Bound.NONE, "")),
         (Demand(ONE_GPU, 3), snap(*used(BIG, BIG)), 3, Shortage(Bound.NONE, "")),
@@ -453,7 +453,7 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Demand(Amount(0, 4, 2048), 3),
             snap(*used(Amount(0, 1, 1024), Amount(0, 1, 1024))),
             0,
-            Shortage(Bound.CLUSTER, "10 of 12 cores wanted are free"),
+            Shortage(Bound.CLUSTER, "10 of 12 cores needed are free"),
         ),
         (
             Demand(Amount(0, 4, 2048), 1),
@@ -471,7 +471,7 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             0,
             Shortage(
                 Bound.NODES,
-                "1 of 2 nodes wanted have room for an executor (node1 0 of 2, node2 2 of 2)",
+                "1 of 2 nodes needed have room for an executor (node1 0 of 2, node2 2 of 2)",
             ),
         ),
         (
@@ -484,13 +484,13 @@ def used(*amounts: Amount) -> tuple[Node, ...]:
             Demand(ONE_GPU, 2),
             snap(*TWO, queues=(queue("root.a", BIG, used=Amount(1, 3, 2560)),)),
             0,
-            Shortage(Bound.QUEUE, "queue root.a has 1 of 2 GPUs left, 2 are wanted", "root.a"),
+            Shortage(Bound.QUEUE, "queue root.a has 1 of 2 GPUs left, 2 are needed", "root.a"),
         ),
         (
             Demand(Amount(1, 4, 1024), 1),
             snap(*TWO, queues=(queue("root.a", BIG, used=Amount(1, 3, 2560)),)),
             0,
-            Shortage(Bound.QUEUE, "queue root.a has 3 of 6 cores left, 4 are wanted", "root.a"),
+            Shortage(Bound.QUEUE, "queue root.a has 3 of 6 cores left, 4 are needed", "root.a"),
         ),
         # A parent's is told rather than full nodes: more nodes would not help. They bind too.
         (
@@ -527,10 +527,8 @@ def test_what_it_waits_for(
 
 def test_no_node_runs() -> None:
     gone = snap(node("node1", BIG, state="LOST"))
-    assert shortage(Demand(ONE_GPU, 1), gone) == Shortage(
-        Bound.CLUSTER, "0 of 1 GPU wanted is free"
-    )
-    assert waiting_facts(gone, Demand(ONE_GPU, 1)) == "GPUs free: 0 of 0 in the cluster"
+    assert shortage(Demand(ONE_GPU, 1), gone) == Shortage(Bound.CLUSTER, "needs 1 GPU")
+    assert waiting_facts(gone, Demand(ONE_GPU, 1)) == Facts("", "0 of 0 GPUs free")
 
 
 def app(number: int, name: str, user: str, amount: Amount) -> App:
@@ -547,26 +545,47 @@ def test_who_holds_what() -> None:
             app(1, "mine", "alice", Amount(0, 1, 1024)),
         ),
     )
-    assert waiting_facts(snapshot, Demand(ONE_GPU, 1)) == (
-        "GPUs free: 1 of 4 in the cluster, 1 of 2 in queue root.a; held by application_1_0007"
-        " 'train-x' of alice (2), application_1_0009 of bob (1)"
+    facts = waiting_facts(snapshot, Demand(ONE_GPU, 1))
+    # Who holds them comes first, and each number once.
+    assert facts.around("needs 2 GPUs") == (
+        "held by 'train-x' of alice (2 GPUs, application_1_0007), application_1_0009 of bob (1"
+        " GPU); needs 2 GPUs; 1 of 4 GPUs free, 1 of 2 in queue root.a"
     )
-    assert waiting_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == (
-        "free: 7 of 12 cores and 24576 of 28672 MiB in the cluster, 3 of 6 cores and 12288 of"
-        " 14336 MiB in queue root.a; held by application_1_0007 'train-x' of alice (2 cores, 2048"
-        " MiB), application_1_0009 of bob (1 core, 1024 MiB), this application (1 core, 1024 MiB)"
-        ", applications that are not shown or just ended (1 core, 0 MiB)"
+    assert facts.around("") == f"{facts.holders}; {facts.free}"
+    assert waiting_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == Facts(
+        "held by 'train-x' of alice (2 cores, 2048 MiB, application_1_0007), application_1_0009 of"
+        " bob (1 core, 1024 MiB), this application (1 core, 1024 MiB), applications that are not"
+        " shown or just ended (1 core, 0 MiB)",
+        "7 of 12 cores and 24576 of 28672 MiB free, 3 of 6 cores and 12288 of 14336 MiB in queue"
+        " root.a",
     )
+
+
+def test_what_is_told_of_already_is_not_told_again() -> None:
+    half = queue("root.a", BIG, used=Amount(1, 3, 2048))
+    told = waiting_facts(snap(*TWO, queues=(half,)), Demand(ONE_GPU, 1), told="root.a")
+    assert told.free == "4 of 4 GPUs free"
+    # A queue that may have all there is says nothing of what can be got.
+    whole = queue("root.a", Amount(4, 12, 28672), used=Amount(1, 3, 2048))
+    assert waiting_facts(snap(*TWO, queues=(whole,)), Demand(ONE_GPU, 1)).free == told.free
+
+
+def test_what_the_gang_itself_has_is_held_by_nobody_else() -> None:
+    mine = app(1, "mine", "alice", Amount(3, 7, 16384))
+    nodes = used(Amount(2, 5, 11264), Amount(1, 2, 5120))
+    there = snap(*nodes, applications=(mine,))
+    assert waiting_facts(there, Demand(ONE_GPU, 4), held=3).holders == ""
+    two = waiting_facts(there, Demand(ONE_GPU, 4), held=1).holders
+    assert two == "held by this application (2 GPUs)"
 
 
 def test_few_holders_are_named_and_hidden_ones_are_counted() -> None:
     some = tuple(app(n, "", "bob", Amount(1, 1, 1)) for n in (1, 2, 3, 4, 5))
     nodes = (node("node1", Amount(8, 9, 9), used=Amount(7, 9, 9)),)
-    said = waiting_facts(snap(*nodes, applications=some), Demand(ONE_GPU, 1))
-    assert "held by this application (1), application_1_0002 of bob (1)" in said
-    assert said.endswith(
-        "application_1_0003 of bob (1), and 2 more, applications that are not shown or just ended"
-        " (2)"
+    said = waiting_facts(snap(*nodes, applications=some), Demand(ONE_GPU, 1)).holders
+    assert said == (
+        "held by this application (1 GPU), application_1_0002 of bob (1 GPU), application_1_0003 of"
+        " bob (1 GPU), 2 more, applications that are not shown or just ended (2 GPUs)"
     )
 
 

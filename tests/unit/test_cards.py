@@ -23,6 +23,9 @@ class Shown(Protocol):
     def _repr_html_(self) -> str: ...
 
 
+GPU = "GPU-0a2b3c4d-1111-2222-3333-444455556666"
+
+
 def result(ranks: int = 2) -> GangResult:
     return GangResult(
         run_id="run-1",
@@ -30,7 +33,17 @@ def result(ranks: int = 2) -> GangResult:
         metrics=({"step": 3, NASTY: 0.25, "gpu.0.power": 90.0},) * ranks,
         warnings=(f"warned: {NASTY}",),
         ranks=tuple(
-            RankReport(rank, "worker", f"node{rank}", ("GPU-1", NASTY), 17, 0, None, 2**30, 0.5)
+            RankReport(
+                rank,
+                "worker",
+                f"node{rank}",
+                (GPU, NASTY),
+                17,
+                0,
+                None,
+                2**30,
+                0.5,
+            )
             for rank in range(ranks)
         ),
         model=ModelVersion("digits", 3, "hdfs://nowhere/models/digits/3"),
@@ -72,7 +85,19 @@ CLUSTER = ClusterGpus(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (result(), ["run-1", "granted 7.5", "held 8.0", "digits/3", "node1", "50%", "1.00 GiB"]),
+        (
+            result(),
+            [
+                "run-1",
+                "waited 7.5 s",
+                "held 8.0",
+                "digits/3",
+                "node1",
+                "50%",
+                "1.00 GiB",
+                "host memory",
+            ],
+        ),
         (run(), ["run-1", "waiting", "1 of 2 executors on node1"]),
         (PLAN, ["2 ranks in 2 executors", "root.default"]),
         (ModelVersion(f"digits{NASTY}", 3, "hdfs://nowhere/3"), ["version 3", "hdfs://nowhere/3"]),

@@ -56,7 +56,16 @@ def test_runs_are_listed_the_newest_first(root: Path) -> None:
     (root / "runs" / "odd").mkdir()
     os.utime(root / "runs" / "odd", (0, 0))
     lines = call("runs").output.splitlines()
-    assert lines[0].split() == ["RUN", "STATE", "NAME", "STARTED", "TOOK", "RANKS", "GPUS", "MODEL"]
+    assert lines[0].split() == [
+        "RUN",
+        "STATE",
+        "NAME",
+        "REQUESTED",
+        "TOOK",
+        "RANKS",
+        "GPUS",
+        "MODEL",
+    ]
     assert lines[1].split()[:3] == [NEW, "succeeded", "fit"]
     assert lines[1].split()[5:] == ["1m15s", "2", "2", "digits", "3"]
     assert lines[2].split()[:2] == [OLD, "lost"]
@@ -98,7 +107,7 @@ def test_a_run_is_shown(root: Path) -> None:
         "environment  hopsgpu 0.7, python 3.11.9, spark 4.0.1, hadoop 3.4.1 on laptop\n",
         "error        rank 1 failed\n             ValueError: no\n",
         "warning      idle ?[31m\n",
-        "timeline     requested 0.0 s, granted 15.0 s\n",
+        "time         waited 15.0 s\n",
         "GPU seconds  held 120.0, training 100.0, publishing 0.0, idle 20.0\n",
     ):
         assert text in output
@@ -112,6 +121,25 @@ def test_a_run_is_shown(root: Path) -> None:
     shown = json.loads(call("runs", "show", NEW[:15], "--json").output)
     assert shown["state"] == "failed" and shown["environment"]["packages"] == {"torch": "2.9"}
     assert shown["url"] == f"file://{root}/runs/{NEW}"
+
+
+def test_runs_of_another_version_are_told_of_once(root: Path) -> None:
+    for number in range(3):
+        put_run(root, f"old-{number}", schema=1, state="released")
+    put_run(root, NEW)
+    lines = call("runs").output.splitlines()
+    assert sorted(line.split()[1] for line in lines[1:5]) == ["succeeded", *["unreadable"] * 3]
+    (told_of,) = lines[5:]
+    assert re.match(r"old-\d: file://.*/run.json was written by another version of", told_of)
+    assert told_of.endswith("(and so for 2 more runs)")
+    assert {run["state"] for run in json.loads(call("runs", "--json").output)} == {
+        "succeeded",
+        "unreadable",
+    }
+    for words in (("show", "old-1"), ("cancel", "old-1")):
+        assert "it has schema 1, and this one reads schema 2" in told(call("runs", *words))
+    assert "Traceback" not in call("logs", "old-1").output
+    assert json.loads(call("runs", "prune", "--keep", "0", "--json").stdout) == [NEW]
 
 
 def test_a_runs_data_is_shown(root: Path) -> None:
@@ -174,14 +202,14 @@ def test_a_run_that_does_not_end_is_told(root: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(runs_module, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(runs_module, "_CANCEL_SECONDS", 0.05)
     directory = put_run(root, NEW, "running")
-    assert "has not ended within 0.05 s; it is training" in told(call("runs", "cancel", NEW))
+    assert "has not ended within 0.05 s; it is running" in told(call("runs", "cancel", NEW))
     assert (directory / "cancel").exists()
 
 
 def test_a_lost_run_is_not_asked(root: Path) -> None:
     directory = put_run(root, NEW, "running", updated=-90.0)
     said = told(call("runs", "cancel", NEW))
-    words = r"is lost: its driver was heard of last 1m[3-5]\ds ago, when it was training"
+    words = r"is lost: its driver was heard of last 1m[3-5]\ds ago, when it was running"
     assert re.search(words, said)
     assert "application_1_0001" in said
     assert not (directory / "cancel").exists()

@@ -19,10 +19,10 @@ from hopsgpu import screens
 from hopsgpu.display.cell import page, summary
 from hopsgpu.display.charts import ASCII, SHARES, bars_image, lines_image, sparkline
 from hopsgpu.display.live import Live
-from hopsgpu.display.picture import SHOWN_RANKS, Picture, Scene, Trace, gpu_of
+from hopsgpu.display.picture import SHOWN_RANKS, TOLD_RANKS, Picture, Scene, Trace, gpu_of
 from hopsgpu.display.terminal import Terminal, lines_of
 from hopsgpu.progress import Shielded, progress_of
-from hopsgpu.results import RankReport, RunStatus
+from hopsgpu.results import RankReport, RunStatus, Timeline
 from tests.conftest import until
 
 GIB = 2**30
@@ -60,8 +60,9 @@ def test_metrics_become_traces_of_the_first_ranks_and_a_range_over_all() -> None
     (plot,) = picture.plots
     assert (plot.name, plot.value, plot.least, plot.most) == ("loss", 1 / 3, 1 / 3, 1 / 3)
     assert len(plot.traces) == SHOWN_RANKS
-    assert plot.traces[0] == ((0.0, 1.0), (0.5, 1 / 2), (1.0, 1 / 3))
-    assert len(picture.rows) == SHOWN_RANKS and picture.ranks == 1000
+    # By step, whatever time that took.
+    assert plot.traces[0] == ((0, 1.0), (1, 1 / 2), (2, 1 / 3)) and plot.steps == (0, 2)
+    assert len(picture.rows) == TOLD_RANKS and picture.ranks == 1000
     assert len(picture.utilisations) == 200
     assert picture.utilisations[0] == pytest.approx(0.5 + 2 / 4000)
 
@@ -75,10 +76,11 @@ def test_a_new_attempt_is_plotted_anew() -> None:
 def test_values_that_are_no_finite_numbers_are_told_and_not_plotted() -> None:
     scene = Scene(TRAINING, 0.0)
     nan = float("nan")
-    scene.status(replace(TRAINING, metrics=({"loss": nan}, {"loss": 2.0})), 1.0)
+    metrics = ({"step": 7, "loss": nan}, {"step": 7, "loss": 2.0})
+    scene.status(replace(TRAINING, metrics=metrics), 1.0)
     (plot,) = scene.picture(1.0).plots
     assert plot.value != plot.value and (plot.least, plot.most) == (2.0, 2.0)
-    assert plot.traces == ((), ((1.5, 2.0),))
+    assert plot.traces == ((), ((7, 2.0),))
     assert "nan" in page(scene.picture(1.0), "k")
 
 
@@ -93,6 +95,38 @@ def test_a_trace_of_a_long_run_stays_small_and_even() -> None:
         and trace.points[0] == (0.0, 0.0)
         and trace.points[-1][0] > 99_000
     )
+
+
+def test_a_training_that_goes_back_is_plotted_from_there() -> None:
+    trace = Trace()
+    for step in (0, 10, 20, 30, 10, 15):
+        trace.add(step, float(step))
+    assert [at for at, _ in trace.points] == [0, 10, 15]
+
+
+def test_a_plot_ends_at_the_last_step_however_many_there_were() -> None:
+    scene = Scene(TRAINING, 0.0)
+    for step in range(1001):
+        metrics = ({"step": step, "loss": float(step)},)
+        scene.status(replace(TRAINING, metrics=metrics), step / 10)
+    (plot,) = scene.picture(200.0).plots
+    assert plot.traces[0][-1] == (1000, 1000.0) and plot.steps == (0, 1000)
+    assert len(plot.traces[0]) < 250
+
+
+def test_metrics_of_other_steps_have_the_same_scale() -> None:
+    scene = Scene(TRAINING, 0.0)
+    for step in range(0, 101, 10):
+        later = {"accuracy": step / 100} if step >= 50 else {}
+        metrics = ({"step": step, "loss": 1.0} | later,)
+        scene.status(replace(TRAINING, metrics=metrics), step)
+    loss, accuracy = scene.picture(200.0).plots
+    assert loss.steps == accuracy.steps == (0, 100)
+    assert accuracy.traces[0][0] == (50, 0.5)
+    drawn = [line.plain for line in lines_of(scene.picture(200.0), 80, 24, "utf-8")]
+    named = [line for line in drawn if "accuracy" in line]
+    # It begins half way.
+    assert re.match(r"  accuracy  {18,22}[▁▂▃▄▅▆▇█]{18,20} *  1$", named[0]), named
 
 
 def test_of_several_gpus_the_mean_and_the_sum() -> None:
@@ -124,7 +158,10 @@ def test_sparklines_are_as_high_as_their_values() -> None:
     assert sparkline(points, 8) == "▁▂▃▄▅▆▇█"
     assert sparkline(points, 8, ASCII) == ASCII
     assert sparkline(points[:1], 8) == "▁" and sparkline((), 8) == ""
-    assert sparkline(((0.0, 1.0), (1.0, 1.0)), 4, bounds=SHARES) == "██"
+    # Between two points is a line, as wide as they are far from each other.
+    assert sparkline(((0.0, 1.0), (1.0, 1.0)), 4, bounds=SHARES) == "████"
+    assert sparkline(((0.0, 0.0), (7.0, 7.0)), 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline(((4.0, 1.0), (6.0, 1.0)), 8, span=(0.0, 8.0), bounds=SHARES) == "    ███"
 
 
 def svg(address: str) -> str:
@@ -148,7 +185,8 @@ def test_a_cell_shows_all_there_is_and_escapes_it() -> None:
     shown = page(scene.picture(2.0), "key")
     assert "2 of 2 executors on node1, node2" in shown
     assert "data:image/svg+xml" in shown and "loss" in shown and "0.3333" in shown
-    assert "50%" in shown and "8.0 of 80.0 GiB" in shown
+    assert "50%" in shown and "8.0 of 80.0 GiB" in shown and "GPU memory" in shown
+    assert ">step 0<" in shown and ">2<" in shown
     assert "&lt;img src=x onerror=alert(1)&gt;" in shown and "<img src=x" not in shown
     assert "log of rank 1 on &lt;node2&gt;" in shown and "<details" in shown
     waits = page(Scene(WAITING, 0.0).picture(0.0), "key")
@@ -194,6 +232,112 @@ def test_a_large_gang_takes_no_more_room() -> None:
     assert len(page(picture, "key")) < 700_000  # the worst: each character is four
     lines = lines_of(picture, 80, 24, "utf-8")
     assert len(lines) <= 24 and all(line.cell_len <= 80 for line in lines)
+    assert any("more ranks; GPU utilisation" in line.plain for line in lines)
+    # A part of the terminal is what they wrote.
+    assert sum("[rank " in line.plain for line in lines) >= 3
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 12])
+def test_all_ranks_that_fit_are_shown_with_metrics_or_without(ranks: int) -> None:
+    ended = tuple(RankReport(r, "worker", f"node{r}", (), 1, exit_code=0) for r in range(ranks))
+    scene = Scene(replace(TRAINING, ranks=ended), 0.0)
+    picture = scene.picture(0.0)
+    assert (len(picture.rows), picture.ranks) == (ranks, ranks)
+    text = "\n".join(line.plain for line in lines_of(picture, 80, 24, "utf-8"))
+    assert [f"node{r}  " in text for r in range(ranks)] == [True] * ranks
+    for shown in (text, page(picture, "key")):
+        assert "more rank" not in shown
+
+
+def test_of_more_ranks_than_fit_the_others_are_counted() -> None:
+    ended = tuple(RankReport(r, "worker", "node1", (), 1, exit_code=0) for r in range(30))
+    scene = Scene(replace(TRAINING, ranks=ended), 0.0)
+    scene.line(0, "node1", [str(number) for number in range(9)])
+    lines = [line.plain for line in lines_of(scene.picture(0.0), 80, 16, "utf-8")]
+    assert len(lines) == 16
+    rows = [line for line in lines if "returned" in line]
+    assert f"  and {30 - len(rows)} more ranks" in lines
+    assert lines[-2:] == [
+        "  [rank 0] 8",
+        "  9 lines; whole logs: hopsgpu logs run-1",
+    ]
+
+
+WHY = (
+    "held by 'nightly training of all models' of alice (4 GPUs, application_1795267401648_0010),"
+    " 'b' of bob (2 GPUs, application_1795267401648_0011); needs 2 GPUs; 1 of 8 GPUs free, 0 of 4"
+    " in queue root.default"
+)
+
+
+@pytest.mark.parametrize("width", [64, 80, 120])
+def test_the_reason_to_wait_has_two_lines_and_who_holds_the_gpus_comes_first(width: int) -> None:
+    picture = Scene(replace(WAITING, waiting_for=WHY), 0.0).picture(0.0)
+    lines = [line.plain for line in lines_of(picture, width, 24, "utf-8")]
+    assert all(len(line) <= width for line in lines)
+    holders, numbers = lines[-2:]
+    assert holders.startswith("  held by 'nightly training of all models' of alice (4 GPUs")
+    assert holders.endswith("…")
+    assert numbers == "  needs 2 GPUs; 1 of 8 GPUs free, 0 of 4 in queue root.default"
+    # Elsewhere nothing is cut.
+    assert WHY.replace("'", "&#x27;") in page(picture, "key")
+
+
+@pytest.mark.parametrize(
+    ("why", "lines"),
+    [
+        ("Spark is asking YARN", ["  Spark is asking YARN"]),
+        (
+            "one sentence that is longer than a line of a narrow terminal has characters",
+            ["  one sentence that is longer than a line", "  of a narrow terminal has characters"],
+        ),
+        ("a; b; c" + "c" * 36, ["  a; b;", f"  c{'c' * 36}"]),
+    ],
+)
+def test_a_reason_is_broken_between_its_parts(why: str, lines: list[str]) -> None:
+    picture = Scene(replace(WAITING, waiting_for=why), 0.0).picture(0.0)
+    found = [line.plain for line in lines_of(picture, 42, 24, "utf-8")]
+    assert found[-len(lines) :] == lines
+
+
+def test_what_is_cut_is_seen_to_be() -> None:
+    scene = Scene(TRAINING, 0.0)
+    scene.line(0, "node1", ["x" * 100, "ü" * 100])
+    for encoding, mark in (("utf-8", "…"), ("ascii", "...")):
+        last = [line.plain for line in lines_of(scene.picture(0.0), 40, 24, encoding)][-2:]
+        assert all(line.endswith(mark) and len(line) == 40 for line in last)
+
+
+ENDED = replace(
+    TRAINING,
+    state="succeeded",
+    elapsed=73.4,
+    granted_hosts=(),
+    timeline=Timeline(
+        requested=0, granted=12.1, started=32.5, returned=70.9, published=73.0, released=73.4
+    ),
+)
+TOOK = ("waited 12.1 s", "started 20.4 s", "trained 38.4 s", "published 2.1 s", "released 0.4 s")
+
+
+def test_the_end_tells_how_long_each_part_took() -> None:
+    picture = Scene(ENDED, 0.0).picture(0.0)
+    assert " · ".join(TOOK) in page(picture, "key")
+    assert ", ".join(TOOK) in summary(picture)
+    for width, said in (
+        (120, [", ".join(TOOK)]),
+        (64, [f"{', '.join(TOOK[:4])},", TOOK[4]]),
+    ):
+        lines = [line.plain for line in lines_of(picture, width, 24, "utf-8")]
+        assert lines == ["hopsgpu run-1: succeeded - 73.4 s", *(f"  {line}" for line in said)]
+
+
+def test_ranks_that_import_are_starting() -> None:
+    starting = replace(TRAINING, state="starting", waiting_for="1 of 2 ranks run")
+    picture = Scene(starting, 0.0).picture(0.0)
+    text = "\n".join(line.plain for line in lines_of(picture, 64, 24, "utf-8"))
+    assert "hopsgpu run-1: starting ranks - 1.5 s" in text and "  1 of 2 ranks run" in text
+    assert "starting ranks" in page(picture, "key") and "starting ranks" in summary(picture)
 
 
 def test_a_terminal_shows_it_in_its_own_characters() -> None:
@@ -202,7 +346,7 @@ def test_a_terminal_shows_it_in_its_own_characters() -> None:
     ended = tuple(RankReport(r, "worker", "node1", (), 1, exit_code=r) for r in range(2))
     scene.status(replace(TRAINING, ranks=ended, metrics=({}, {})), 10.0)
     text = "\n".join(line.plain for line in lines_of(scene.picture(9.0), 100, 30, "utf-8"))
-    assert "hopsgpu run-1: training" in text and "2 of 2 executors on node1, node2" in text
+    assert "hopsgpu run-1: running" in text and "2 of 2 executors on node1, node2" in text
     assert "[rank 0] red ✓" in text and "exit code 1" in text
     ascii_only = lines_of(scene.picture(9.0), 100, 30, "ascii")
     assert all(line.plain.isascii() for line in ascii_only)

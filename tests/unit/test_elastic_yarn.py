@@ -20,6 +20,7 @@ from hopsgpu.spark.request import Patience, Request
 from hopsgpu.spec import ExecutorShape
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.peer import Driver
+from hopsgpu.yarn.waiting import Facts
 from tests.conftest import until
 
 SECONDS = 30
@@ -83,7 +84,7 @@ class Site:
             hosts=lambda count: (),
             granted=lambda: None,
             keep=lambda: True,
-            facts=lambda: "",
+            facts=lambda held: Facts("", ""),
         )
 
 

@@ -28,20 +28,22 @@ def container(key: int, host: str, *gpus: str) -> Container:
     return Container(key, f"container_{key}", host, f"10.0.0.{key}", gpus)
 
 
-TO_TRAINING = (GangState.REQUESTED, GangState.WAITING, GangState.GRANTED, GangState.READY)
-WAY = (*TO_TRAINING, GangState.RUNNING, GangState.PUBLISHING)
+TO_STARTING = (GangState.REQUESTED, GangState.WAITING, GangState.GRANTED, GangState.READY)
+WAY = (*TO_STARTING, GangState.STARTING, GangState.RUNNING, GangState.PUBLISHING)
 
 
 def test_a_gang_passes_its_states_in_order() -> None:
-    for end in (GangState.RELEASED, GangState.FAILED, GangState.CANCELLED):
-        assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, RELEASING, end))))
     for end in (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED):
+        assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, RELEASING, end))))
         assert all(itertools.starmap(may_follow, itertools.pairwise((*WAY, FINISHING, end))))
+    # A gang that is held is no run.
+    assert may_follow(FINISHING, GangState.HELD) and may_follow(RELEASING, GangState.RELEASED)
     assert not may_follow(GangState.REQUESTED, GangState.RUNNING)
     assert not may_follow(GangState.PUBLISHING, GangState.RUNNING)
-    assert not may_follow(GangState.RUNNING, GangState.RELEASED)
+    assert not may_follow(GangState.READY, GangState.RUNNING)
+    assert not may_follow(GangState.RUNNING, GangState.SUCCEEDED)
     assert not may_follow(GangState.RUNNING, GangState.FAILED)
-    assert not may_follow(RELEASING, GangState.SUCCEEDED)
+    assert not may_follow(RELEASING, GangState.HELD)
 
 
 def test_a_launch_on_a_whole_gang_is_ready_at_once() -> None:
@@ -60,8 +62,8 @@ def test_nothing_follows_the_end(state: GangState) -> None:
 
 
 def test_the_ends() -> None:
-    ends = {GangState.RELEASED, GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED}
-    assert {state for state in GangState if state.is_terminal} == ends
+    ends = {"succeeded", "failed", "cancelled", "held", "released"}
+    assert {state.value for state in GangState if state.is_terminal} == ends
 
 
 @pytest.mark.parametrize(

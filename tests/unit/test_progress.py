@@ -12,7 +12,7 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.progress import Lines, describe, progress_of
-from hopsgpu.results import RunStatus
+from hopsgpu.results import RunStatus, Timeline
 
 STATUS = RunStatus("r", "waiting", 0, 1, 2, ("node1",), "node2 is full", 1.5)
 
@@ -28,9 +28,19 @@ def test_a_callable_is_told_of_states_and_of_no_lines(capsys: pytest.CaptureFixt
 
 def test_a_later_attempt_is_said_to_be_one() -> None:
     again = replace(STATUS, state="running", attempt=1)
-    assert describe(again) == "training (attempt 1)"
+    assert describe(again) == "running (attempt 1)"
     assert describe(replace(again, attempt=0)) == "running"
     assert describe(replace(again, state="ready")).endswith("executors on node1 (attempt 1)")
+    starting = replace(again, state="starting", waiting_for="3 of 4 ranks run")
+    assert describe(starting) == "starting ranks (attempt 1): 3 of 4 ranks run"
+
+
+def test_the_end_tells_how_long_it_took_for_what() -> None:
+    passed = Timeline(requested=0, granted=12.1, started=32.5, returned=70.9, released=71.3)
+    ended = replace(STATUS, state="succeeded", timeline=passed)
+    assert describe(ended) == (
+        "succeeded: waited 12.1 s, started 20.4 s, trained 38.4 s, released 0.4 s"
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,4 +161,4 @@ def test_metrics_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) 
         lines.status(replace(training, metrics=(measured, {})))
     lines.status(replace(training, state="releasing"))
     told = [line.partition(" s: ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert told == ["running", "training: step 10, loss 0.25", "releasing"]
+    assert told == ["running", "running: step 10, loss 0.25", "releasing"]

@@ -67,7 +67,7 @@ def test_a_record_tells_all_but_secrets() -> None:
     written = content(told, ENVIRONMENT)
     assert b"s3cret" not in written
     found = json.loads(written)
-    assert found["schema"] == 1
+    assert found["schema"] == 2
     assert found["spec"]["env_vars"] == {"API_TOKEN": "(redacted)", "MODE": "fast"}
     assert found["spec"]["gpus_per_worker"] == 1 and found["spec"]["retries"] == 1
     assert found["environment"] == ENVIRONMENT
@@ -187,7 +187,7 @@ def test_a_record_follows_the_run(recorded: Recorded, often: None) -> None:
         assert until(lambda: recorded.told["state"] == "waiting", SECONDS)
         first = recorded.told["updated"]
         assert until(lambda: recorded.told["updated"] > first, SECONDS)
-        for state in (GangState.GRANTED, GangState.READY, GangState.RUNNING):
+        for state in (GangState.GRANTED, GangState.READY, GangState.STARTING, GangState.RUNNING):
             recorded.board.state(state)
         with recorded.recording.following(attempt):
             recorded.board.metrics([{"loss": 0.25}])

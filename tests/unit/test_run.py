@@ -64,7 +64,7 @@ def test_gpu_seconds_add_up() -> None:
 
 def test_an_upload_that_failed_is_no_idle_time() -> None:
     told = board()
-    for state in ("WAITING", "GRANTED", "READY", "TRAINING"):
+    for state in ("WAITING", "GRANTED", "READY", "STARTING", "RUNNING"):
         told.state(GangState[state], ["node1"])
     told.arrived([time.time() - 10])
     told.mark("started")
@@ -87,7 +87,52 @@ def test_a_result_reads_well_whatever_its_values() -> None:
     timeline = Timeline(requested=100.0, granted=110.5, released=120.0)
     shown = repr(GangResult("run-1", values=("x" * 10_000,), timeline=timeline))
     assert len(shown) < 300
-    assert "Timeline(requested 0.0 s, granted 10.5 s, released 20.0 s)" in shown
+    assert "Timeline(waited 10.5 s, started 9.5 s)" in shown
+
+
+@pytest.mark.parametrize(
+    ("passed", "phases"),
+    [
+        ({}, []),
+        ({"released": 3.0}, [("waited", 3.0)]),
+        ({"granted": 1.0}, [("waited", 1.0)]),
+        (
+            {"granted": 10, "started": 12, "returned": 22, "published": 24, "released": 25},
+            [("waited", 10), ("started", 2), ("trained", 10), ("published", 2), ("released", 1)],
+        ),
+        ({"prepared": 4, "granted": 10}, [("prepared", 4), ("waited", 6)]),
+        # The function did not run in all ranks.
+        (
+            {"granted": 10, "returned": 22, "released": 25},
+            [("waited", 10), ("started", 12), ("released", 3)],
+        ),
+        (
+            {"prepared": 4, "retried": 30, "granted": 32, "started": 33, "returned": 40},
+            [("earlier attempts", 30), ("waited", 2), ("started", 1), ("trained", 7)],
+        ),
+        # A node's clock may be a little behind.
+        ({"granted": 10, "started": 9.9, "returned": 12}, [("waited", 10), ("started", 0)]),
+    ],
+)
+def test_each_phase_has_its_own_length(
+    passed: dict[str, float], phases: list[tuple[str, float]]
+) -> None:
+    found = Timeline(requested=0, **passed).phases()
+    assert list(found)[: len(phases)] == phases
+    assert Timeline(**passed).phases() == ()
+
+
+def test_a_run_that_is_tried_again_begins_anew_with_its_phases() -> None:
+    told = board()
+    told.state(GangState.PREPARING, why="data")
+    for state in (GangState.WAITING, GangState.GRANTED):
+        told.state(state, ["node1"])
+    told.mark("granted")
+    told.mark("started", 1.0)
+    told.attempt(1)
+    timeline = told.status().timeline
+    assert (timeline.granted, timeline.started, timeline.returned) == (None, None, None)
+    assert timeline.requested <= timeline.prepared <= timeline.retried
 
 
 def test_a_runs_error_is_raised() -> None:

@@ -51,7 +51,8 @@ def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"schema": 2},
+        {"schema": 1},
+        {"schema": 3},
         {"state": "dancing"},
         {"updated": "soon"},
         {"updated": None},
@@ -74,6 +75,18 @@ def test_a_lost_run_took_until_it_was_heard_of_last(tmp_path: Path) -> None:
 def test_what_is_no_record_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(StoreError):
         parse((put_run(tmp_path, NEW, **changes) / "run.json").read_bytes())
+
+
+def test_a_record_of_another_version_says_what_it_is(tmp_path: Path, store: RunStore) -> None:
+    put_run(tmp_path, NEW, schema=1, state="released")
+    words = (
+        "was written by another version of hopsgpu: it has schema 1, and this one reads schema 2"
+    )
+    with pytest.raises(StoreError, match=words) as refused:
+        store.record(NEW)
+    assert refused.value.kind == "schema"
+    (run,) = store.read([NEW])
+    assert (run.record, run.kind, run.state_at(0.0)) == (None, "schema", "unreadable")
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"7", b"[" * 100_000])

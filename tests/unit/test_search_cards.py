@@ -57,7 +57,7 @@ def test_a_card_has_the_best_trials_and_the_gpus_over_time() -> None:
         "<b>0.025641</b>",
         "40 trials: 20 complete, 10 pruned, 10 failed",
         "trial 3 failed: ValueError: &lt;lr&gt; is too large",
-        "granted 1.0",
+        "waited 1.0 s",
         "held 40.0",
         "GPUs held, and those on which trials ran",
         "data:image/svg+xml",

@@ -109,7 +109,7 @@ def test_lines_tell_of_a_change_of_state_and_of_what_is_waited_for() -> None:
         "1 more trial ended",
         "trial 0 complete: 1, lr=0.1, optimizer=adam, 2.0 s on node1 GPU-0a2b3c4d",
         "trial 1 complete: 0.5 (best so far), lr=0.01, optimizer=sgd, 2.0 s on node2 GPU-1a2b3c4d",
-        "released: 3 of 60 trials: 2 complete, 1 pruned; best 0.5 (trial 1)",
+        "succeeded: 3 of 60 trials: 2 complete, 1 pruned; best 0.5 (trial 1)",
     ]
 
 
@@ -283,7 +283,7 @@ def test_a_terminal_shows_it_in_its_own_characters(encoding: str) -> None:
     lines = [line.plain for line in lines_of(scene.picture(0.0), 100, 30, encoding)]
     text = "\n".join(lines)
     assert lines[0] == (
-        "hopsgpu s-1: training - 5.0 s - 10 of 60 trials: 10 complete - 4 of at most 8 GPUs"
+        "hopsgpu s-1: running - 5.0 s - 10 of 60 trials: 10 complete - 4 of at most 8 GPUs"
     )
     assert "  best 0.1 (trial 9): lr=1e-05, optimizer=sgd" in lines
     assert "trial 13" in text and "step 3" in text and "trial 9 complete: 0.1 (best" in text
@@ -354,7 +354,7 @@ def test_where_another_display_is_there_are_lines(capsys: pytest.CaptureFixture[
     live.status(status(2, state="succeeded"))
     printed = capsys.readouterr()
     assert printed.out == "[trial 1 node1] one\n"
-    assert "trial 1 complete" in printed.err and "released: 2 of 60" in printed.err
+    assert "trial 1 complete" in printed.err and "succeeded: 2 of 60" in printed.err
 
 
 @pytest.mark.parametrize("given", [None, "lines"])
@@ -392,7 +392,7 @@ def test_a_kernel_is_given_a_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.problem is None
     assert "60 trials: 60 complete" in shown[-1]["text/html"]
     assert shown[-1]["text/plain"].endswith(
-        "released: 60 trials: 60 complete; best 0.01667 (trial 59)"
+        "succeeded: 60 trials: 60 complete; best 0.01667 (trial 59)"
     )
 
 

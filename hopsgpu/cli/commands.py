@@ -1,0 +1,26 @@
+"""A group of commands whose list has a whole sentence for each."""
+
+from __future__ import annotations
+
+import inspect
+
+import click
+
+
+class Commands(click.Group):
+    """A group; click itself cuts what does not fit into a line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Lists the commands, each with its first sentence, in as many lines as it takes."""
+        found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [(name, summary(one)) for name, one in found if one is not None and not one.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+def summary(command: click.Command) -> str:
+    """The first sentence of a command's help."""
+    first = inspect.cleandoc(command.help or "").partition("\n\n")[0]
+    sentence, dot, _ = " ".join(first.split()).partition(". ")
+    return f"{sentence}{dot.rstrip()}"

@@ -1,0 +1,39 @@
+"""How much Spark says where the driver is a command that a person has started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+# The property by which Spark 3.5 and later sets it; it overrides a user's own configuration.
+LOG_LEVEL = "spark.log.level"
+QUIET = "WARN"
+_ENDINGS = ("properties", "xml", "yaml", "yml", "json", "jsn")
+_OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
+# As Log4j 2 reads it of the environment.
+_FILE_VARIABLE = "LOG4J_CONFIGURATION_FILE"
+# -Dlog4j2.configurationFile=, -Dlog4j.configurationFile=, -Dlog4j.configuration=
+_PROPERTY = "-Dlog4j"
+
+
+def quiet(properties: Mapping[str, str], environ: Mapping[str, str], home: Path) -> dict[str, str]:
+    """The property that has a driver say what a person needs; none where a user has own logging.
+
+    spark-submit has all of INFO otherwise, 260 lines for a job of one stage; a driver in
+    `python script.py` has WARN of Spark itself.
+
+    Args:
+        properties: of the application.
+        environ: of spark-submit.
+        home: Spark's.
+    """
+    conf = Path(environ.get("SPARK_CONF_DIR") or home / "conf")
+    has_own = (
+        LOG_LEVEL in properties
+        or environ.get(_FILE_VARIABLE)
+        or any(_PROPERTY in properties.get(name, "") for name in _OPTIONS)
+        or any(_PROPERTY in environ.get(name, "") for name in _VARIABLES)
+        or any((conf / f"log4j2.{ending}").is_file() for ending in _ENDINGS)
+    )
+    return {} if has_own else {LOG_LEVEL: QUIET}
