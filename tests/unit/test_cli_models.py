@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
+import os
+import re
+import subprocess
+import sys
+import termios
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,6 +169,56 @@ def test_a_version_is_shown(store: ModelStore, model: Path) -> None:
     store.tag("digits", 1, "stable")
     store.untag("digits", "best")
     assert json.loads(call("models", "show", "digits", "--json").output)["tags"] == ["stable"]
+
+
+def test_people_are_told_local_time_and_programs_utc(
+    store: ModelStore, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published = store.publish(model, "digits").manifest["time"]
+    assert published.endswith("Z")
+    monkeypatch.setenv("TZ", "XYZ-9:30")
+    time.tzset()
+    try:
+        here = datetime.datetime.fromisoformat(published) + datetime.timedelta(hours=9.5)
+        told = here.strftime("%Y-%m-%d %H:%M:%S")
+        assert f" {told} " in call("models", "versions", "digits").output
+        assert f"time         {told}\n" in call("models", "show", "digits").output
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_a_version_is_shown_on_a_narrow_terminal(store: ModelStore, model: Path) -> None:
+    signature = {"layers": list(range(60)), "digest": "0" * 128}
+    version = store.publish(model, "digits", signature=signature)
+    wide = call("models", "show", "digits").output
+    lines = shown_at(64, "models", "show", "digits")
+    assert max(map(len, lines)) <= 64
+    facts = lines[: lines.index("")]
+    # A name stands beside the first line of its text, and the others are below that.
+    assert all(line[12] == " " and line[13] != " " for line in facts), facts
+    names = [line[:12].strip() for line in facts if line[:12].strip()]
+    assert names == [line[:12].strip() for line in wide.splitlines()[: len(names)]]
+    joined = "".join(line[13:] for line in facts)
+    assert version.url in joined and "0" * 128 in joined
+
+
+def shown_at(width: int, *words: str) -> list[str]:
+    """What a command shows on a terminal so wide."""
+    master, slave = os.openpty()
+    termios.tcsetwinsize(slave, (40, width))
+    environment = {name: v for name, v in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    command = [sys.executable, "-m", "hopsgpu.cli.main", *words]
+    process = subprocess.Popen(command, stdout=slave, env={**environment, "TERM": "xterm"})
+    os.close(slave)
+    shown = b""
+    # Of a terminal whose last writer is gone nothing can be read (EIO).
+    with contextlib.suppress(OSError):
+        while chunk := os.read(master, 65536):
+            shown += chunk
+    os.close(master)
+    assert process.wait(60) == 0
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).replace("\r\n", "\n").splitlines()
 
 
 @pytest.mark.parametrize("word", ["1", "9", "best", "latest"])
