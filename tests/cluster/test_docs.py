@@ -31,7 +31,7 @@ RUN = {
     "docs/models.md",
     "docs/pipeline.md",
     "docs/pytorch.md",
-    "docs/search.md",
+    "docs/hyperparameter-search.md",
 }
 
 # What a gang was asked for with, and is not told by each launch on it.
@@ -166,7 +166,7 @@ def test_pages(
 def test_the_page_of_searches(
     spark: SparkSession, lake: HdfsFileSystem, gpus_back: Callable[[], int]
 ) -> None:
-    left = _run("docs/search.md")
+    left = _run("docs/hyperparameter-search.md")
     assert len(left["result"].trials) == 20
     assert left["result"].run_id == "digits"
     known = left["optuna"].distributions

@@ -122,6 +122,13 @@ def anchors(page: Path) -> frozenset[str]:
     )
 
 
+def title(page: Path) -> str:
+    """Its first heading, as text."""
+    tokens = _tokens(page)
+    first = next(n for n, token in enumerate(tokens) if token.type == "heading_open")
+    return "".join(token.content for token in tokens[first + 1].children or ())
+
+
 def _slug(text: str) -> str:
     kept = (c for c in text.strip().lower() if c in " -_" or unicodedata.category(c)[0] in "LN")
     return "".join(kept).replace(" ", "-")
