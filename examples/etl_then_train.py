@@ -220,6 +220,7 @@ def main() -> None:
     print(f"\naccuracy on the test set   {result.value['accuracy']:.4f}")
     print(f"model                      {result.model.url}")
     print(f"waited for the gang        {times.granted - times.requested:6.1f} s")
+    print(f"ranks started              {times.started - times.granted:6.1f} s")
     print(f"trained                    {times.returned - times.started:6.1f} s")
     print(f"published                  {times.published - times.returned:6.1f} s")
     back = f"{times.released - times.published:6.1f} s later" if times.released else "not confirmed"

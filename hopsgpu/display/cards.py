@@ -67,7 +67,7 @@ def _report(report: RankReport | None) -> list[object]:
         report.host,
         "" if busy is None else f"{busy:.0%}",
         "" if peak is None else f"{peak / _GIB:.2f} GiB",
-        "\n".join(map(uuid, report.gpus)),
+        html.element("span", "\n".join(map(uuid, report.gpus)), style="white-space:nowrap"),
     ]
 
 

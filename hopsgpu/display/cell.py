@@ -154,9 +154,11 @@ def _ranks(picture: Picture) -> Html:
     if not words.says_something(picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
-    headers = ["rank", "host", "step", *(["GPU", "GPU memory", ""] if has_gpus else []), ""]
+    has_steps = any(row.step is not None for row in picture.rows)
+    headers = ["rank", "host", *(["step"] if has_steps else [])]
+    headers += [*(["GPU", "GPU memory", ""] if has_gpus else []), ""]
     most = SHOWN_RANKS if picture.ranks > _ALL_RANKS else _ALL_RANKS
-    rows = [_rank(row, has_gpus) for row in picture.rows[:most]]
+    rows = [_rank(row, has_gpus, has_steps) for row in picture.rows[:most]]
     more = words.others(picture, len(rows))
     strip = Html("")
     if more and picture.utilisations:
@@ -164,13 +166,15 @@ def _ranks(picture: Picture) -> Html:
     return Html(html.table(headers, rows) + html.element("div", more) + strip)
 
 
-def _rank(row: Row, has_gpus: bool) -> list[object]:
+def _rank(row: Row, has_gpus: bool, has_steps: bool) -> list[object]:
     busy, memory = words.use(row.gpu)
     trace = Html("")
     if row.trace:
         trace = html.image(lines_image([row.trace], 90, 14, SHARES), 90, 14, f"GPU of {row.rank}")
-    step = "" if row.step is None else f"{row.step:g}"
-    return [row.rank, row.host, step, *([busy, memory, trace] if has_gpus else []), row.ended]
+    cells: list[object] = [row.rank, row.host]
+    if has_steps:
+        cells.append("" if row.step is None else f"{row.step:g}")
+    return [*cells, *([busy, memory, trace] if has_gpus else []), row.ended]
 
 
 def _logs(picture: Picture, key: str) -> Iterable[Html]:

@@ -14,6 +14,9 @@ import pytest
 
 import hopsgpu
 from hopsgpu.cli.main import main
+from hopsgpu.cluster.boot import heap_mib
+from hopsgpu.cluster.layout import DATANODE, NAMENODE, RESOURCEMANAGER
+from hopsgpu.cluster.sites import node_size
 from tests.docs.pages import PAGES, ROOT, all_blocks, spans
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}
@@ -79,6 +82,24 @@ def _section(doc: str, title: str) -> set[str]:
         if match := re.match(r" {4}([\w, ]+):", line + ":" if line.endswith(",") else line):
             told |= set(re.findall(r"\w+", match[1]))
     return told
+
+
+def test_the_development_cluster_is_as_large_as_told() -> None:
+    page = " ".join(TEXTS[ROOT / "docs" / "development-cluster.md"].split())
+    (memory_0, cores_0), (memory_1, cores_1) = node_size(0), node_size(1)
+    each, beside = (memory_1 - memory_0) // 1024, memory_0 // 1024
+    assert cores_1 - cores_0 == 1
+    assert f"advertises K + {cores_0} cores and {each} K + {beside} GiB for K GPUs" in page
+    told = re.search(r"heaps stay below 2 GB together with up to (\d+) nodes", page)
+    assert told is not None
+    fits = [nodes for nodes in range(1, 100) if _heaps(nodes) < 2000]
+    assert max(fits) == int(told[1])
+
+
+def _heaps(nodes: int) -> int:
+    """MiB of all daemons of a cluster."""
+    names = [NAMENODE, DATANODE, RESOURCEMANAGER, *(f"node{n}" for n in range(nodes))]
+    return sum(heap_mib(name, nodes) for name in names)
 
 
 def _commands(group: click.Group, above: str) -> Iterator[str]:
