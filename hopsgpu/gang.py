@@ -90,6 +90,8 @@ _NEXT = {
     },
 }
 _WAYS_OUT = (GangState.RELEASING, GangState.FINISHING)
+# Of a run, and of the acquisition of a gang that is held; its later release is none.
+ENDS = (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED, GangState.HELD)
 
 
 def may_follow(state: GangState, following: GangState) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
 from hopsgpu.displays import Display, Off, PlainLines, Shield, display_of
-from hopsgpu.gang import GangState
+from hopsgpu.gang import ENDS, GangState
 from hopsgpu.results import RunStatus
 from hopsgpu.trials import SearchStatus, Writer
 from hopsgpu.units import counted
@@ -118,7 +118,7 @@ def describe(status: RunStatus) -> str:
     if status.state == "running":
         return f"running{again}{_measured(status)}"
     lasted = ", ".join(f"{word} {took:.1f} s" for word, took in status.timeline.phases())
-    if GangState(status.state).is_terminal and lasted:
+    if GangState(status.state) in ENDS and lasted:
         return f"{status.state}: {lasted}"
     return status.state
 

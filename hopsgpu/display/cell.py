@@ -72,8 +72,7 @@ class Cell(Generic[P]):
 def summary(picture: Picture) -> str:
     """A picture in a line, where no HTML is shown."""
     status = picture.status
-    below = words.lasted(status.timeline) if picture.has_ended else [status.waiting_for]
-    said = [words.phase(picture), words.gang(status), ", ".join(below)]
+    said = [words.phase(picture), words.gang(status), ", ".join(words.below(status))]
     said += [f"{plot.name} {words.measured(plot)}" for plot in picture.plots]
     parts = "; ".join(part for part in said if part)
     return f"hopsgpu {status.run_id} {picture.elapsed:.1f} s: {parts}"
@@ -97,8 +96,7 @@ def page(picture: Picture, key: str) -> Html:
 def _head(picture: Picture) -> Html:
     status = picture.status
     about = [words.seconds(picture.elapsed), words.gang(status)]
-    below = " · ".join(words.lasted(status.timeline)) if picture.has_ended else status.waiting_for
-    return heading(status, words.phase(picture), about, below)
+    return heading(status, words.phase(picture), about, " · ".join(words.below(status)))
 
 
 def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:

@@ -47,7 +47,8 @@ def sparkline(
     least, most = bounds or (min(means.values()), max(means.values()))
     drawn = [" "] * (max(means) + 1)
     for cell, mean in _between(means):
-        high = (mean - least) / ((most - least) or 1.0)
+        # A mean over a short time may be above a bound that is one over longer times.
+        high = min(max((mean - least) / ((most - least) or 1.0), 0.0), 1.0)
         drawn[cell] = levels[round(high * (len(levels) - 1))]
     return "".join(drawn)
 

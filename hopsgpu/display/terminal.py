@@ -128,7 +128,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
     lines = head(picture.status, [words.phase(picture), *parts], shown, width)
     if picture.has_ended:
-        lines += packed(words.lasted(picture.status.timeline), ", ", shown, width)
+        lines += packed(words.below(picture.status), ", ", shown, width)
     else:
         lines += packed(picture.status.waiting_for.split("; "), "; ", shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]

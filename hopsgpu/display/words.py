@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hopsgpu.display.picture import Gpu, Picture, Plot, Row
-from hopsgpu.gang import GangState
+from hopsgpu.gang import ENDS, GangState
 from hopsgpu.results import RunStatus, Timeline
 from hopsgpu.units import counted
 
@@ -28,6 +28,13 @@ def state(name: str) -> str:
 def lasted(timeline: Timeline) -> list[str]:
     """How long a run took for each of its phases."""
     return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
+
+
+def below(status: RunStatus) -> list[str]:
+    """What is said beside the state: why it waits, or at the end how long it took for what."""
+    if GangState(status.state) in ENDS:
+        return lasted(status.timeline)
+    return [status.waiting_for] if status.waiting_for else []
 
 
 def gang(status: RunStatus) -> str:

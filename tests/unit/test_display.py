@@ -161,6 +161,8 @@ def test_sparklines_are_as_high_as_their_values() -> None:
     # Between two points is a line, as wide as they are far from each other.
     assert sparkline(((0.0, 1.0), (1.0, 1.0)), 4, bounds=SHARES) == "████"
     assert sparkline(((0.0, 0.0), (7.0, 7.0)), 8) == "▁▂▃▄▅▆▇█"
+    # What is out of bounds is drawn at them.
+    assert sparkline(((0.0, -1.0), (1.0, 2.0)), 2, bounds=SHARES) == "▁█"
     assert sparkline(((4.0, 1.0), (6.0, 1.0)), 8, span=(0.0, 8.0), bounds=SHARES) == "    ███"
 
 

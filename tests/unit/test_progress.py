@@ -41,6 +41,9 @@ def test_the_end_tells_how_long_it_took_for_what() -> None:
     assert describe(ended) == (
         "succeeded: waited 12.1 s, started 20.4 s, trained 38.4 s, released 0.4 s"
     )
+    # A gang that was held has waited for nothing when it goes.
+    idle = replace(ended, state="released", timeline=Timeline(requested=0, released=0.7))
+    assert describe(idle) == "released"
 
 
 @pytest.mark.parametrize(
