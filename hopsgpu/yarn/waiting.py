@@ -46,6 +46,9 @@ def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str =
     # "4 of 8 GPUs free, 0 of 4 in queue root.a".
     what = "GPUs free" if with_gpus else "free"
     free = [f"{_of(whole - used, whole, with_gpus)} {what}"]
+    if any(queue.path == told and whole.within(queue.maximum) for queue in snapshot.queues):
+        # What a queue has left that may have all there is, is what is free.
+        free = []
     for queue in snapshot.queues[:-1]:
         # Of one that may have all there is, what it has not does not tell what it can get.
         if queue.path != told and not whole.within(queue.maximum):

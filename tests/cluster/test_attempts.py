@@ -42,7 +42,11 @@ def test_a_lost_executor_is_replaced_and_the_other_kept(
     assert [attempt for attempt, _ in result.values] == [1, 1]
     (kept, lost), after = containers_of(tmp_path, 0), containers_of(tmp_path, 1)
     assert kept in after and lost not in after and len(set(after)) == 2
-    assert states.count("running") == 2 and "waiting" in states[states.index("running") :]
+    # Whether the function was seen to run where the executor was killed at once is chance.
+    assert states.count("starting") == 2 and "waiting" in states[states.index("starting") :]
+    assert states[-3:] == ["running", "releasing", "succeeded"]
+    phases = dict(result.timeline.phases())
+    assert list(phases) == ["earlier attempts", "waited", "started", "trained", "released"]
     (warning,) = result.warnings
     assert "attempt 0 failed (infrastructure): the executor of rank 1 on node" in warning
     assert result.gpu_seconds.training < result.gpu_seconds.held

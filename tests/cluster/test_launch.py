@@ -71,6 +71,68 @@ def test_gpus_are_in_use_during_and_back_after(
     assert held.idle == pytest.approx(held.held - held.training - held.publishing)
 
 
+class Slow:
+    """Takes its time to be unpickled in a rank, as a large module to be imported."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __reduce__(self) -> tuple[Callable[[Path], Path], tuple[Path]]:
+        return imported, (self.directory,)
+
+
+def imported(directory: Path) -> Path:
+    rank = hopsgpu.context().rank
+    while not (directory / f"import-{rank}").exists():
+        time.sleep(0.02)
+    return directory
+
+
+def runs_until_told(directory: Path) -> None:
+    while not (directory / "return").exists():
+        time.sleep(0.02)
+
+
+def test_what_a_person_reads_of_a_run(
+    spark: SparkSession, gpus_back: Callable[[], int], tmp_path: Path
+) -> None:
+    seen: list[hopsgpu.RunStatus] = []
+    run = hopsgpu.submit(
+        runs_until_told, args=(Slow(tmp_path),), workers=2, name="read", progress=seen.append
+    )
+    # Ranks that import are no training, whatever time that takes; each of them counts.
+    assert until(lambda: run.status().state == "starting", 120)
+    assert not until(lambda: run.status().state != "starting", 1.0)
+    (tmp_path / "import-1").touch()
+    assert until(lambda: run.status().waiting_for == "1 of 2 ranks run", 30)
+    assert run.status().timeline.started is None
+    (tmp_path / "import-0").touch()
+    entered = time.time()
+    assert until(lambda: run.status().state == "running", 30)
+    assert run.status().timeline.started == pytest.approx(entered, abs=5.0)
+    assert not until(lambda: run.status().state != "running", 1.0)
+    (tmp_path / "return").touch()
+    result = run.result()
+    order = list(dict.fromkeys(status.state for status in seen))
+    states = ["waiting", "granted", "ready", "starting", "running", "releasing", "succeeded"]
+    assert [state for state in order if state != "requested"] == states
+    phases = dict(result.timeline.phases())
+    assert list(phases) == ["waited", "started", "trained", "released"]
+    whole = result.timeline.released - result.timeline.requested
+    assert sum(phases.values()) == pytest.approx(whole, abs=0.1)
+    assert phases["started"] > 1 and phases["trained"] >= 1
+    shown = hopsgpu_runs("show", run.run_id)
+    assert "\nstate        succeeded\n" in shown and "\ntime         waited " in shown
+    record = json.loads(hopsgpu_runs("show", run.run_id, "--json"))
+    assert (record["schema"], record["state"]) == (2, "succeeded")
+    assert record["timeline"]["started"] == result.timeline.started
+
+
+def hopsgpu_runs(*words: str) -> str:
+    command = [sys.executable, "-m", "hopsgpu.cli.main", "runs", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
 def test_gpus_are_back_after_an_exception_and_the_application_lives(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], tmp_path: Path
 ) -> None:
