@@ -65,8 +65,8 @@ def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
         return
     names = [name for name, *_ in drawn]
     wide = plot_width(width, names, _VALUES_WIDTH)
-    for name, points, bounds, said in drawn:
-        shown = sparkline(points, wide, levels, bounds).ljust(wide)
+    for name, points, limits, said in drawn:
+        shown = sparkline(points, wide, levels, limits).ljust(wide)
         yield f"  {name.ljust(max(map(len, names)))}  {shown}  {said}"
 
 

@@ -1,0 +1,31 @@
+"""How a search stands, as its board tells."""
+
+from __future__ import annotations
+
+from hopsgpu.gang import GangState
+from hopsgpu.progress import search_progress_of
+from hopsgpu.study.board import SearchBoard
+from hopsgpu.study.placing import Terms
+
+
+def board() -> SearchBoard:
+    terms, shown = Terms(trials=3, most=2), search_progress_of("off")
+    return SearchBoard("s-1", terms, 1, "minimize", None, shown)
+
+
+def test_a_search_runs_once_the_function_of_its_first_trial_does() -> None:
+    told = board()
+    for state in (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.STARTING):
+        told.state(state)
+    assert told.status().state == "starting" and told.timeline.started is None
+    told.runs(2e9)
+    told.runs(3e9)
+    assert told.status().state == "running" and told.timeline.started == 2e9
+
+
+def test_a_trial_that_begins_late_does_not_have_a_search_run_again() -> None:
+    told = board()
+    told.state(GangState.WAITING)
+    told.state(GangState.RELEASING)
+    told.runs(2e9)
+    assert told.status().state == "releasing"
