@@ -147,12 +147,11 @@ class RankProcess:
         Args:
             ended: set once the process has; None then, where the function never ran.
         """
-        file = self.directory / rank_module.ENTERED
-        while not file.exists() and not ended.is_set():
+        while (at := rank_module.entered(self.directory)) is None and not ended.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENTRY_SECONDS):
                     await ended.wait()
-        return file.stat().st_mtime if file.exists() else None
+        return at
 
     async def wait(self) -> RankEnd:
         """Waits for the end of the process, and of what it left in its process group.

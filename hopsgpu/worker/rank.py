@@ -1,10 +1,9 @@
 """A rank: the process that runs the user's function.
 
 Forked by a fork server, or started by the keeper as `python -m hopsgpu.worker.rank DIRECTORY
-KEEPER_PID`, with the rank's environment, in the rank's own session. Its call is `call.entered` from
-the moment at which the function runs. It leaves `outcome.json`, and
-`value.pickle` where the function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h)
-where it cannot.
+KEEPER_PID`, with the rank's environment, in the rank's own session. It makes its call's file
+read-only when the function begins to run. It leaves `outcome.json`, and `value.pickle` where the
+function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h) where it cannot.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import json
 import os
 import pickle
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -32,9 +32,8 @@ from hopsgpu.worker.sharing import share_gpu
 from hopsgpu.worker.trial import is_pruning
 
 CALL = "call.pickle"
-_TAKEN = "call.taken"
-# What the call's file is called once the function runs; it was modified then.
-ENTERED = "call.entered"
+# Read-only, and modified last, once the function runs.
+TAKEN = "call.taken"
 VALUE = "value.pickle"
 OUTCOME = "outcome.json"
 _DRAFT = "outcome.draft"
@@ -73,7 +72,7 @@ def run(directory: Path) -> int:
             outcome cannot be written.
     """
     try:
-        (directory / CALL).rename(directory / _TAKEN)
+        (directory / CALL).rename(directory / TAKEN)
     except FileNotFoundError:
         if not (directory / OUTCOME).exists():
             begun = "it had begun, and was killed with its fork server, which hung or crashed"
@@ -88,7 +87,7 @@ def run(directory: Path) -> int:
 def _run(directory: Path) -> int:
     try:
         share_gpu()
-        function, args, kwargs = pickle.loads((directory / _TAKEN).read_bytes())
+        function, args, kwargs = pickle.loads((directory / TAKEN).read_bytes())
         _enter(directory)
         value = function(*args, **kwargs)
     except SystemExit as error:
@@ -118,9 +117,19 @@ def _run(directory: Path) -> int:
 
 def _enter(directory: Path) -> None:
     """Notes that the function runs from now on: until then this process imports what it needs."""
+    taken = directory / TAKEN
     # Neither takes room on a disk that may be full.
-    os.utime(directory / _TAKEN)
-    (directory / _TAKEN).rename(directory / ENTERED)
+    os.utime(taken)
+    taken.chmod(stat.S_IRUSR)
+
+
+def entered(directory: Path) -> float | None:
+    """When the function began to run in a rank, seconds since the epoch; None where it has not."""
+    try:
+        found = (directory / TAKEN).stat()
+    except FileNotFoundError:
+        return None
+    return None if found.st_mode & stat.S_IWUSR else found.st_mtime
 
 
 def prepare_output() -> None:
