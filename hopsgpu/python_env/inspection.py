@@ -14,6 +14,10 @@ _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "ris
 _MACH_O = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _PYTHON = re.compile(r"bin/python(3\.\d+)")
 _LIBRARY = re.compile(r"lib/python(3\.\d+)/(os\.py|site-packages/)")
+# Where packages are installed in an environment with a Python of its own; Debian's has the second.
+_INSTALLED = re.compile(r"lib/python3(\.\d+)?/(site|dist)-packages/")
+# setuptools' own, and those of namespace packages, have nothing imported from elsewhere.
+_ADDS_TO_PATH = re.compile(r"(?!distutils-precedence\.pth|[^/]*-nspkg\.pth)[^/]*\.(pth|egg-link)")
 _TAGGED = re.compile(r"\.(cpython-3\d+|cp3\d+)[\w-]*\.(so|pyd)")
 
 
@@ -40,6 +44,7 @@ class Found:
     interpreter: str | None
     python: str | None
     machine: str | None
+    modules: tuple[str, ...] | None = None
 
 
 def is_peeked(name: str) -> bool:
@@ -79,7 +84,22 @@ def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
     compiled = here.machine if machines else None
     tagged = any(_TAGGED.search(file) for file in below)
     python = found.python or (here.python if tagged else None)
-    return Found(found.below, found.interpreter, python, compiled)
+    modules = _modules(below, found, here)
+    return Found(found.below, found.interpreter, python, compiled, modules)
+
+
+def _modules(files: Iterable[str], found: Found, here: Here) -> tuple[str, ...] | None:
+    """The top-level modules that are installed; None where more may be, in other directories."""
+    above = f"{found.below}/" if found.below else ""
+    relative = [file.removeprefix(above) for file in files]
+    if found.interpreter is not None:
+        matches = [match for file in relative if (match := _INSTALLED.match(file))]
+        relative = [match.string[match.end() :] for match in matches]
+        if any(_ADDS_TO_PATH.fullmatch(name) for name in relative):
+            return None
+    suffixes = (".py", *here.suffixes)
+    tops = {name.partition("/")[0] for name in relative if name.endswith(suffixes)}
+    return tuple(sorted({top.partition(".")[0] for top in tops}))
 
 
 def other_python(name: str, there: str, driver: str) -> ConfigError:
