@@ -58,11 +58,13 @@ class Noted:
             registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
             if _first(value.__name__) not in map(_first, registered):
                 self.needed.add(value.__name__)
-        elif isinstance(value, (type, FunctionType)):
+        elif isinstance(value, (type, FunctionType)) or (
+            isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType)
+        ):
+            # A class may have a property of that name.
+            home = value.__module__ if isinstance(value.__module__, str) else "builtins"
             # What a class travels with, and what its objects are pickled by later, may go by it.
-            (self.likely if by_value else self.needed).add(str(value.__module__))
-        elif isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType):
-            self.needed.add(value.__self__.__name__)
+            (self.likely if by_value else self.needed).add(home)
         if by_value and isinstance(value, FunctionType):
             package = str(value.__globals__.get("__package__") or "")
             self.likely.update(imports_of_code(value.__code__, package))

@@ -14,7 +14,7 @@ import sysconfig
 import zipfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -76,18 +76,26 @@ def on_path() -> dict[Path, int]:
     return found
 
 
-def parts_of(name: str) -> tuple[Part, ...]:
+def parts_of(name: str, beside: Path | None = None) -> tuple[Part, ...]:
     """What of the user's a top-level module is imported from; none where that is not the user's.
 
     A namespace package may have several.
+
+    Args:
+        name: of the module.
+        beside: a directory that comes before all of `sys.path`, or None.
     """
+    if beside is not None and (spec := PathFinder.find_spec(name, [str(beside)])) is not None:
+        return _parts_of(name, spec)
     if name in MAINS or name in THERE or not name:
         return ()
     if name not in sys.modules and name in sys.stdlib_module_names:
         return ()
     spec = _spec_of(name)
-    if spec is None:
-        return ()
+    return () if spec is None else _parts_of(name, spec)
+
+
+def _parts_of(name: str, spec: ModuleSpec) -> tuple[Part, ...]:
     places = spec.submodule_search_locations
     # A path of `zipimport` goes on below the zip's own.
     if places is not None:
@@ -211,12 +219,15 @@ def _content(file: Path, inside: str) -> bytes | None:
         return None  # what cannot be read is told of when it is packed, or by the rank
 
 
-def users_parts(names: Iterable[str], sources: Sources) -> tuple[Part, ...]:
+def users_parts(
+    names: Iterable[str], sources: Sources, beside: Path | None = None
+) -> tuple[Part, ...]:
     """All of the user's that modules are imported from, and what those import in turn.
 
     Args:
         names: dotted, of what is imported first.
         sources: reads what is imported on the way.
+        beside: as of `parts_of`.
     """
     pending, met = list(names), set[str]()
     tops: dict[str, tuple[Part, ...]] = {}
@@ -228,7 +239,7 @@ def users_parts(names: Iterable[str], sources: Sources) -> tuple[Part, ...]:
         met.add(name)
         top, _, below = name.partition(".")
         if top not in tops:
-            tops[top] = parts_of(top)
+            tops[top] = parts_of(top, beside)
         if below:
             pending.append(name.rpartition(".")[0])
         for part in tops[top]:

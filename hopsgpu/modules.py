@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hopsgpu.imports import Imported
+from hopsgpu.imports import Imported, imports_of_source
 from hopsgpu.locating import Part, Sources, bound_in_main, is_environment, on_path, users_parts
 from hopsgpu.module_files import File, files_below, files_in, is_package, is_utf8, printable
 
@@ -129,10 +129,21 @@ def _module_of(function: Callable[..., Any]) -> str:
     return home if isinstance(home, str) else type(function).__module__
 
 
-def script_root(script: Path) -> Path | None:
-    """The directory from which a script's own modules are imported; None in an environment."""
-    root = script.resolve().parent
-    return None if is_environment(root) else root
+def root_of_script(script: Path) -> Root:
+    """What a script imports of the user's, as from one directory.
+
+    That is its own directory, and what else of this Python's `sys.path` has modules that it
+    imports.
+    """
+    beside = script.resolve().parent
+    try:
+        source = script.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # packing it tells
+        source = ""
+    names = [found.name for found in imports_of_source("__main__", source, package=False)]
+    own = None if is_environment(beside) else beside
+    parts = users_parts(names, Sources(), own)
+    return Root(own, tuple(part for part in parts if part.root != own))
 
 
 def _root_of_main(main: ModuleType) -> Path | None:
@@ -197,10 +208,8 @@ def _found(root: Root) -> _Found:
             files.setdefault(file.name, file)
     unnamed = sorted(printable(file.path) for name, file in files.items() if not is_utf8(name))
     if unnamed:
-        warnings.append(
-            f"{unnamed[0]} is not sent to the ranks, as its name is not UTF-8"
-            + (f"; nor are {len(unnamed) - 1} more" if len(unnamed) > 1 else "")
-        )
+        more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
+        warnings.append(f"not sent to the ranks, as the name is not UTF-8: {unnamed[0]}{more}")
     ordered = sorted(filter(is_utf8, files))
     return _Found(tuple(files[name] for name in ordered), tuple(warnings))
 

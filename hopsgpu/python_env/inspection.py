@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from hopsgpu.errors import ConfigError
@@ -84,22 +84,34 @@ def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
     compiled = here.machine if machines else None
     tagged = any(_TAGGED.search(file) for file in below)
     python = found.python or (here.python if tagged else None)
-    modules = _modules(below, found, here)
+    linked = [e.name for e in all_entries if e.link and e.name.startswith(found.below)]
+    modules = _modules(below, linked, found, here)
     return Found(found.below, found.interpreter, python, compiled, modules)
 
 
-def _modules(files: Iterable[str], found: Found, here: Here) -> tuple[str, ...] | None:
+def _modules(
+    files: Iterable[str], links: Iterable[str], found: Found, here: Here
+) -> tuple[str, ...] | None:
     """The top-level modules that are installed; None where more may be, in other directories."""
+    linked = list(_installed(links, found))
+    names = [*_installed(files, found), *linked]
+    if found.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
+        return None
+    importable = (name for name in names if name.endswith((".py", *here.suffixes)))
+    # A link may lead to a package's directory.
+    tops = {name.partition("/")[0].partition(".")[0] for name in (*importable, *linked)}
+    return tuple(sorted(tops))
+
+
+def _installed(files: Iterable[str], found: Found) -> Iterator[str]:
+    """The names of files where modules are imported from, below that directory."""
     above = f"{found.below}/" if found.below else ""
-    relative = [file.removeprefix(above) for file in files]
-    if found.interpreter is not None:
-        matches = [match for file in relative if (match := _INSTALLED.match(file))]
-        relative = [match.string[match.end() :] for match in matches]
-        if any(_ADDS_TO_PATH.fullmatch(name) for name in relative):
-            return None
-    suffixes = (".py", *here.suffixes)
-    tops = {name.partition("/")[0] for name in relative if name.endswith(suffixes)}
-    return tuple(sorted({top.partition(".")[0] for top in tops}))
+    for file in files:
+        name = file.removeprefix(above)
+        if found.interpreter is None:
+            yield name
+        elif match := _INSTALLED.match(name):
+            yield name[match.end() :]
 
 
 def other_python(name: str, there: str, driver: str) -> ConfigError:
