@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.machinery import all_suffixes
 from pathlib import Path
@@ -109,24 +110,28 @@ def files_below(path: Path, name: str, *, most: int, inside: str = "") -> list[F
         most: how many there may be.
         inside: its name in the zip; "" for all of it.
     """
-    if inside or (not name and path.is_file()):
-        found: Iterator[File] = _in_zip(path, name, inside)
-    elif path.is_file():
-        found = iter([_file(name, path, path.stat())])
-    else:
-        found = _walk(path, name, links=bool(name), met=(os.path.realpath(path),))
-    files = list(itertools.islice(found, most + 1))
-    return None if len(files) > most else files
+    if path.is_file():
+        if name and not inside:
+            return [_file(name, path, path.stat())]
+        zipped = list(_in_zip(path, name, inside))
+        return None if len(zipped) > most else zipped
+    walk = _walk(path, name, links=bool(name), met=(os.path.realpath(path),))
+    found = list(itertools.islice(walk, most + 1))
+    # They are not looked at before: of a directory that is too large that would take long.
+    return None if len(found) > most else list(_looked_at(found))
 
 
 def files_in(directory: Path) -> list[File]:
     """The files right in a directory that are not hidden."""
     visible = (entry for entry in _children(directory) if not entry.name.startswith("."))
-    return [
-        _file(entry.name, Path(entry.path), found)
-        for entry in visible
-        if entry.is_file() and (found := _status(entry)) is not None
-    ]
+    return list(_looked_at((entry.name, entry) for entry in visible if entry.is_file()))
+
+
+def _looked_at(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
+    """Files by the names that they are to have; what was removed just now is left out."""
+    for name, entry in found:
+        with contextlib.suppress(FileNotFoundError):
+            yield _file(name, Path(entry.path), entry.stat())
 
 
 def _file(name: str, path: Path, found: os.stat_result) -> File:
@@ -143,8 +148,10 @@ def _children(directory: str | Path) -> list[os.DirEntry[str]]:
         return []
 
 
-def _walk(directory: str | Path, name: str, *, links: bool, met: tuple[str, ...]) -> Iterator[File]:
-    """The files below a directory.
+def _walk(
+    directory: str | Path, name: str, *, links: bool, met: tuple[str, ...]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """The files below a directory, with the names that they are to have.
 
     Args:
         directory: which.
@@ -167,15 +174,8 @@ def _walk(directory: str | Path, name: str, *, links: bool, met: tuple[str, ...]
                     continue
             if entry.name != _HOPSGPU.name or Path(real).resolve() != _HOPSGPU:
                 yield from _walk(entry.path, below, links=links, met=(*met, real))
-        elif entry.is_file() and (found := _status(entry)) is not None:
-            yield _file(below, Path(entry.path), found)
-
-
-def _status(entry: os.DirEntry[str]) -> os.stat_result | None:
-    try:
-        return entry.stat()
-    except FileNotFoundError:  # removed just now
-        return None
+        elif entry.is_file():
+            yield below, entry
 
 
 def _in_zip(path: Path, name: str, inside: str) -> Iterator[File]:
