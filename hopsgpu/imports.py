@@ -54,20 +54,23 @@ class Noted:
             value: no number, text or built-in container.
             by_value: whether it is a function or class that is not found by its name there.
         """
-        if isinstance(value, ModuleType):
+        # Not by isinstance, which asks an object: a proxy may refuse to answer.
+        kind = type(value)
+        known: Any = value
+        if issubclass(kind, ModuleType):
             registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
-            if _first(value.__name__) not in map(_first, registered):
-                self.needed.add(value.__name__)
-        elif isinstance(value, (type, FunctionType)) or (
-            isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType)
+            if _first(known.__name__) not in map(_first, registered):
+                self.needed.add(known.__name__)
+        elif issubclass(kind, (type, FunctionType)) or (
+            issubclass(kind, BuiltinFunctionType) and isinstance(known.__self__, ModuleType)
         ):
             # A class may have a property of that name.
-            home = value.__module__ if isinstance(value.__module__, str) else "builtins"
+            home = known.__module__ if isinstance(known.__module__, str) else "builtins"
             # What a class travels with, and what its objects are pickled by later, may go by it.
             (self.likely if by_value else self.needed).add(home)
-        if by_value and isinstance(value, FunctionType):
-            package = str(value.__globals__.get("__package__") or "")
-            self.likely.update(imports_of_code(value.__code__, package))
+        if by_value and issubclass(kind, FunctionType):
+            package = str(known.__globals__.get("__package__") or "")
+            self.likely.update(imports_of_code(known.__code__, package))
 
     def imported(self) -> Imported:
         """What was noted."""

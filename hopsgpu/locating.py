@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from hopsgpu.imports import Import, imports_of_source
@@ -261,9 +261,11 @@ def _is_made_up(top: str) -> bool:
 def bound_in_main() -> Iterator[str]:
     """The modules that the script or notebook has imported something from, under any name."""
     for value in list(vars(sys.modules["__main__"]).values()):
-        if isinstance(value, ModuleType):
+        # Not by isinstance, which asks an object: a proxy may refuse to answer.
+        kind = type(value)
+        if issubclass(kind, ModuleType):
             yield value.__name__
-        elif isinstance(value, type) or callable(value):
-            home = getattr(value, "__module__", None)
+        else:
+            home = value.__module__ if issubclass(kind, (type, FunctionType)) else kind.__module__
             if isinstance(home, str):
                 yield home

@@ -24,6 +24,7 @@ MOST_ENTRIES = 5_000
 MOST_BYTES = 20 * 2**20
 # The directory of a container in which YARN unpacks what `hopsgpu submit` ships of them.
 SHIPPED = "hopsgpu-modules"
+_BRING = "python_env= can bring it, where the ranks' Python lacks it"
 # Of a package with data, which modules are looked for in.
 _MOST_LOOKED_AT = 20 * MOST_ENTRIES
 
@@ -58,8 +59,8 @@ class Root:
         path: a directory or zip, of which all modules are taken as far as it is small; None for
             the parts alone.
         parts: taken whatever else there is, with the files in them.
-        expected: whether modules are expected from there that nobody names: those at the top of one
-            that is large are taken, and a warning tells.
+        expected: whether modules are expected from there that nobody names: of one that is large
+            some are taken, and a warning tells which. Of another one it is all or nothing.
     """
 
     path: Path | None
@@ -94,21 +95,24 @@ def roots_of(
     first += [path.resolve() for path in map(Path, sys.path) if path.parent.name == SHIPPED]
     whole = [path for path in first if path is not None and not is_environment(path)]
     later = {p.root for p in parts if p.root is not None and p.root.resolve() in places}
-    later |= set() if added is None else {added, *_zips_in(added, places)}
-    ordered = sorted(later, key=lambda path: places.get(path.resolve(), len(places)))
-    return _with_parts(whole, [path for path in ordered if not is_environment(path)], parts)
+    brought = [] if added is None else [added, *_zips_in(added, places)]
+    ordered = sorted(
+        (path for path in later.union(brought) if not is_environment(path)),
+        key=lambda path: places.get(path.resolve(), len(places)),
+    )
+    return _with_parts([*whole, *ordered], [*whole, *brought], parts)
 
 
 def _with_parts(
-    expected: Sequence[Path], others: Sequence[Path], parts: Sequence[Part]
+    paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[Part]
 ) -> tuple[Root, ...]:
     """Roots, each once, with their parts; parts of none of them come last."""
     own: dict[Path, list[Part]] = {}
     written: dict[Path, Path] = {}
-    for path in (*expected, *others):
+    for path in paths:
         own.setdefault(path.resolve(), [])
         written.setdefault(path.resolve(), path)
-    rest = []
+    rest: list[Part] = []
     for part in parts:
         root = None if part.root is None else part.root.resolve()
         (rest if root is None or root not in own else own[root]).append(part)
@@ -222,15 +226,14 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
         packages.discard("")
         all_files = [f for f in there if f.is_module or not packages.isdisjoint(f.above)]
         modules = [file for file in all_files if file.is_module]
-        for taken in (all_files, modules):
-            if _size(taken) <= MOST_BYTES:
-                if taken is modules is not all_files and expected:
-                    warnings.append(
-                        f"{printable(path)} holds more than {MOST_BYTES >> 20} MiB: of its packages"
-                        " that are not named only the modules are sent to the ranks, without other"
-                        " files"
-                    )
-                return taken
+        if _size(all_files) <= MOST_BYTES:
+            return all_files
+        if expected and _size(modules) <= MOST_BYTES:
+            warnings.append(
+                f"{printable(path)} holds more than {MOST_BYTES >> 20} MiB: of its packages that"
+                " are not named only the modules are sent to the ranks, without other files"
+            )
+            return modules
     if not expected or not path.is_dir():
         return []
     warnings.append(
@@ -243,23 +246,27 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
 
 def _of_part(part: Part, warnings: list[str]) -> list[File]:
     """All files of a part; its modules alone where they are too many, or nothing."""
-    where = printable(part.path)
     there = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
+    if there is not None and _is_small(there):
+        return there
+    where = printable(part.path)
+    if any(part.path.parent.glob("*.dist-info")):
+        # Where pip has installed: a part of such a package would be in the way of a whole one.
+        warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
+        return []
     modules = [file for file in there or () if file.is_module]
-    for taken in (there, modules):
-        if taken and len(taken) <= MOST_ENTRIES and _size(taken) <= MOST_BYTES:
-            if taken is modules and len(modules) < len(there or ()):
-                warnings.append(
-                    f"{where} holds too much to be sent to the ranks: its modules are, without its"
-                    " other files; put data on the lake, or bring the package by python_env="
-                )
-            return taken
-    if there is None or modules:
+    if there is not None and _is_small(modules):
         warnings.append(
-            f"{where} holds too much to be sent to the ranks, more than {MOST_ENTRIES} files or"
-            f" {MOST_BYTES >> 20} MiB: bring it by python_env="
+            f"{where} holds too much to be sent to the ranks: its modules are, without its other"
+            f" files. Put data on the lake, or {_BRING}"
         )
+        return modules
+    warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
     return []
+
+
+def _is_small(files: Sequence[File]) -> bool:
+    return len(files) <= MOST_ENTRIES and _size(files) <= MOST_BYTES
 
 
 def _size(files: Sequence[File]) -> int:

@@ -28,7 +28,8 @@ def lacking_error(names: Sequence[str], where: str, env: str | None = None) -> C
         )
     return ConfigError(
         f"train_fn or its arguments refer to {', '.join(names)}, which {where} lacks: {remedy}."
-        " Modules travel by themselves only from directories of yours, not from site-packages"
+        " Modules travel by themselves only from directories of yours, up to 20 MiB a package, not"
+        " from site-packages"
     )
 
 

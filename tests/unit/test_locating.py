@@ -13,9 +13,18 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
+import numpy
 import pytest
 
-from hopsgpu.locating import Part, Sources, is_environment, parts_of, users_parts
+from hopsgpu.locating import (
+    Part,
+    Sources,
+    bound_in_main,
+    is_environment,
+    parts_of,
+    users_parts,
+)
+from tests import in_ranks
 
 Write = Callable[..., Path]
 
@@ -185,6 +194,20 @@ def test_modules_that_are_odd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "u_object", object())  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "u_forbidden", None)  # type: ignore[arg-type]
     assert named("u_lazy.x", "u_object", "u_forbidden.y", "", "builtins") == {}
+
+
+def test_what_the_script_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Proxy:
+        """As werkzeug's, which raises when nothing stands behind it."""
+
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            raise RuntimeError("nobody is there")
+
+    main = ModuleType("__main__")
+    vars(main).update(np=numpy, f=in_ranks.where, o=Path(), K=Part, proxy=Proxy(), one=1)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert {"numpy", "tests.in_ranks", "pathlib", "hopsgpu.locating"} <= set(bound_in_main())
 
 
 def test_a_module_of_the_users_with_the_name_of_a_standard_one(project: Write) -> None:

@@ -147,6 +147,21 @@ def test_files_beside_modules_give_way_to_them(
     assert "a holds too much to be sent" in packed.warnings[0]
 
 
+def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its data it would be in the way of one that the ranks' Python has."""
+    write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
+    part = Part("a", tmp_path / "a")
+    assert names(pack_modules([Root(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
+    monkeypatch.setattr(modules, "MOST_BYTES", 100)
+    write(tmp_path, "a/weights.bin", content="x" * 101)
+    for root in (Root(None, (part,)), Root(tmp_path, (part,), expected=False)):
+        packed = pack_modules([root])
+        assert names(packed) == []
+        assert "a holds too much to be sent to the ranks: python_env=" in packed.warnings[0]
+
+
 def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:
     write(tmp_path, "lib/__init__.py", "lib/m.py", "file_v2.py")
     parts = (Part("pkg", tmp_path / "lib"), Part("file.py", tmp_path / "file_v2.py"))
