@@ -200,9 +200,9 @@ class Execution:
             self._python_env = python_of(
                 self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
-            imports = asked_of_executors(
-                self._given.needs, self._python_env, self._given.application
-            )
+            # The agents of a gang that is held are there, and tell.
+            asked = None if self._keeps else self._given.application
+            imports = asked_of_executors(self._given.needs, self._python_env, asked)
             request = request_of(
                 self._plan,
                 self._given.frameworks,

@@ -69,10 +69,24 @@ def _environment() -> tuple[Path, ...]:
 
 
 def on_path() -> dict[Path, int]:
-    """The entries of `sys.path`, resolved, with their places in it."""
+    """The entries of `sys.path`, resolved, with their places in it, up to the standard library.
+
+    What comes later (a `.pth` file's, say, or what a notebook appends) has modules that those of
+    the environment go before.
+    """
     found: dict[Path, int] = {}
+    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     for place, entry in enumerate(sys.path):
-        found.setdefault(Path(entry or Path.cwd()).resolve(), place)
+        # As Python does, which imports from no others.
+        if isinstance(entry, str):
+            try:
+                path = Path(entry).resolve()
+            except FileNotFoundError:  # the working directory was removed
+                continue
+            if path == library:
+                break
+            if not is_environment(path):
+                found.setdefault(path, place)
     return found
 
 

@@ -92,7 +92,8 @@ def roots_of(
     places = on_path()
     main = sys.modules.get("__main__")
     first = [] if main is None else [_root_of_main(main)]
-    first += [path.resolve() for path in map(Path, sys.path) if path.parent.name == SHIPPED]
+    entries = [Path(entry) for entry in sys.path if isinstance(entry, str)]
+    first += [path.resolve() for path in entries if path.parent.name == SHIPPED]
     whole = [path for path in first if path is not None and not is_environment(path)]
     later = {p.root for p in parts if p.root is not None and p.root.resolve() in places}
     brought = [] if added is None else [added, *_zips_in(added, places)]

@@ -30,14 +30,14 @@ def python_of(
 
 
 def asked_of_executors(
-    needs: Collection[str], env: PythonEnv | None, application: Site
+    needs: Collection[str], env: PythonEnv | None, application: Site | None
 ) -> tuple[str, ...]:
     """The top-level modules that the executors' Python must have for a call to be unpickled.
 
     Args:
         needs: those that the ranks' Python must have.
         env: that the ranks run with, or None.
-        application: in which they run.
+        application: in which they run; None where nobody need be asked before the gang is.
 
     Raises:
         ConfigError: it is known that they are not there.
@@ -50,6 +50,7 @@ def asked_of_executors(
         if left:
             raise lacking_error(left, f"python_env={name}", name)
         return ()
-    if lacks := application.lacking(left):
+    lacks = () if application is None else application.lacking(left)
+    if lacks:
         raise lacking_error(lacks, "the executors' Python", name)
     return left

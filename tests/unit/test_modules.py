@@ -5,12 +5,14 @@ import os
 import stat
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from hopsgpu import modules
+from hopsgpu.imports import Imported
 from hopsgpu.locating import Part
 from hopsgpu.modules import Packer, Root, pack_modules, roots_of
 
@@ -296,6 +298,38 @@ def test_a_script_beside_the_packages_directory(
     assert ran.stdout.split() == [
         *("0/run.py", "1/own/__init__.py", "1/own/train.py", "1/second.py"),
     ]
+
+
+def test_directories_behind_the_environment_give_what_is_named_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their other modules would go before those of the ranks' environment, as not here."""
+    for root in ("early", "late"):
+        write(tmp_path / root, f"{root}_named.py", f"{root}_other.py")
+    monkeypatch.setattr(
+        sys,
+        "path",
+        [
+            sysconfig.get_paths()["purelib"],
+            str(tmp_path / "early"),
+            *sys.path,
+            str(tmp_path / "late"),
+        ],
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # Python passes it over
+    imported = Imported(likely=frozenset({"early_named", "late_named"}))
+    found = pack_modules(roots_of(pytest.raises, imported)).names
+    assert found >= {"early_named", "early_other", "late_named"}
+    assert "late_other" not in found
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.syspath_prepend("")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert pack_modules(roots_of(pytest.raises)).warnings == ()
 
 
 def test_what_spark_was_given_comes_along_unnamed(
