@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.data.dealt import MOST_DEALT
 from hopsgpu.data.given import Datasets, datasets_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks.preload import likely_preloads, preloads
-from hopsgpu.modules import PackedModules, Packer, module_roots
-from hopsgpu.pickling import name_of, pickle_call
+from hopsgpu.imports import Imported
+from hopsgpu.modules import PackedModules, Packer
+from hopsgpu.pickling import name_of
 from hopsgpu.progress import Shielded, progress_of
 from hopsgpu.provenance import Provenance, provenance_of
 from hopsgpu.python_env.building import Wanted, warnings_of
@@ -26,15 +26,12 @@ from hopsgpu.spark.writing import check_data, is_frame
 from hopsgpu.spec import GangSpec, GpuRequest
 from hopsgpu.stores.names import file_name, model_name
 from hopsgpu.tracking import Tracking, tracking_to
+from hopsgpu.travelling import needs_of, packed_modules, pickled
 from hopsgpu.units import parse_duration, parse_memory
-from hopsgpu.worker.channel import MOST_PAYLOAD
 from hopsgpu.worker.context import VARIABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-# The plan of the data travels beside it.
-_MOST_CALL = MOST_PAYLOAD - MOST_DEALT
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,7 @@ class Arguments:
         tracking: where the run is logged too, or None.
         data: what the ranks read, or None.
         python_env: that the ranks run with, to be made or there already; or None.
+        needs: top-level modules that the ranks' Python must have to unpickle the call.
     """
 
     spec: GangSpec
@@ -65,6 +63,7 @@ class Arguments:
     tracking: Tracking | None = None
     data: Datasets | None = None
     python_env: Wanted | None = None
+    needs: tuple[str, ...] = ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -150,8 +149,9 @@ def arguments(
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
-    call, modules = _packed(Packer(), train_fn, args, kwargs)
+    call, imported = _pickled(train_fn, args, kwargs)
     application = application_of(spark)
+    modules = packed_modules(Packer(), train_fn, call, imported, application)
     check_data(datasets, application)
     spec, wanted = with_python(spec, wanted, application)
     tracking = _tracking(application)
@@ -166,6 +166,7 @@ def arguments(
         tracking,
         datasets,
         wanted,
+        needs_of(imported, modules),
     )
 
 
@@ -245,7 +246,8 @@ def launch_on(
         env_vars={} if env_vars is None else env_vars,
     )
     shown = progress_of(progress)
-    call, modules = _packed(held.packer, train_fn, args, kwargs)
+    call, imported = _pickled(train_fn, args, kwargs)
+    modules = packed_modules(held.packer, train_fn, call, imported, held.application)
     check_data(datasets, held.application)
     tracking = _tracking(held.application)
     return Arguments(
@@ -258,6 +260,7 @@ def launch_on(
         _provenance(model, tracking, train_fn, args, kwargs, modules),
         tracking,
         datasets,
+        needs=needs_of(imported, modules),
     )
 
 
@@ -296,30 +299,10 @@ def check_callable(train_fn: object) -> None:
         raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
 
 
-def _packed(
-    packer: Packer, train_fn: Callable[..., Any], args: object, kwargs: object
-) -> tuple[bytes, PackedModules]:
-    """The pickled function with its arguments, and the user's modules that it needs."""
+def _pickled(train_fn: Callable[..., Any], args: object, kwargs: object) -> tuple[bytes, Imported]:
     positional, named = _positional(args), keywords(kwargs)
     check_call(train_fn, positional, named)
-    call = pickle_call(train_fn, positional, named)
-    return call, packed_modules(packer, train_fn, call)
-
-
-def packed_modules(packer: Packer, train_fn: Callable[..., Any], call: bytes) -> PackedModules:
-    """The user's modules that a function needs, which travel with it.
-
-    Raises:
-        ConfigError: they and the pickled call are too large to travel.
-    """
-    modules = packer.pack(module_roots(train_fn))
-    if len(call) + len(modules.archive) > _MOST_CALL:
-        raise ConfigError(
-            f"train_fn with its arguments is {len(call)} bytes pickled, its modules are"
-            f" {len(modules.archive)}; at most {_MOST_CALL} together are accepted. Give data by"
-            " data=, or read it in the ranks"
-        )
-    return modules
+    return pickled(train_fn, positional, named)
 
 
 def _tracking(application: Site) -> Tracking | None:

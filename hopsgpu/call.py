@@ -35,6 +35,7 @@ class Call:
             is given. A run in one slot leaves those in others alone.
         trial: of the search to which it belongs, or None.
         memory_share: of its GPU that a rank may use, in (0, 1), or None for all of it.
+        imports: top-level modules that the ranks' Python must have to unpickle the function.
     """
 
     function: bytes
@@ -54,6 +55,7 @@ class Call:
     slots: Mapping[int, int] = field(default_factory=dict)
     trial: Trial | None = None
     memory_share: float | None = None
+    imports: tuple[str, ...] = ()
 
     def slot(self, key: int) -> int:
         """The slot of a container's agent, by its key."""

@@ -18,7 +18,7 @@ from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.feeding import Feed
 from hopsgpu.gang import Avoid, GangState, assign_ranks
-from hopsgpu.preparing import python_of
+from hopsgpu.preparing import asked_of_executors, python_of
 from hopsgpu.publishing import check_writable
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.recording import Recording
@@ -115,6 +115,7 @@ def request_of(
     python_env: PythonEnv | None = None,
     *,
     data: bool = False,
+    imports: tuple[str, ...] = (),
 ) -> Request:
     """What a plan asks of YARN, and what its executors import while they wait, or must have."""
     return Request(
@@ -130,6 +131,7 @@ def request_of(
         warm=Warm(frameworks, plan.environment, python_env),
         # What an environment brings is known in the rank alone.
         needs=DATA if data and python_env is None else (),
+        imports=imports,
     )
 
 
@@ -216,6 +218,9 @@ class Execution:
             self._python_env = python_of(
                 self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
+            # The agents of a gang that is held are there, and tell.
+            asked = None if self._keeps else self._given.application
+            imports = asked_of_executors(self._given.needs, self._python_env, asked)
             request = request_of(
                 self._plan,
                 self._given.frameworks,
@@ -223,6 +228,7 @@ class Execution:
                 self._cancelled,
                 self._python_env,
                 data=self._given.data is not None,
+                imports=imports,
             )
             with self._feed.ready(), self._leasing(request) as whole:
                 while not self._attempted(whole(self._avoid)):
@@ -273,6 +279,7 @@ class Execution:
             resumed=Lake(plan.paths["resume"]) if "resume" in plan.paths else None,
             data=self._feed.parts,
             python_env=self._python_env,
+            imports=self._given.needs,
         )
 
     def _is_tried_again(self, failure: RankFailed) -> bool:

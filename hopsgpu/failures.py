@@ -70,8 +70,8 @@ _ADVICE = (
     ),
     (
         r"^(ModuleNotFoundError|ImportError)",
-        "the ranks' Python (spark.pyspark.python) lacks it, and it lies beside none of the script's"
-        " modules: python_env= can bring it",
+        "the ranks' Python (spark.pyspark.python) lacks it, and it is none of your modules that"
+        " travelled: python_env= can bring it",
         Blame.NOTHING,
     ),
 )

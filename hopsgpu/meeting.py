@@ -12,6 +12,7 @@ from hopsgpu.call import Call
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.gang import Avoid, RankPlace, World
+from hopsgpu.python_env.lacking import lacking_error
 from hopsgpu.worker.channel import Message
 from hopsgpu.worker.server import Event
 
@@ -69,7 +70,7 @@ def meet(
 
     Raises:
         Cancelled: the run is no longer wanted.
-        ConfigError: a node lacks the wanted interface.
+        ConfigError: a node lacks the wanted interface, or modules that the call needs.
     """
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
@@ -88,6 +89,7 @@ def meet(
             interface=call.interface,
             others=addresses,
             python_env=None if call.python_env is None else call.python_env.as_fields(),
+            imports=call.imports,
         )
     answers: dict[int, Message] = {}
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -105,11 +107,19 @@ def meet(
                 answer = answers[event.peer] = event.message
                 if not answer.fields.keys().isdisjoint(("problem", "unopened")):
                     return _unmet(containers[event.peer], answer)
+                _check_modules(containers[event.peer].container.host, answer, call)
         elif time.monotonic() > deadline:
             silent = tuple(key for key in containers if key not in answers)
             why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
             return Unmet(_failure(containers[silent[0]], why), silent)
     return _meeting(world, first, answers)
+
+
+def _check_modules(host: str, answer: Message, call: Call) -> None:
+    """Raises ConfigError where ranks on a host could not unpickle the call."""
+    if lacks := answer.fields.get("lacks"):
+        env = None if call.python_env is None else call.python_env.name
+        raise lacking_error(lacks, f"the ranks' Python on {host}", env)
 
 
 def _failure(place: RankPlace, why: str) -> RankFailed:

@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 
 from hopsgpu.errors import ConfigError
+from hopsgpu.imports import Noted
 
 # Nested deeper than this, the culprit is named by the path so far.
 _DEEPEST = 6
@@ -31,6 +32,13 @@ class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]
     """cloudpickle's, but tracebacks of what travels by value name the file that it stands in."""
 
     dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
+    noted: Noted | None = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if self.noted is not None:
+            self.noted.see(obj, by_value=reduced is not NotImplemented)
+        return reduced
 
 
 def pickle_call(
@@ -39,6 +47,7 @@ def pickle_call(
     kwargs: Mapping[str, Any],
     *,
     files: bool = True,
+    noted: Noted | None = None,
 ) -> bytes:
     """`(function, args, kwargs)` by cloudpickle.
 
@@ -50,15 +59,16 @@ def pickle_call(
         kwargs: for it.
         files: whether to name the files in which code stands: tracebacks do then. Without, the same
             function is the same bytes in each session of a notebook.
+        noted: notes the modules that the pickle and its code import; only with `files`.
 
     Raises:
         ConfigError: something cannot be pickled; the message names the attribute.
     """
     buffer = io.BytesIO()
     try:
-        (_NamingPickler if files else cloudpickle.Pickler)(buffer).dump(
-            (function, args, dict(kwargs))
-        )
+        pickler = (_NamingPickler if files else cloudpickle.Pickler)(buffer)
+        pickler.noted = noted
+        pickler.dump((function, args, dict(kwargs)))
         return buffer.getvalue()
     except (MemoryError, KeyboardInterrupt):
         raise

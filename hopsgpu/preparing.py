@@ -1,13 +1,16 @@
-"""What has to be on the lake before GPUs are asked for."""
+"""What has to be there before GPUs are asked for."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 
 from hopsgpu.gang import GangState
 from hopsgpu.python_env.building import Wanted, ready
+from hopsgpu.python_env.lacking import lacking_error
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.spark.request import Watcher
+from hopsgpu.spark.site import Site
 from hopsgpu.stores.lake import Lake
 
 
@@ -24,3 +27,30 @@ def python_of(
     why = f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be"
     board.state(GangState.PREPARING, (), why)
     return ready(wanted, Lake(root), cancelled)
+
+
+def asked_of_executors(
+    needs: Collection[str], env: PythonEnv | None, application: Site | None
+) -> tuple[str, ...]:
+    """The top-level modules that the executors' Python must have for a call to be unpickled.
+
+    Args:
+        needs: those that the ranks' Python must have.
+        env: that the ranks run with, or None.
+        application: in which they run; None where nobody need be asked before the gang is.
+
+    Raises:
+        ConfigError: it is known that they are not there.
+    """
+    if env is not None and env.modules is None:
+        return ()
+    left = tuple(needs) if env is None else env.lacks(needs)
+    name = None if env is None else env.name
+    if env is not None and env.interpreter is not None:
+        if left:
+            raise lacking_error(left, f"python_env={name}", name)
+        return ()
+    lacks = () if application is None else application.lacking(left)
+    if lacks:
+        raise lacking_error(lacks, "the executors' Python", name)
+    return left

@@ -6,19 +6,18 @@ refers to, and in the sources of the user's modules that these import.
 
 from __future__ import annotations
 
-import ast
-import dis
 import functools
 import io
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec, resolve_name
+from importlib.util import find_spec
 from inspect import getattr_static
 from pathlib import PurePosixPath
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
+from hopsgpu.imports import codes_of, imports_of_code, imports_of_source
 from hopsgpu.modules import PackedModules
 
 # Slow to import, and known to compute nothing and to touch no GPU when they are.
@@ -42,10 +41,6 @@ PRELOADABLE = (
 # Of these the modules below too, which are as slow and as harmless.
 _WHOLE = ("scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
-# Sources are parsed once for all launches of a held gang.
-_MOST_SOURCES = 4096
-# Threads that parse at the same time rarely disturb each other twice.
-_PARSINGS = 20
 # A function that refers to more than this is not followed to the end.
 _MOST_OBJECTS = 10_000
 
@@ -79,8 +74,8 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
         name = module.name
         pending += [_Module(name.rpartition(".")[0], False)] if "." in name else []
         if name in sources:
-            found = _imports_of_source(name, *sources[name], module.all)
-            pending += [_Module(imported, module.all) for imported in found]
+            found = imports_of_source(name, *sources[name])
+            pending += [_Module(i.name, module.all) for i in found if module.all or not i.called]
     firsts = {module.name.partition(".")[0] for module in met}
     # A module of the user's own that has a known name may do anything when it is imported.
     packages = [package for package in PRELOADABLE if package in firsts - own]
@@ -122,65 +117,6 @@ def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
     return found
 
 
-@functools.lru_cache(maxsize=_MOST_SOURCES)
-def _imports_of_source(name: str, source: str, package: bool, functions: bool) -> tuple[str, ...]:
-    tree = _parsed(source)
-    parent = name if package else name.rpartition(".")[0]
-    found = []
-    for node in _executed(tree, functions):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [alias.name for alias in node.names]
-            found += _from(node.module or "", node.level, names, parent)
-    return tuple(found)
-
-
-def _parsed(source: str) -> ast.Module:
-    """A source's tree; an empty one where it does not parse, of which its import will tell."""
-    for _ in range(_PARSINGS):
-        try:
-            return ast.parse(source)
-        except SystemError:
-            # CPython before 3.11.8 and 3.12.2 counts the depth in one number for all threads, and
-            # refuses what another thread has parsed beside it (python/cpython#106905).
-            continue
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            break
-    return ast.Module([], [])
-
-
-def _executed(tree: ast.Module, functions: bool) -> Iterator[ast.AST]:
-    """A tree's nodes without those that only a type checker reads, or only a call runs."""
-    pending: list[ast.AST] = [tree]  # a long sum is a tree too deep to descend by calls
-    while pending:
-        node = pending.pop()
-        yield node
-        if isinstance(node, ast.If) and _is_for_types(node.test):
-            pending += node.orelse
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not functions:
-            pending += node.decorator_list
-        else:
-            pending += ast.iter_child_nodes(node)
-
-
-def _is_for_types(test: ast.expr) -> bool:
-    """Whether a condition is `TYPE_CHECKING`, by whatever name its module goes."""
-    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
-
-
-def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
-    """What `from module import names` may import."""
-    if level:
-        if not package:
-            return []
-        try:
-            module = resolve_name("." * level + module, package)
-        except ImportError:  # beyond the top: the rank that imports it will say so
-            return []
-    return [module, *(f"{module}.{name}" for name in names)]
-
-
 def _imports_of(function: object, own: set[str]) -> Iterator[_Module]:
     """Modules that a function, or what it refers to, belongs to or imports."""
     pending, met = [function], dict[int, object]()
@@ -196,7 +132,7 @@ def _imports_of(function: object, own: set[str]) -> Iterator[_Module]:
             yield _Module(str(value.__module__), False)
             if _first(value.__module__) in own:
                 package = str(value.__globals__.get("__package__") or "")
-                for name in _imports_of_code(value.__code__, package):
+                for name in imports_of_code(value.__code__, package):
                     yield _Module(name, True)
                 pending += _referred_to(value, own)
         elif isinstance(value, type):
@@ -243,7 +179,7 @@ def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
     yield from vars(function).values()
-    names = {name for code in _codes(function.__code__) for name in code.co_names}
+    names = {name for code in codes_of(function.__code__) for name in code.co_names}
     pending: list[Mapping[str, object]] = [function.__globals__]
     met: list[Mapping[str, object]] = []
     while pending:
@@ -256,22 +192,3 @@ def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
             # What is called by way of a module of the user's.
             if isinstance(value := known[name], ModuleType) and _first(value.__name__) in own:
                 pending.append(vars(value))
-
-
-def _codes(code: CodeType) -> Iterator[CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _codes(constant)
-
-
-def _imports_of_code(code: CodeType, package: str) -> Iterator[str]:
-    for part in _codes(code):
-        # IMPORT_NAME takes the level and the names of `from` from the stack.
-        loaded: list[Any] = [0, None]
-        for instruction in dis.get_instructions(part):
-            if instruction.opname == "IMPORT_NAME":
-                level, names = loaded[-2:]
-                yield from _from(str(instruction.argval), level, list(names or ()), package)
-            elif instruction.opname.startswith("LOAD_"):
-                loaded.append(instruction.argval)

@@ -59,6 +59,7 @@ class Wanted:
         fields = json.loads(line)
         driver = fields["driver"]
         driver["secret"] = bytes.fromhex(driver["secret"])
+        driver["modules"] = tuple(driver["modules"])
         avoided = tuple(fields["avoided"])
         return cls(**{**fields, "driver": Driver(**driver), "avoided": avoided})
 

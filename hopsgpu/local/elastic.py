@@ -79,7 +79,7 @@ class LocalElasticLease(ElasticLease):
         directory.mkdir(mode=0o700)
         request = self.request
         wanted = Wanted(
-            replace(self._driver, job=name),
+            replace(self._driver, job=name, modules=request.imports),
             request.shape.gpus,
             request.gpu_type,
             (),

@@ -70,7 +70,7 @@ class LocalLease(Owner):
         directory = self._directory / name
         directory.mkdir(mode=0o700)
         wanted = Wanted(
-            replace(self._driver, job=name),
+            replace(self._driver, job=name, modules=request.imports),
             request.shape.gpus,
             request.gpu_type,
             tuple(sorted(gpu for _, gpu in request.avoid.gpus)),

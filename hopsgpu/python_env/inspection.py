@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from hopsgpu.errors import ConfigError
@@ -14,6 +14,10 @@ _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "ris
 _MACH_O = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _PYTHON = re.compile(r"bin/python(3\.\d+)")
 _LIBRARY = re.compile(r"lib/python(3\.\d+)/(os\.py|site-packages/)")
+# Where packages are installed in an environment with a Python of its own; Debian's has the second.
+_INSTALLED = re.compile(r"lib/python3(\.\d+)?/(site|dist)-packages/")
+# setuptools' own, and those of namespace packages, have nothing imported from elsewhere.
+_ADDS_TO_PATH = re.compile(r"(?!distutils-precedence\.pth|[^/]*-nspkg\.pth)[^/]*\.(pth|egg-link)")
 _TAGGED = re.compile(r"\.(cpython-3\d+|cp3\d+)[\w-]*\.(so|pyd)")
 
 
@@ -40,6 +44,7 @@ class Found:
     interpreter: str | None
     python: str | None
     machine: str | None
+    modules: tuple[str, ...] | None = None
 
 
 def is_peeked(name: str) -> bool:
@@ -79,7 +84,34 @@ def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
     compiled = here.machine if machines else None
     tagged = any(_TAGGED.search(file) for file in below)
     python = found.python or (here.python if tagged else None)
-    return Found(found.below, found.interpreter, python, compiled)
+    linked = [e.name for e in all_entries if e.link and e.name.startswith(found.below)]
+    modules = _modules(below, linked, found, here)
+    return Found(found.below, found.interpreter, python, compiled, modules)
+
+
+def _modules(
+    files: Iterable[str], links: Iterable[str], found: Found, here: Here
+) -> tuple[str, ...] | None:
+    """The top-level modules that are installed; None where more may be, in other directories."""
+    linked = list(_installed(links, found))
+    names = [*_installed(files, found), *linked]
+    if found.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
+        return None
+    importable = (name for name in names if name.endswith((".py", *here.suffixes)))
+    # A link may lead to a package's directory.
+    tops = {name.partition("/")[0].partition(".")[0] for name in (*importable, *linked)}
+    return tuple(sorted(tops))
+
+
+def _installed(files: Iterable[str], found: Found) -> Iterator[str]:
+    """The names of files where modules are imported from, below that directory."""
+    above = f"{found.below}/" if found.below else ""
+    for file in files:
+        name = file.removeprefix(above)
+        if found.interpreter is None:
+            yield name
+        elif match := _INSTALLED.match(name):
+            yield name[match.end() :]
 
 
 def other_python(name: str, there: str, driver: str) -> ConfigError:

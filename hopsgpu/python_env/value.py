@@ -26,6 +26,7 @@ class PythonEnv:
         python: the minor version that it was made for, as "3.11"; None for any.
         machine: of the processors that it was compiled for, as `platform.machine()` has it; None
             for any.
+        modules: the top-level modules that are installed in it; None where that is not known.
     """
 
     name: str
@@ -36,10 +37,11 @@ class PythonEnv:
     interpreter: str | None = None
     python: str | None = None
     machine: str | None = None
+    modules: tuple[str, ...] | None = field(default=None, repr=False)
 
     def as_fields(self) -> dict[str, Any]:
-        """For a message; `from_fields` reads it."""
-        return asdict(self)
+        """For a message or a record, without its many modules; `from_fields` reads it."""
+        return {name: value for name, value in asdict(self).items() if name != "modules"}
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> PythonEnv:
@@ -48,7 +50,12 @@ class PythonEnv:
         Raises:
             TypeError: it is of another form.
         """
-        return cls(**fields)
+        modules = fields.get("modules")
+        return cls(**{**fields, "modules": None if modules is None else tuple(modules)})
+
+    def lacks(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Of top-level modules those that it does not have, as far as that is known."""
+        return tuple(n for n in names if self.modules is not None and n not in self.modules)
 
     def at(self, home: Path) -> Home:
         """What ranks run with where it is unpacked in a directory."""

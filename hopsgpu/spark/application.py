@@ -51,6 +51,8 @@ class Application(SparkApplication):
         package: the directory from which Spark serves hopsgpu to the executors.
         acquiring: held by the one gang that acquires, until its barrier stage is active.
         looks: the last look at the ResourceManager, which gangs that wait share.
+        probing: held by the one launch that asks an executor for modules.
+        has_module: whether the executors' Python has a top-level module, as far as it was asked.
     """
 
     manager: ResourceManager
@@ -58,6 +60,8 @@ class Application(SparkApplication):
     profiles: ProfilePool = field(default_factory=ProfilePool)
     acquiring: threading.Lock = field(default_factory=threading.Lock)
     looks: Looks = field(default_factory=Looks)
+    probing: threading.Lock = field(default_factory=threading.Lock)
+    has_module: dict[str, bool] = field(default_factory=dict)
 
     @property
     def driver_address(self) -> str:

@@ -6,8 +6,9 @@ import functools
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from pyspark import SparkContext
+from pyspark import SparkContext, SparkFiles
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
@@ -111,6 +112,11 @@ class SparkApplication:
     def versions(self) -> dict[str, str]:
         """Versions of Spark and Hadoop, as this driver has them."""
         return {"spark": str(self.context.version), "hadoop": self.jvm.hadoop_version()}
+
+    @functools.cached_property
+    def added(self) -> Path:
+        """The directory of what `addPyFile` and `--py-files` have brought to the driver."""
+        return Path(SparkFiles.getRootDirectory())
 
     @property
     def files(self) -> str | None:

@@ -255,7 +255,7 @@ class YarnElasticLease(JobsLease):
             hosts=place.hosts(1),
             profile=self._profile,
             barrier=False,
-            task=supervise_in_task(replace(self._driver, job=tag)),
+            task=supervise_in_task(replace(self._driver, job=tag, modules=self.request.imports)),
         )
         with self._changed:
             self._live[tag] = job

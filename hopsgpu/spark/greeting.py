@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from hopsgpu.errors import ConfigError, DiscoveryError
 from hopsgpu.gang import Container, Device
+from hopsgpu.python_env.lacking import lacking_error
 from hopsgpu.spark.request import Request
 from hopsgpu.units import counted
 from hopsgpu.worker.channel import Message
@@ -50,6 +51,10 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
             " (spark.pyspark.python)"
         )
     check_data(container, request.needs)
+    if lacks := [name for name in request.imports if name in container.lacks]:
+        env = None if request.warm is None else request.warm.python_env
+        where = f"the executors' Python on {container.host}"
+        raise lacking_error(lacks, where, None if env is None else env.name)
     return container
 
 

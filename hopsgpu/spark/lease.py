@@ -158,7 +158,7 @@ class GpuLease(Owner):
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
         barrier = role == "agent"
         tag = f"hopsgpu-{self.request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
-        driver = replace(self._driver, job=tag)
+        driver = replace(self._driver, job=tag, modules=self.request.imports)
         job = GangJob(
             self._application,
             tag=tag,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager
 
 from pyspark import SparkContext
@@ -21,6 +21,7 @@ from hopsgpu.spark.granted import Owner
 from hopsgpu.spark.inside import act_for_submitter
 from hopsgpu.spark.jvm import Jvm
 from hopsgpu.spark.lease import lease_gpus
+from hopsgpu.spark.probing import probe
 from hopsgpu.spark.request import Request
 from hopsgpu.spark.shipping import ship_package
 from hopsgpu.spark.site import Fit
@@ -37,6 +38,13 @@ class OnYarn(Application):
 
     def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
         check_again(plan, self, avoid)
+
+    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+        with self.probing:
+            unknown = [name for name in modules if name not in self.has_module]
+            if unknown and (lacks := probe(self, unknown)) is not None:
+                self.has_module |= {name: name not in lacks for name in unknown}
+            return tuple(name for name in modules if not self.has_module.get(name, True))
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
         return lease_gpus(self, request)

@@ -59,6 +59,7 @@ class Request:
         hosts: nodes that have GPUs of the type; None for all nodes.
         warm: what executors import while they wait for the others, or None.
         needs: modules that the executors' Python must have besides those for the lake.
+        imports: top-level modules that it must have to unpickle the call.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class Request:
     hosts: frozenset[str] | None = None
     warm: Warm | None = None
     needs: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
 
     def unwanted(self, container: Container) -> str | None:
         """Why a container gets no rank, or None.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from pyspark import SparkContext
@@ -69,6 +71,13 @@ class Site(Protocol):
     @property
     def files(self) -> str | None:
         """The default file system, `fs.defaultFS`; None for this machine's."""
+
+    @property
+    def added(self) -> Path:
+        """The directory of what `addPyFile` and `--py-files` have brought to the driver."""
+
+    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+        """Of top-level modules those that the executors' Python is known to lack already."""
 
     @property
     def interface(self) -> str | None:

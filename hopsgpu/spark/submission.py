@@ -21,7 +21,7 @@ from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
 from hopsgpu.modules import SHIPPED as MODULES
-from hopsgpu.modules import PackedModules, pack_modules, script_root
+from hopsgpu.modules import PackedModules, pack_modules, root_of_script
 from hopsgpu.spark.checks import SESSION_DEFAULTS
 from hopsgpu.spark.shipping import ARCHIVES, MARKERS, PACKAGE, PY_FILES, pack_package, with_entry
 
@@ -117,10 +117,12 @@ def _sweep(directory: Path) -> None:
 
 
 def modules_beside(script: str) -> PackedModules:
-    """The modules beside a script, none where it is no file of this machine."""
+    """The modules beside a script, and those of this Python's `sys.path` that it imports.
+
+    None where it is no file of this machine.
+    """
     file = Path(script)
-    root = script_root(file) if file.is_file() else None
-    return pack_modules([root] if root is not None else [])
+    return pack_modules([root_of_script(file)] if file.is_file() else [])
 
 
 def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) -> Shipped:

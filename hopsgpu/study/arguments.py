@@ -17,12 +17,12 @@ from hopsgpu.arguments import (
     default_name,
     gang_spec,
     keywords,
-    packed_modules,
     refuse_nested,
     with_python,
 )
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks.preload import preloads
+from hopsgpu.imports import Imported, Noted
 from hopsgpu.modules import PackedModules, Packer
 from hopsgpu.pickling import pickle_call
 from hopsgpu.progress import ShieldedSearch, search_progress_of
@@ -34,7 +34,8 @@ from hopsgpu.spark.site import Site
 from hopsgpu.spec import GangSpec, GpuRequest, check_count
 from hopsgpu.stores.names import file_name
 from hopsgpu.study.placing import Terms
-from hopsgpu.study.space import check_optuna, check_space, pruner_of, sampler_of
+from hopsgpu.study.space import check_optuna, check_space, pruner_of, sampler_of, values_of
+from hopsgpu.travelling import needs_of, packed_modules
 from hopsgpu.units import parse_duration
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class SearchArguments:
         python_env: that the ranks run with, to be made or there already; or None.
         named: the name of the search, under which it is gone on with; None for one of its own.
         resume: id of the search that is gone on with, which must be there; or None.
+        needs: top-level modules that the ranks' Python must have to unpickle the function.
     """
 
     terms: Terms
@@ -88,6 +90,7 @@ class SearchArguments:
     python_env: Wanted | None
     named: str | None
     resume: str | None
+    needs: tuple[str, ...] = ()
 
     @property
     def memory_share(self) -> float | None:
@@ -182,9 +185,10 @@ def search_arguments(
     timeout = parse_duration(search_timeout, "search_timeout")
     proposes, prunes = sampler_of(sampler, space, seed), pruner_of(pruner)
     resumed = None if resume is None else file_name(resume, "resume")
-    function, modules = _function(train_fn, space, keywords(kwargs))
+    function, imported = _function(train_fn, space, keywords(kwargs))
     shown = search_progress_of(progress)
     application = application_of(spark)
+    modules = packed_modules(Packer(), train_fn, function, imported, application)
     spec, wanted = with_python(spec, wanted, application)
     return SearchArguments(
         terms=terms,
@@ -205,6 +209,7 @@ def search_arguments(
         python_env=wanted,
         named=None if name is None else spec.name,
         resume=resumed,
+        needs=needs_of(imported, modules),
     )
 
 
@@ -246,8 +251,8 @@ def _gpus(given: float) -> GpuRequest:
 
 def _function(
     train_fn: Callable[..., Any], space: Space, fixed: Mapping[str, Any]
-) -> tuple[bytes, PackedModules]:
-    """The pickled function with what all trials give it, and the user's modules."""
+) -> tuple[bytes, Imported]:
+    """The pickled function with what all trials give it, and the modules that they import."""
     if isinstance(space, Mapping):
         if twice := sorted(fixed.keys() & space.keys()):
             raise ConfigError(
@@ -257,6 +262,10 @@ def _function(
     else:
         check_call(train_fn, (), fixed, all_known=False)
     # For the message that names what cannot be pickled.
-    call = pickle_call(train_fn, (), fixed)
+    noted = Noted()
+    pickle_call(train_fn, (), fixed, noted=noted)
+    for value in values_of(space):
+        # What trials are given beside it.
+        noted.see(value if callable(value) else type(value), by_value=True)
     function = functools.partial(train_fn, **fixed) if fixed else train_fn
-    return bytes(cloudpickle.dumps(function)), packed_modules(Packer(), train_fn, call)
+    return bytes(cloudpickle.dumps(function)), noted.imported()

@@ -15,7 +15,7 @@ from hopsgpu.execution import request_of, state_of_failure
 from hopsgpu.gang import GangState
 from hopsgpu.interrupts import takes, wait_for
 from hopsgpu.planning import new_run_id, plan_of
-from hopsgpu.preparing import python_of
+from hopsgpu.preparing import asked_of_executors, python_of
 from hopsgpu.python_env.building import warnings_of
 from hopsgpu.recording import Recording
 from hopsgpu.records import environment
@@ -243,8 +243,11 @@ class _Search:
         given, board = self._given, self._board
         root = self._plan.paths["root"]
         python_env = python_of(given.python_env, root, board, self._cancelled)
+        imports = asked_of_executors(given.needs, python_env, given.application)
         board.state(GangState.WAITING)
-        request = request_of(self._plan, given.frameworks, board, self._cancelled, python_env)
+        request = request_of(
+            self._plan, given.frameworks, board, self._cancelled, python_env, imports=imports
+        )
         most = given.terms.executors(given.terms.most)
         with given.application.elastic(replace(request, executors=most)) as lease:
             searching.run(lease, python_env)

@@ -86,6 +86,16 @@ def _suggested(trial: optuna.Trial, name: str, given: optuna.distributions.BaseD
     return trial.suggest_float(name, given.low, given.high, step=given.step, log=given.log)
 
 
+def values_of(space: Space) -> list[Any]:
+    """Values of a space that may be objects of any type; of a function itself, which makes them."""
+    from optuna import distributions as known
+
+    if not isinstance(space, Mapping):
+        return [space]
+    given = [d for d in space.values() if isinstance(d, known.CategoricalDistribution)]
+    return [choice for distribution in given for choice in distribution.choices]
+
+
 def grid_of(space: Space) -> dict[str, Sequence[Any]]:
     """All values of each parameter.
 

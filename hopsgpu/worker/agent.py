@@ -34,6 +34,8 @@ import os
 import signal
 import threading
 from collections import defaultdict
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from hopsgpu.errors import ConfigError, StoreError
@@ -44,6 +46,7 @@ from hopsgpu.worker.channel import Channel, ChannelError, Message
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, connected
 from hopsgpu.worker.leaving import dump_left, dump_parts, left_in, upload_all
+from hopsgpu.worker.needs import lacking
 from hopsgpu.worker.opening import unopened
 from hopsgpu.worker.peer import Driver, given_out, greet, lake_environment
 from hopsgpu.worker.slot import Slot
@@ -83,6 +86,14 @@ async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
     """Looks at the modules once the ranks have ended; the next attempt would wait for it."""
     await attempt.over.wait()
     await asyncio.to_thread(unpacked.look, given)
+
+
+def _lacking(modules: Sequence[str], home: Home) -> list[str]:
+    """Top-level modules that ranks lack; none of those with another Python, which nobody asks."""
+    if home.executable is not None:
+        return []
+    brought = list(home.packages)
+    return [name for name in lacking(modules) if PathFinder.find_spec(name, brought) is None]
 
 
 def _trouble(error: Exception) -> str:
@@ -182,7 +193,11 @@ class Agent:
             await tell(problem=str(error) or repr(error), configured=configured)
             return
         await tell(
-            ports=slot.ports.ports, store=store, address=there.address, interface=there.interface
+            ports=slot.ports.ports,
+            store=store,
+            address=there.address,
+            interface=there.interface,
+            lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
         )
 
     async def _prepared(self, message: Message) -> Home:

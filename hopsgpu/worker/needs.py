@@ -13,4 +13,11 @@ DATA = ("numpy", "pyarrow")
 
 def lacking(modules: Iterable[str]) -> list[str]:
     """Those that this Python does not have; none is imported."""
-    return [name for name in modules if importlib.util.find_spec(name) is None]
+    return [name for name in modules if not _is_there(name)]
+
+
+def _is_there(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # it has been imported, and was made without a spec
+        return True

@@ -30,6 +30,7 @@ class Driver:
         job: names the job whose tasks they are; a late one of an earlier job is known by it.
         heartbeat: seconds without a sign of life after which either end takes the other as lost.
         certificate: the driver's (DER), where the channel is encrypted.
+        modules: top-level ones; the driver is told which of them a container's Python lacks.
     """
 
     address: str
@@ -39,6 +40,7 @@ class Driver:
     job: str = ""
     heartbeat: float = HEARTBEAT_SECONDS
     certificate: bytes | None = field(default=None, repr=False)
+    modules: tuple[str, ...] = ()
 
 
 async def greet(driver: Driver) -> Channel:
@@ -54,15 +56,17 @@ async def greet(driver: Driver) -> Channel:
         certificate=driver.certificate,
         heartbeat=driver.heartbeat,
     )
-    await channel.send("hello", job=driver.job, **_introduction(channel.local_address))
+    await channel.send("hello", job=driver.job, **_introduction(channel.local_address, driver))
     return channel
 
 
-def _introduction(address: str) -> dict[str, Any]:
+def _introduction(address: str, driver: Driver) -> dict[str, Any]:
     """What the driver learns of this container.
 
-    `address` is this end of the connection to the driver: of the interfaces of this node the
-    one that reaches the others.
+    Args:
+        address: this end of the connection to the driver: of the interfaces of this node the one
+            that reaches the others.
+        driver: what it asks for.
     """
     return {
         "container": os.environ.get("CONTAINER_ID", ""),
@@ -71,7 +75,7 @@ def _introduction(address: str) -> dict[str, Any]:
         "devices": given_out(),
         "python": platform.python_version(),
         "time": time.time(),
-        "missing": lacking((*LAKE, *DATA)),
+        "missing": lacking(dict.fromkeys((*LAKE, *DATA, *driver.modules))),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -93,6 +94,10 @@ class Unpacked:
         )
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             packed.extractall(self._directory.name)
+            for entry in packed.infolist():
+                if entry.external_attr >> 16 & stat.S_IXUSR:
+                    # zipfile keeps no modes.
+                    Path(self._directory.name, entry.filename).chmod(0o700)
         self._state = _state_of(self._directory.name)
         return self._directory
 
@@ -105,6 +110,6 @@ def _state_of(directory: str) -> _State:
         found.update((f"{path}/{name}", None) for name in below)
         for name in files:
             file = f"{path}/{name}"
-            stat = os.lstat(file)
-            found[file] = (stat.st_ino, stat.st_ctime_ns)
+            there = os.lstat(file)
+            found[file] = (there.st_ino, there.st_ctime_ns)
     return found

@@ -208,8 +208,14 @@ def test_functions_of_main_and_modules_beside_the_script(
     gpus_back: Callable[[], int],
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "beside.py").write_text("def double(x):\n    return 2 * x\n")
-    (tmp_path / "script.py").write_text(
+    for file, source in {
+        "jobs/beside.py": "def double(x):\n    return 2 * x\n",
+        "src/own/__init__.py": "",
+        "src/own/train.py": "def same(x):\n    return x\n",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    (tmp_path / "jobs" / "script.py").write_text(
         textwrap.dedent(
             """
             import hopsgpu
@@ -219,9 +225,10 @@ def test_functions_of_main_and_modules_beside_the_script(
                     self.x = x
 
             def train(x):
+                import own.train
                 from beside import double
                 print("trained")
-                return Pair(double(x))
+                return Pair(own.train.same(double(x)))
 
             if __name__ == "__main__":
                 hopsgpu.session("main")
@@ -232,9 +239,9 @@ def test_functions_of_main_and_modules_beside_the_script(
         )
     )
     ran = subprocess.run(
-        [sys.executable, "script.py"],
+        [sys.executable, "jobs/script.py"],
         cwd=tmp_path,
-        env=cluster_env,
+        env={**cluster_env, "PYTHONPATH": "src"},
         capture_output=True,
         text=True,
         timeout=200,

@@ -63,3 +63,15 @@ def test_what_cannot_be_unpacked_is_told(gang: Gang, tmp_path: Path) -> None:  #
     assert "problem" not in reserve(gang, python_env=env.as_fields()).fields
     gang.run(eval, LOOK)
     assert pickle.loads(gang.wait_for("ended").payload)[1] == 2
+
+
+def test_modules_that_a_call_needs_are_looked_for_in_packages_too(
+    gang: Gang,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/mine.py").write_text("A = 2\n")
+    env = on_lake(tmp_path / "given", tmp_path).as_fields()
+    assert reserve(gang, imports=["json", "mine", "nowhere"])["lacks"] == ["mine", "nowhere"]
+    told = reserve(gang, imports=["json", "mine", "nowhere"], python_env=env)
+    assert told["lacks"] == ["nowhere"]

@@ -229,3 +229,13 @@ def test_what_is_told_counts_nobody_twice() -> None:
     assert gang._missing(held) == "1 granted and starting"
     one = Held(("c1",), pending=2)
     assert gang._missing(one) == "YARN has not granted 1"
+
+
+def test_an_executor_whose_python_lacks_what_the_call_refers_to_is_the_last() -> None:
+    """Its first word is enough: no other GPU is waited for."""
+    cluster = cluster_of(("comes", 1, {"missing": ("own_net", "pyarrow")}), ("comes", 2, {}))
+    with pytest.raises(ConfigError, match="own_net, which the executors' Python on node1 lacks"):
+        bringing(cluster, 2, imports=("json", "own_net")).run()
+    assert cluster.executors == 1
+    cluster = cluster_of(("comes", 1, {"missing": ("pyarrow",)}))
+    assert bringing(cluster, 1, imports=("own_net",)).run()

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 LAYERS = (
     ("errors",),
     ("units", "spec", "gpu_types", "html", "screens", "outlet"),
-    ("pickling", "modules", "sources"),
+    ("imports", "pickling", "locating", "module_files", "modules", "sources"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
     ("worker", "data", "python_env"),
@@ -33,7 +33,7 @@ LAYERS = (
         "recording",
         "interrupts",
     ),
-    ("arguments", "planning", "meeting", "beginning", "ending", "publishing"),
+    ("arguments", "travelling", "planning", "meeting", "beginning", "ending", "publishing"),
     ("run_message", "feeding", "preparing", "training", "execution"),
     ("holding", "launcher"),
     ("study", "doctor"),

@@ -92,3 +92,9 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
         threading.Event(),
     )
     assert isinstance(unmet, Unmet) and unmet.silent == () and not events
+
+
+def test_modules_that_the_ranks_python_lacks_are_named() -> None:
+    words = "refer to own_torch, own_net, which the ranks' Python on node1 lacks: python_env="
+    with pytest.raises(ConfigError, match=words):
+        met(ports=range(9), store=None, lacks=["own_torch", "own_net"], **ADDRESS)

@@ -225,10 +225,10 @@ def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import json, numpy\nimport sklearn as unused\n"
         "from hopsgpu.frameworks.preload import preloads\n"
-        "from hopsgpu.modules import module_roots, pack_modules\n"
+        "from hopsgpu.modules import pack_modules, roots_of\n"
         "def net():\n    import mine\n    return numpy\n"
         "def train():\n    return net()\n"
-        "print(*preloads(train, pack_modules(module_roots(train))))\n"
+        "print(*preloads(train, pack_modules(roots_of(train))))\n"
     )
     ran = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True

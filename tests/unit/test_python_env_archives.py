@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,41 @@ X86_64, AARCH64 = ELF + bytes([62, 0]), ELF + bytes([183, 0])
 def found(*names: str, **heads: bytes) -> Found:
     peeked = {name.replace("__", "/").replace("_so", ".so"): head for name, head in heads.items()}
     files = [Entry(name, True, peeked.get(name, b"")) for name in (*names, *peeked)]
-    return look(files, "env", HERE)
+    return replace(look(files, "env", HERE), modules=None)
+
+
+@pytest.mark.parametrize(
+    ("names", "modules"),
+    [
+        (("a.py", "b/__init__.py", "c/d/e.py", "b-1.dist-info/RECORD"), ("a", "b", "c")),
+        (("x.abi3.so", "y.cpython-311-x86_64-linux-gnu.so", "libz.so.6"), ("x", "y")),
+        (("lib/python3.11/site-packages/a.py", "bin/activate", "bin/b.py"), ("a",)),
+        (("bin/python3.11", "lib/python3.11/os.py", "lib/python3.11/site-packages/a.py"), ("a",)),
+        (
+            (
+                *("bin/python3.11", "lib/python3.11/os.py", "lib/python3/dist-packages/a.py"),
+                "lib/python3.11/site-packages/distutils-precedence.pth",
+            ),
+            ("a",),
+        ),
+        (
+            (
+                *("bin/python3.11", "lib/python3.11/os.py", "lib/python3.11/site-packages/a.py"),
+                "lib/python3.11/site-packages/elsewhere.pth",
+            ),
+            None,
+        ),
+    ],
+)
+def test_which_modules_an_archive_has(
+    names: tuple[str, ...], modules: tuple[str, ...] | None
+) -> None:
+    assert look([Entry(name, True) for name in names], "env", HERE).modules == modules
+
+
+def test_a_link_may_be_a_package() -> None:
+    files = [Entry("a.py", True), Entry("pkg", False, link="real"), Entry("real/b.py", True)]
+    assert look(files, "env", HERE).modules == ("a", "pkg", "real")
 
 
 def test_what_an_archive_is() -> None:
@@ -92,7 +127,7 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
 
 
 def inspected(archive: Path) -> Found:
-    return look(entries(archive, is_peeked), archive.name, HERE)
+    return replace(look(entries(archive, is_peeked), archive.name, HERE), modules=None)
 
 
 @pytest.mark.parametrize(

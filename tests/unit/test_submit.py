@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
 import os
@@ -23,7 +24,7 @@ from click.testing import CliRunner
 from hopsgpu.cli.main import main
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.modules import SHIPPED, module_roots, pack_modules
+from hopsgpu.modules import SHIPPED, pack_modules, roots_of
 from hopsgpu.python_env.building import ready, this_python
 from hopsgpu.python_env.given import wanted_of
 from hopsgpu.python_env.recipes import Packages
@@ -200,6 +201,28 @@ def test_a_script_elsewhere_or_in_the_environment_brings_no_modules() -> None:
     assert modules_beside(str(Path(sys.executable).parent / "pip")).roots == 0
 
 
+def test_what_a_script_imports_from_elsewhere_goes_along_with_it(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, source in {
+        "src/own_pkg/__init__.py": "import own_second",
+        "src/own_pkg/table.json": "{}",
+        "src/own_second.py": "",
+        "src/unnamed.py": "",
+        "src/helper.py": "the one beside the script comes first",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    Path(script).write_text("import helper\ndef train():\n    import own_pkg\n")
+    with zipfile.ZipFile(io.BytesIO(modules_beside(script).archive)) as archive:
+        assert sorted(archive.namelist()) == [
+            *("0/helper.py", "0/job.py", "0/own_pkg/__init__.py", "0/own_pkg/table.json"),
+            "0/own_second.py",
+        ]
+        assert archive.read("0/helper.py") == Path(script).with_name("helper.py").read_bytes()
+
+
 def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     """It has hopsgpu in the zip that it is to ship on, and the modules beside its script."""
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
@@ -207,8 +230,8 @@ def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     modules.mkdir(parents=True)
     code = (
         "import sys; from pathlib import Path; from hopsgpu.spark.shipping import pack_package;"
-        "from hopsgpu.modules import module_roots; import hopsgpu; print(hopsgpu.__file__);"
-        "pack_package(Path(sys.argv[1])); print(*module_roots(pack_package))"
+        "from hopsgpu.modules import roots_of; import hopsgpu; print(hopsgpu.__file__);"
+        "pack_package(Path(sys.argv[1])); print(*[r.path for r in roots_of(pack_package)])"
     )
     ran = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "again.zip")],
@@ -271,9 +294,8 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
 
 
 def test_modules_are_those_of_the_script_where_nothing_was_shipped() -> None:
-    assert module_roots(modules_beside) and not any(
-        r.parent.name == SHIPPED for r in module_roots(modules_beside)
-    )
+    roots = [root.path for root in roots_of(conf_of) if root.path is not None]
+    assert roots and not any(root.parent.name == SHIPPED for root in roots)
     assert pack_modules([]).roots == 0
 
 

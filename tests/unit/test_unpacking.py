@@ -141,3 +141,13 @@ def test_several_roots_and_none(unpacked: Unpacked, project: Path) -> None:
     roots = unpacked.roots(packed.digest, packed.archive, packed.roots)
     assert [Path(root).name for root in roots] == ["0", "1"]
     assert unpacked.roots("none", pack_modules([]).archive, 0) == []
+
+
+def test_files_may_run_that_could_at_the_driver(unpacked: Unpacked, project: Path) -> None:
+    tool = project / "inner" / "tool"
+    tool.write_text("")
+    tool.chmod(0o755)
+    root = root_of(unpacked, project)
+    assert os.access(root / "inner" / "tool", os.X_OK)
+    assert not (root / "mine.py").stat().st_mode & 0o111
+    assert root_of(unpacked, project) == root

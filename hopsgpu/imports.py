@@ -1,0 +1,188 @@
+"""What code imports: seen in its bytecode, in its source, and while it is pickled.
+
+Nothing is imported or run for that.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.util import resolve_name
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import cloudpickle
+
+# Sources are parsed once for all launches of a held gang.
+_MOST_SOURCES = 4096
+# Threads that parse at the same time rarely disturb each other twice.
+_PARSINGS = 20
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The modules that a pickled call imports, by their dotted names.
+
+    Attributes:
+        needed: named in the pickle, which cannot be unpickled without them.
+        likely: named in the code that the pickle holds, which may do without them: an import may
+            stand in a branch, or in `try`.
+    """
+
+    needed: frozenset[str] = frozenset()
+    likely: frozenset[str] = frozenset()
+
+
+@dataclass
+class Noted:
+    """Notes what a pickle imports while it is written.
+
+    Attributes:
+        needed, likely: as of `Imported`.
+    """
+
+    needed: set[str] = field(default_factory=set)
+    likely: set[str] = field(default_factory=set)
+
+    def see(self, value: object, *, by_value: bool) -> None:
+        """Notes what is about to be pickled.
+
+        Args:
+            value: no number, text or built-in container.
+            by_value: whether it is a function or class that is not found by its name there.
+        """
+        # Not by isinstance, which asks an object: a proxy may refuse to answer.
+        kind = type(value)
+        known: Any = value
+        if issubclass(kind, ModuleType):
+            registered = cloudpickle.cloudpickle.list_registry_pickle_by_value()
+            if _first(known.__name__) not in map(_first, registered):
+                self.needed.add(known.__name__)
+        elif issubclass(kind, (type, FunctionType)) or (
+            issubclass(kind, BuiltinFunctionType) and isinstance(known.__self__, ModuleType)
+        ):
+            # A class may have a property of that name.
+            home = known.__module__ if isinstance(known.__module__, str) else "builtins"
+            # What a class travels with, and what its objects are pickled by later, may go by it.
+            (self.likely if by_value else self.needed).add(home)
+        if by_value and issubclass(kind, FunctionType):
+            package = str(known.__globals__.get("__package__") or "")
+            self.likely.update(imports_of_code(known.__code__, package))
+
+    def imported(self) -> Imported:
+        """What was noted."""
+        return Imported(frozenset(self.needed), frozenset(self.likely - self.needed))
+
+
+class Import(NamedTuple):
+    """An import that stands in a module's source.
+
+    Attributes:
+        name: of what is imported: a module, or perhaps an attribute of one.
+        called: whether only a call of one of the module's functions runs it.
+    """
+
+    name: str
+    called: bool
+
+
+@functools.lru_cache(maxsize=_MOST_SOURCES)
+def imports_of_source(name: str, source: str, package: bool) -> tuple[Import, ...]:
+    """The imports of a module, but for those that only a type checker reads.
+
+    Args:
+        name: of the module, dotted.
+        source: its text; of one that does not parse nothing is found, as its import will tell.
+        package: whether it is a package's own, `__init__.py`.
+    """
+    parent = name if package else name.rpartition(".")[0]
+    found: list[Import] = []
+    for node, called in _executed(_parsed(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            after = [alias.name for alias in node.names]
+            names = _from(node.module or "", node.level, after, parent)
+        found += [Import(name, called) for name in names]
+    return tuple(dict.fromkeys(found))
+
+
+def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
+    """The imports in a function's code, and in that of the functions inside it.
+
+    Args:
+        code: the function's.
+        package: to which relative imports are relative; "" for none.
+    """
+    for part in codes_of(code):
+        # IMPORT_NAME takes the level and the names of `from` from the stack.
+        loaded: list[Any] = [0, None]
+        for instruction in dis.get_instructions(part):
+            if instruction.opname == "IMPORT_NAME":
+                level, names = loaded[-2:]
+                yield from _from(str(instruction.argval), level, list(names or ()), package)
+            elif instruction.opname.startswith("LOAD_"):
+                loaded.append(instruction.argval)
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """A function's code and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
+
+
+def _parsed(source: str) -> ast.Module:
+    """A source's tree; an empty one where it does not parse."""
+    for _ in range(_PARSINGS):
+        try:
+            return ast.parse(source)
+        except SystemError:
+            # CPython before 3.11.8 and 3.12.2 counts the depth in one number for all threads, and
+            # refuses what another thread has parsed beside it (python/cpython#106905).
+            continue
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            break
+    return ast.Module([], [])
+
+
+def _executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+    """A tree's nodes but those that only a type checker reads; whether only a call runs them."""
+    # A long sum is a tree too deep to descend by calls.
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while pending:
+        node, called = pending.pop()
+        yield node, called
+        if isinstance(node, ast.If) and _is_for_types(node.test):
+            pending += [(child, called) for child in node.orelse]
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            pending += [(child, called) for child in node.decorator_list]
+            pending += [(child, True) for child in node.body]
+        else:
+            pending += [(child, called) for child in ast.iter_child_nodes(node)]
+
+
+def _is_for_types(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING`, by whatever name its module goes."""
+    return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
+
+
+def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
+    """What `from module import names` may import."""
+    if level:
+        if not package:
+            return []
+        try:
+            module = resolve_name("." * level + module, package)
+        except ImportError:  # beyond the top: the rank that imports it will say so
+            return []
+    return [module, *(f"{module}.{name}" for name in names)]
+
+
+def _first(name: str) -> str:
+    return name.partition(".")[0]

@@ -1,0 +1,41 @@
+"""What is said of modules that the ranks' Python lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import metadata
+
+from hopsgpu.errors import ConfigError
+
+
+def lacking_error(names: Sequence[str], where: str, env: str | None = None) -> ConfigError:
+    """The refusal of a function whose modules are not there.
+
+    Args:
+        names: top-level modules that it refers to.
+        where: whose Python lacks them.
+        env: the `python_env=` that it runs with, as its user named it; or None.
+    """
+    packages = [package for package in map(_requirement, names) if package is not None]
+    if env is not None:
+        what = f" ({', '.join(packages)})" if packages else ""
+        remedy = f"add {'it' if len(names) == 1 else 'them'}{what} to python_env={env}"
+    else:
+        named = repr(packages) if len(packages) == len(names) else "[...]"
+        remedy = (
+            f"python_env={named} can bring {'it' if len(names) == 1 else 'them'}, or install"
+            f" {'it' if len(names) == 1 else 'them'} there (spark.pyspark.python)"
+        )
+    return ConfigError(
+        f"train_fn or its arguments refer to {', '.join(names)}, which {where} lacks: {remedy}."
+        " Modules travel by themselves only from directories of yours, up to 20 MiB a package, not"
+        " from site-packages"
+    )
+
+
+def _requirement(name: str) -> str | None:
+    """What pip installs a module of the driver's Python by; None where pip did not."""
+    found = metadata.packages_distributions().get(name)
+    if not found:
+        return None
+    return f"{found[0]}=={metadata.version(found[0])}"
