@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import cloudpickle
 
 from hopsgpu.arguments import (
     Duration,
@@ -59,7 +55,7 @@ class SearchArguments:
         sampler, pruner: Optuna's.
         seed: that was given, or None.
         timeout: seconds that the search may take, or None.
-        function: the pickled function with what all trials give it.
+        function: the pickled call with what all trials give it.
         modules: the user's own modules.
         code: a digest of the function and the user's modules.
         frameworks: packages that the function imports and that are slow to import.
@@ -100,20 +96,7 @@ class SearchArguments:
         Raises:
             ConfigError: an argument cannot be pickled; the message names it.
         """
-        return pickle_call(_Pickled(self.function), (), arguments)
-
-
-class _Pickled:
-    """A function that is pickled already, for many calls; unpickled it is the function itself."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __call__(self, **arguments: Any) -> Any:
-        return pickle.loads(self._content)(**arguments)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self._content,)
+        return self.function + pickle_call(None, (), arguments)
 
 
 def search_arguments(
@@ -256,7 +239,5 @@ def _function(
         check_call(train_fn, (), {**fixed, **space})
     else:
         check_call(train_fn, (), fixed, all_known=False)
-    # For the message that names what cannot be pickled.
     call = pickle_call(train_fn, (), fixed)
-    function = functools.partial(train_fn, **fixed) if fixed else train_fn
-    return bytes(cloudpickle.dumps(function)), packed_modules(Packer(), train_fn, call)
+    return call, packed_modules(Packer(), train_fn, call)

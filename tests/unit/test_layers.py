@@ -15,7 +15,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 LAYERS = (
     ("errors",),
     ("units", "spec", "gpu_types", "html", "screens", "outlet"),
-    ("pickling", "modules", "sources"),
+    ("sources", "refusing"),
+    ("mainmodule", "reducing"),
+    ("pickling", "spawned", "modules"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
     ("worker", "data", "python_env"),
