@@ -7,13 +7,14 @@ other process finds, or it gives a copy of what is compared by identity.
 from __future__ import annotations
 
 import abc
+import contextlib
 import copyreg
 import dataclasses
 import functools
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType
 from typing import Any
 
@@ -112,19 +113,38 @@ def make_class(
         return made
     except TypeError:
         plain = abc.ABCMeta if issubclass(metaclass, abc.ABCMeta) else type
-        for maker in (metaclass, plain):
-            try:
-                blank: Any = maker.__new__(metaclass, name, (_Blank,), dict(namespace))
-                blank.__bases__ = types.resolve_bases(bases)
-            except TypeError:  # the metaclass takes keywords too, or the bases are laid out otherwise
-                continue
-            tracked: type = internals._lookup_class_or_track(tracker, blank)
-            return tracked
+        resolved_bases = types.resolve_bases(bases)
+        with _without_hooks(resolved_bases):
+            for maker in (metaclass, plain):
+                try:
+                    made = maker.__new__(metaclass, name, resolved_bases, dict(namespace))
+                except TypeError:  # the metaclass takes keywords too: the first error tells more
+                    continue
+                tracked: type = internals._lookup_class_or_track(tracker, made)
+                return tracked
         raise
 
 
-class _Blank:
-    """Stands in for the bases of a class until it is made."""
+@contextlib.contextmanager
+def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
+    """Has the `__init_subclass__` of classes, and of their bases, do nothing meanwhile."""
+    hooks = {
+        cls: vars(cls)["__init_subclass__"]
+        for base in bases
+        for cls in base.__mro__
+        if "__init_subclass__" in vars(cls) and not _is_of_python(cls)
+    }
+    try:
+        for cls in hooks:
+            type.__setattr__(cls, "__init_subclass__", classmethod(lambda cls: None))
+        yield
+    finally:
+        for cls, hook in hooks.items():
+            type.__setattr__(cls, "__init_subclass__", hook)
+
+
+def _is_of_python(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
 # `typing`'s; `typing_extensions` has the same one for each Python that we run on, or one of its own.
