@@ -75,7 +75,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
         make, args, *state = reduced
         if make is internals._make_skeleton_class:
             _, name, bases, namespace, *rest = args
-            bases = _typed_dict_bases(obj) if kind in _TYPED_DICTS else bases
+            bases = _typed_dict_bases(obj) if _is_typed_dict(obj) else bases
             # Without it a nested class is none, and pickle looks for it in the module.
             namespace = {**namespace, "__qualname__": obj.__qualname__}
             args = (kind, name, bases, namespace, *rest)
@@ -147,14 +147,16 @@ def _is_of_python(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in sys.stdlib_module_names
 
 
-# `typing`'s; `typing_extensions` has the same one for each Python that we run on, or one of its own.
-_TYPED_DICTS = frozenset({type(typing.TypedDict("_Empty", {}))})
+def _is_typed_dict(cls: type) -> bool:
+    # Of typing, or of typing_extensions, which has one of its own for older Pythons.
+    return type(cls).__name__ == "_TypedDictMeta"
 
 
 def _typed_dict_bases(cls: Any) -> tuple[Any, ...]:
     """What a TypedDict is made from; its members have those of its bases."""
     bases = vars(cls).get("__orig_bases__", ())
-    return (typing.TypedDict, *(b for b in bases if typing.get_origin(b) is typing.Generic))
+    typed_dict = sys.modules[type(cls).__module__].TypedDict
+    return (typed_dict, *(b for b in bases if typing.get_origin(b) is typing.Generic))
 
 
 def _is_importable(value: Any) -> bool:
@@ -218,9 +220,11 @@ def register_all(function: Any, implementations: Iterable[tuple[type, Any]]) -> 
 
 @_unless_importable
 def _reduce_new_type(value: Any) -> _Reduced:
-    return make_new_type, (value.__name__, value.__qualname__, value.__module__), {
-        "__supertype__": value.__supertype__
-    }
+    return (
+        make_new_type,
+        (value.__name__, value.__qualname__, value.__module__),
+        {"__supertype__": value.__supertype__},
+    )
 
 
 def make_new_type(name: str, qualname: str, module: str) -> Any:
@@ -270,9 +274,7 @@ _REDUCERS: Mapping[type, Callable[[Any], Any]] = {
     typing.TypeVarTuple: _reduce_type_var_tuple,
     **({typing.TypeAliasType: _reduce_alias} if sys.version_info >= (3, 12) else {}),
     # dataclasses compares them by identity.
-    **dict(
-        _by_name(dataclasses, name) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")
-    ),
+    **dict(_by_name(dataclasses, name) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")),
 }
 
 

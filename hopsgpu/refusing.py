@@ -41,8 +41,8 @@ _ADVICE = {
     "socket.socket": "It is open in this process. Connect inside the function",
     "sqlite3.Connection": "It is open in this process. Connect inside the function",
     "_io._IOBase": "It is open in this process. Pass its path, and open it inside the function",
-    "builtins.generator": "It runs in this process. Call the generator function inside the function,"
-    " or pass list(…) of it",
+    "builtins.generator": "It runs in this process. Call what makes it inside the function, or pass"
+    " list(…) of it",
     "builtins.coroutine": "It runs in this process. Call it inside the function",
     "hopsgpu.holding.Gang": "It is held by this process; ranks cannot launch gangs",
     "hopsgpu.run.Run": "It is a run of this process. Pass what you need of its result",
@@ -93,8 +93,19 @@ def refuse(value: object) -> Any:
     return NotImplemented
 
 
-def described(value: object) -> str:
+def is_wrapper(value: object) -> bool:
+    """Whether a decorator of another module has made a function, or what stands for it."""
+    inner = getattr(value, "__wrapped__", None)
+    if not isinstance(inner, types.FunctionType):
+        return False
+    return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
+
+
+def described(value: Any) -> str:
     """What a value is, in words."""
+    if is_wrapper(value):
+        by = value.__globals__.get("__name__") if hasattr(value, "__globals__") else None
+        return f"a function decorated by {by or _name_of(type(value))}"
     name = getattr(value, "name", None)
     called = f" ({name!r})" if isinstance(name, str) and hasattr(value, "fileno") else ""
     return f"a {_name_of(type(value))}{called}"
@@ -102,10 +113,14 @@ def described(value: object) -> str:
 
 def advice_on(value: object) -> str:
     """What to do instead of sending what cannot be pickled."""
-    for cls in type(value).__mro__:
-        if (advice := _ADVICE.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
-            return advice
-    return _DEFAULT_ADVICE
+    if is_wrapper(value):
+        return "Decorate it inside the function"
+    return _advice_of(type(value)) or _DEFAULT_ADVICE
+
+
+def _advice_of(kind: type) -> str | None:
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__)
+    return next((_ADVICE[name] for name in names if name in _ADVICE), None)
 
 
 def _package(kind: type) -> str:
@@ -139,7 +154,7 @@ class Search:
             return path, value
         if self._travels(value):
             return None
-        if depth < _DEEPEST:
+        if depth < _DEEPEST and _advice_of(type(value)) is None:
             for part_path, part in _parts(value, path):
                 found = self.culprit(part, part_path, depth + 1)
                 if found is not None:
@@ -163,10 +178,11 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
     elif hasattr(value, "__func__"):
         yield f"{path}.__self__", value.__self__
         yield from _parts(value.__func__, path)
+    elif is_wrapper(value):
+        # What a decorator of a package has to itself tells nobody anything.
+        yield path, value.__wrapped__
     elif hasattr(value, "__code__"):
         yield from _parts_of_function(value, "" if path == "train_fn" else f"{path}: ")
-    elif isinstance(getattr(value, "__wrapped__", None), types.FunctionType):
-        yield path, value.__wrapped__
     else:
         yield from _state_of(value, path)
 
@@ -181,9 +197,7 @@ def _parts_of_function(function: Any, where: str) -> Iterator[tuple[str, object]
         if name in function.__globals__:
             yield f"{where}global {name!r}", function.__globals__[name]
     yield from ((f"{where}default {d!r}", d) for d in function.__defaults__ or ())
-    yield from (
-        (f"{where}default of {n!r}", d) for n, d in (function.__kwdefaults__ or {}).items()
-    )
+    yield from ((f"{where}default of {n!r}", d) for n, d in (function.__kwdefaults__ or {}).items())
     yield from ((f"{where}attribute {n!r}", part) for n, part in vars(function).items())
 
 

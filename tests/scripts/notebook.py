@@ -1,8 +1,8 @@
-"""Runs the cells of a notebook, as a kernel does, and prints as JSON what fails of them in a rank."""
+"""Runs cells as a notebook's kernel does, and prints as JSON what fails of them in a rank."""
 
 from __future__ import annotations
 
-import json
+import os
 import sys
 
 from IPython.core.interactiveshell import InteractiveShell
@@ -75,8 +75,6 @@ print(json.dumps(failed))
 )
 
 if __name__ == "__main__":
-    import os
-
     # `drive` looks at `__main__`, which is the shell's by then.
     del os.environ["HIDDEN"]
     shell = InteractiveShell.instance()

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, NewType, Optional, ParamSpec, TypedDict, TypeVar
 
+import typing_extensions
+
 if "HOPSGPU_CALL" in os.environ:
     raise RuntimeError("a rank runs the driver's script")
 
@@ -45,6 +47,10 @@ class Movie(TypedDict):
 
 class Series(Movie, total=False):
     seasons: int
+
+
+class Extended(typing_extensions.TypedDict):
+    seasons: typing_extensions.NotRequired[int]
 
 
 class Color(enum.Enum):
@@ -139,7 +145,7 @@ class Counted:
     count = 0
 
 
-@functools.lru_cache(maxsize=None)
+@functools.lru_cache(maxsize=100)
 def fibonacci(n: int) -> int:
     return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
 
@@ -190,7 +196,7 @@ def of_typing() -> None:
     assert UserId.__supertype__ is int
     assert typed(square, 1) == 4
     assert P.__name__ == "P"
-    assert typing.get_type_hints(Config)["user"] == typing.Optional[UserId]
+    assert typing.get_type_hints(Config)["user"] == UserId | None
     assert typing.get_type_hints(Config)["place"] == Path | None
 
 
@@ -203,7 +209,9 @@ def classes_by_name() -> None:
     assert pickle.loads(pickle.dumps(Color.RED)) is Color.RED
     assert pickle.loads(pickle.dumps(MISSING)) is MISSING
     assert pickle.loads(pickle.dumps(square)) is square
-    assert pickle.loads(pickle.dumps(Series)) is Series
+    for kind in (Series, Extended):
+        assert pickle.loads(pickle.dumps(kind)) is kind
+    assert (Series.__required_keys__, Series.__optional_keys__) == ({"name"}, {"seasons"})
     assert Tagged.tag == "Tagged"
     assert Plugin.registry == {"add": Adder}
 
