@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hopsgpu.sources import add_sources
+from hopsgpu.sources import ScriptLoader, add_sources
 
 _MAIN = "__main__"
 # Under which multiprocessing knows `__main__` in processes that it spawns.
@@ -154,12 +154,15 @@ def _parts(call: Path, main: dict[str, Any]) -> Iterator[_Part]:
         while stream.peek(1):
             head = pickle.load(stream)
             _describe(main, head["main"])
-            add_sources(head["sources"], "__file__" in main)
+            sources, script = head["sources"], main.get("__file__")
+            add_sources(sources, script is not None)
+            if script in sources:
+                main["__loader__"] = ScriptLoader(sources[script])
             yield _Part(head, stream, main)
 
 
 def _describe(main: dict[str, Any], told: Mapping[str, str]) -> None:
-    main.update({"__doc__": None, "__package__": None, "__spec__": None})
+    main.update({"__doc__": None, "__package__": None, "__spec__": None, "__loader__": None})
     main.update({name: told[name] for name in _DESCRIBED if name in told})
     if (name := told.get("__spec__")) is not None:
         main["__spec__"] = ModuleSpec(name, None, origin=told.get("__file__"))

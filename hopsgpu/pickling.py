@@ -32,7 +32,7 @@ from hopsgpu.reducing import (
     reduce_singleton,
     resolved,
 )
-from hopsgpu.refusing import Refused, Search, advice_on, described, refusal_of
+from hopsgpu.refusing import Refused, Search, advice_on, article, described, refusal_of
 from hopsgpu.sources import sources_of
 
 _NAME = re.compile(r"[^\W\d]\w*")
@@ -262,7 +262,8 @@ def _refused(
     if refusal is not None:
         what, advice = refusal
         return ConfigError(
-            f"a {what} cannot travel to ranks: {of or 'the call'} has one as {where}. {advice}"
+            f"{article(what)} {what} cannot travel to ranks: {of or 'the call'} has one as {where}."
+            f" {advice}"
         )
     said = "" if isinstance(error, Refused) else f" ({error})"
     return ConfigError(

@@ -89,7 +89,7 @@ def refuse(value: object) -> Any:
         Refused: it must not.
     """
     if (refusal := refusal_of(value)) is not None:
-        raise Refused(f"a {refusal[0]} cannot travel")
+        raise Refused(f"{article(refusal[0])} {refusal[0]} cannot travel")
     return NotImplemented
 
 
@@ -108,7 +108,8 @@ def described(value: Any) -> str:
         return f"a function decorated by {by or _name_of(type(value))}"
     name = getattr(value, "name", None)
     called = f" ({name!r})" if isinstance(name, str) and hasattr(value, "fileno") else ""
-    return f"a {_name_of(type(value))}{called}"
+    kind = _name_of(type(value))
+    return f"{article(kind)} {kind}{called}"
 
 
 def advice_on(value: object) -> str:
@@ -121,6 +122,11 @@ def advice_on(value: object) -> str:
 def _advice_of(kind: type) -> str | None:
     names = (f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__)
     return next((_ADVICE[name] for name in names if name in _ADVICE), None)
+
+
+def article(name: str) -> str:
+    """The indefinite article of the name of a class."""
+    return "an" if name[0] in "AEIOaeio" or name.startswith("RDD") else "a"
 
 
 def _package(kind: type) -> str:

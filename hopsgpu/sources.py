@@ -64,6 +64,20 @@ def add_sources(sources: Mapping[str, str], has_file: bool) -> None:
         _find_classes_in([*sources][::-1])
 
 
+class ScriptLoader:
+    """As `__loader__` of `__main__`: gives the script's source where there is no file of it.
+
+    AutoGraph, say, has `linecache` forget a script's lines and look for them again.
+    """
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def get_source(self, name: str) -> str:
+        """As PEP 302 has it."""
+        return self._source
+
+
 def _find_classes_in(files: list[str]) -> None:
     """Has `inspect` find the classes of a notebook, whose `__main__` has no file.
 

@@ -132,7 +132,8 @@ def prepare_output() -> None:
 
 def _users_traceback(error: BaseException) -> str:
     """The traceback without the frames of this module, and of what loads the call."""
-    own, frames = (__file__, mainmodule.__file__), error.__traceback__
+    own = {f.__code__.co_filename for f in (_users_traceback, mainmodule.load)}
+    frames = error.__traceback__
     while frames is not None and frames.tb_frame.f_code.co_filename in own:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))

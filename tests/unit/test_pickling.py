@@ -25,6 +25,7 @@ from pyspark.sql.udf import UserDefinedFunction
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.pickling import name_of, pickle_call
+from hopsgpu.refusing import article
 from hopsgpu.sources import with_sources
 from tests.unit.script_ranks import run
 
@@ -213,7 +214,7 @@ def test_what_is_sparks_is_refused_by_name(kind: type, name: str, remedy: str) -
         (print, ([mine],), "args[0][0]. "),
     ):
         said = refused(function, *args)
-        assert said.startswith(f"a {name} cannot travel to ranks: train_fn=")
+        assert said.startswith(f"{article(name)} {name} cannot travel to ranks: train_fn=")
         assert f"has one as {where}" in said
         assert remedy in said
     assert "has one as kwargs['x']. " in refused(print, x=mine)
