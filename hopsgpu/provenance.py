@@ -16,7 +16,7 @@ from pathlib import PurePath
 from typing import Any
 
 from hopsgpu.modules import PackedModules
-from hopsgpu.pickling import pickle_call
+from hopsgpu.pickling import pickle_code
 from hopsgpu.spec import redacted, without_user
 
 _MOST_ENTRIES = 200
@@ -64,7 +64,7 @@ def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
     Raises:
         ConfigError: the function cannot be pickled.
     """
-    digest = hashlib.sha256(pickle_call(function, (), {}, files=False))
+    digest = hashlib.sha256(pickle_code(function))
     if modules.archive:
         # Not the archive itself, which has the files' times.
         with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import cloudpickle
 
 from hopsgpu.arguments import (
     Duration,
@@ -60,7 +56,7 @@ class SearchArguments:
         sampler, pruner: Optuna's.
         seed: that was given, or None.
         timeout: seconds that the search may take, or None.
-        function: the pickled function with what all trials give it.
+        function: the pickled call with what all trials give it.
         modules: the user's own modules.
         code: a digest of the function and the user's modules.
         frameworks: packages that the function imports and that are slow to import.
@@ -103,20 +99,7 @@ class SearchArguments:
         Raises:
             ConfigError: an argument cannot be pickled; the message names it.
         """
-        return pickle_call(_Pickled(self.function), (), arguments)
-
-
-class _Pickled:
-    """A function that is pickled already, for many calls; unpickled it is the function itself."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def __call__(self, **arguments: Any) -> Any:
-        return pickle.loads(self._content)(**arguments)
-
-    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        return pickle.loads, (self._content,)
+        return self.function + pickle_call(None, (), arguments)
 
 
 def search_arguments(
@@ -261,11 +244,9 @@ def _function(
         check_call(train_fn, (), {**fixed, **space})
     else:
         check_call(train_fn, (), fixed, all_known=False)
-    # For the message that names what cannot be pickled.
     noted = Noted()
-    pickle_call(train_fn, (), fixed, noted=noted)
+    call = pickle_call(train_fn, (), fixed, noted=noted)
     for value in values_of(space):
         # What trials are given beside it.
         noted.see(value if callable(value) else type(value), by_value=True)
-    function = functools.partial(train_fn, **fixed) if fixed else train_fn
-    return bytes(cloudpickle.dumps(function)), noted.imported()
+    return call, noted.imported()

@@ -6,7 +6,6 @@ import os
 import random
 import sys
 import tempfile
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import FileFinder
@@ -92,10 +91,6 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
     sys.argv[:] = [rank.__file__, str(directory), str(os.getppid())]
     _forget_directories()
-    # As `python -m` has it; multiprocessing's spawn imports it by its name.
-    main = types.ModuleType("__main__")
-    main.__spec__, main.__file__ = rank.__spec__, rank.__file__
-    sys.modules["__main__"] = main
     # What children of one parent would have in common.
     random.seed()
     if "numpy.random" in sys.modules:

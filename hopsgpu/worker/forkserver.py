@@ -261,8 +261,8 @@ def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
     birth = forked.Birth.now()
     with socket.socket(fileno=descriptor) as connection:
         lines = Lines(connection)
-        # The last one is what calls and values are pickled by.
-        for name in (*modules, "cloudpickle"):
+        # The last ones are for calls and values, and for processes that ranks spawn.
+        for name in (*modules, "hopsgpu.pickling", "multiprocessing.spawn"):
             _import(name)
         _keep_exits_to_itself()
         gc.collect()

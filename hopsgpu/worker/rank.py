@@ -20,9 +20,11 @@ import stat
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hopsgpu import mainmodule
 from hopsgpu.worker import exiting
 
 # In a fork server too, so that no rank need import it itself, which takes longer than to fork.
@@ -39,6 +41,8 @@ OUTCOME = "outcome.json"
 _DRAFT = "outcome.draft"
 LOG = "log"
 WORK = "work"
+
+_NONE = pickle.dumps(None)
 
 # Of a rank of a trial whose function raised optuna.TrialPruned, which is no failure.
 PRUNED = "pruned"
@@ -87,18 +91,18 @@ def run(directory: Path) -> int:
 def _run(directory: Path) -> int:
     try:
         share_gpu()
-        function, args, kwargs = pickle.loads((directory / TAKEN).read_bytes())
+        loaded = mainmodule.load(directory / TAKEN)
         _enter(directory)
-        value = function(*args, **kwargs)
+        value = loaded.function(*loaded.args, **loaded.kwargs)
     except SystemExit as error:
         if error.code not in (None, 0):
             _leave(directory, {"status": "exited", "traceback": _users_traceback(error)})
             raise
-        _leave(directory, {"status": "exited normally"}, _pickled(None))
+        _leave(directory, {"status": "exited normally"}, _NONE)
         return 0
     except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
         if is_pruning(error) and context().trial is not None:
-            _leave(directory, {"status": PRUNED}, _pickled(None))
+            _leave(directory, {"status": PRUNED}, _NONE)
             return 0
         text = _users_traceback(error)
         _say(text)
@@ -106,7 +110,7 @@ def _run(directory: Path) -> int:
         _leave(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
     try:
-        pickled = _pickled(value)
+        pickled = _pickled(value, loaded.names)
     except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises is reported
         reason = f"a {type(value).__qualname__} that cannot be pickled ({error})"
         _leave(directory, {"status": "unpicklable", "error": reason})
@@ -147,9 +151,10 @@ def prepare_output() -> None:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this module."""
-    own, frames = _users_traceback.__code__.co_filename, error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == own:
+    """The traceback without the frames of this module, and of what loads the call."""
+    own = {f.__code__.co_filename for f in (_users_traceback, mainmodule.load)}
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename in own:
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames))
 
@@ -177,10 +182,10 @@ def _fit(text: str) -> str:
     return f"{text[:_HALF]}\n... ({len(text)} characters in all) ...\n{text[-_HALF:]}"
 
 
-def _pickled(value: Any) -> bytes:
-    import cloudpickle
+def _pickled(value: Any, names: Mapping[str, Any]) -> bytes:
+    from hopsgpu.pickling import pickle_value
 
-    return bytes(cloudpickle.dumps(value))
+    return pickle_value(value, names)
 
 
 def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
-
+from hopsgpu.pickling import pickle_call
 from hopsgpu.worker import rank, spare
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, Started, connected
@@ -106,7 +105,7 @@ class Container:
         self.ranks += 1
         directory = self.directory / f"rank-{self.ranks}"
         (directory / rank.WORK).mkdir(parents=True)
-        (directory / rank.CALL).write_bytes(cloudpickle.dumps((function, args, {})))
+        (directory / rank.CALL).write_bytes(pickle_call(function, args, {}))
         return Rank(keeper, await keeper.spawn(spec, directory, own or {}), directory)
 
     async def value(self, spec: ServerSpec, function: Callable[..., Any], *args: Any) -> Any:

@@ -15,7 +15,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 LAYERS = (
     ("errors",),
     ("units", "spec", "gpu_types", "html", "screens", "outlet"),
-    ("imports", "pickling", "locating", "module_files", "modules", "sources"),
+    ("imports", "sources", "refusing"),
+    ("mainmodule", "reducing"),
+    ("pickling", "spawned", "locating", "module_files", "modules"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
     ("worker", "data", "python_env"),

@@ -3,18 +3,31 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import pickle
+import os
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from py4j.java_gateway import JavaObject
+from pyspark import RDD, Accumulator, Broadcast, SparkContext
+from pyspark.core.rdd import PipelinedRDD
+from pyspark.ml.feature import Binarizer
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.classic.column import Column as ClassicColumn
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
+from pyspark.sql.types import StructType
+from pyspark.sql.udf import UserDefinedFunction
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.pickling import name_of, pickle_call
+from hopsgpu.refusing import article
 from hopsgpu.sources import with_sources
+from tests.unit.script_ranks import run
 
 
 class Holder:
@@ -28,8 +41,16 @@ class Holder:
 
 def test_a_call_comes_back() -> None:
     bound = 3
-    function, args, kwargs = pickle.loads(pickle_call(lambda x, y: x * y + bound, (2,), {"y": 5}))
-    assert function(*args, **kwargs) == 13
+    assert run(pickle_call(lambda x, y: x * y + bound, (2,), {"y": 5})) == 13
+    # As a trial adds its parameters to what all trials get.
+    more = pickle_call(None, (), {"y": 7})
+    assert run(pickle_call(lambda x, y: x * y + bound, (2,), {"y": 5}) + more) == 17
+
+
+def test_equal_calls_are_equal_bytes() -> None:
+    assert pickle_call(Holder.method, (1, {"a", "b"}), {}) == pickle_call(
+        Holder.method, (1, {"a", "b"}), {}
+    )
 
 
 def test_the_attribute_that_cannot_be_pickled_is_named() -> None:
@@ -90,17 +111,33 @@ def test_names() -> None:
 
 
 def test_code_that_travels_by_value_knows_its_file() -> None:
-    code = (
-        "import pickle, traceback\n"
-        "from hopsgpu.pickling import pickle_call\n"
-        "def broken():\n"
-        "    return [{}['nope'] for _ in range(2)]\n"
-        "for files in (True, False):\n"
-        "    function, _, _ = pickle.loads(pickle_call(broken, (), {}, files=files))\n"
-        "    print(function.__code__.co_filename)\n"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert ran.stdout.split() == ["<string>", "<dynamic-code>"]
+    assert run(pickle_call(lambda: sys._getframe().f_code.co_filename, (), {})) == __file__
+
+
+CODE = """
+import enum, functools, typing
+from hopsgpu.pickling import pickle_code
+T = typing.TypeVar("T")
+class Box(typing.Generic[T]): pass
+class Color(enum.Enum):
+    RED = 1
+def train(): return Box, Color.RED, T
+print(hash(pickle_code(train)))
+"""
+
+
+def test_the_same_code_gives_the_same_bytes_in_each_process() -> None:
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", CODE],
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        for _ in range(2)
+    ]
+    assert told[0] == told[1]
 
 
 def test_lines_of_source_come_from_where_the_sources_are(tmp_path: Path) -> None:
@@ -125,3 +162,119 @@ def test_lines_of_source_come_from_where_the_sources_are(tmp_path: Path) -> None
         '  File "/nowhere/y.py", line 3, in h',
         "KeyError: 'nope'",
     ]
+
+
+def refused(function: object, *args: object, **kwargs: object) -> str:
+    with pytest.raises(ConfigError) as error:
+        pickle_call(function, args, kwargs)  # type: ignore[arg-type]
+    return str(error.value)
+
+
+def of_spark(kind: type, **state: object) -> object:
+    """An object of PySpark, for which no JVM is started."""
+    made = object.__new__(kind)
+    vars(made).update(state)
+    return made
+
+
+class Accumulating(Accumulator):  # type: ignore[type-arg]
+    """A user's own."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "remedy"),
+    [
+        (SparkSession, "SparkSession", "data="),
+        (SparkContext, "SparkContext", "data="),
+        (DataFrame, "DataFrame", "data="),
+        (ClassicDataFrame, "DataFrame", "toPandas()"),
+        (RDD, "RDD", "collect()"),
+        (PipelinedRDD, "RDD", "collect()"),
+        (ClassicColumn, "Column", "data="),
+        (Accumulator, "Accumulator", "context().report()"),
+        (Accumulating, "Accumulator", "context().report()"),
+        (UserDefinedFunction, "UserDefinedFunction", ".func"),
+        (JavaObject, "py4j.java_gateway.JavaObject", "JVM"),
+        (Binarizer, "pyspark.ml.feature.Binarizer", "JVM"),
+    ],
+)
+def test_what_is_sparks_is_refused_by_name(kind: type, name: str, remedy: str) -> None:
+    mine = of_spark(kind, _java_obj=of_spark(JavaObject))
+
+    def helper() -> object:
+        return mine
+
+    def train() -> object:
+        return helper()
+
+    for function, args, where in (
+        (lambda: mine, (), "closure variable 'mine'. "),
+        (train, (), "closure variable 'helper': closure variable 'mine'. "),
+        (functools.partial(print, mine), (), "train_fn.args[0]. "),
+        (print, ([mine],), "args[0][0]. "),
+    ):
+        said = refused(function, *args)
+        assert said.startswith(f"{article(name)} {name} cannot travel to ranks: train_fn=")
+        assert f"has one as {where}" in said
+        assert remedy in said
+    assert "has one as kwargs['x']. " in refused(print, x=mine)
+
+
+def test_a_broadcast_variables_value_travels() -> None:
+    table = of_spark(Broadcast, _value={"a": 1}, _path=None, _jbroadcast=None)
+    assert run(pickle_call(lambda key: table.value[key], ("a",), {})) == 1  # type: ignore[attr-defined]
+    lost = of_spark(Broadcast, _path="/nowhere", _sc=SimpleNamespace(_encryption_enabled=False))
+    assert "closure variable 'lost' is a pyspark.core.broadcast.Broadcast" in refused(lambda: lost)
+
+
+def test_plain_data_of_spark_travels() -> None:
+    row = Row(a=1)
+    assert run(pickle_call(lambda: (row.a, StructType().fieldNames()), (), {})) == (1, [])
+
+
+def test_what_belongs_to_this_process_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    numbers = (n for n in range(3))
+    thread = threading.Thread()
+    lock = threading.RLock()
+    with (tmp_path / "file").open("wb") as file, socket.socket() as sock:
+        said = {
+            "numbers": refused(lambda: numbers),
+            "thread": refused(lambda: thread),
+            "lock": refused(lambda: lock),
+            "file": refused(lambda: file),
+            "sock": refused(lambda: sock),
+        }
+    for name, (kind, remedy) in {
+        "numbers": ("a generator", "list("),
+        "thread": ("a threading.Thread", "Start it inside the function"),
+        "lock": ("a _thread.RLock", "Create it inside the function"),
+        "file": (f"a _io.BufferedWriter ({str(tmp_path / 'file')!r})", "open it inside"),
+        "sock": ("a socket.socket", "Connect inside the function"),
+    }.items():
+        assert f"closure variable {name!r} is {kind}, which cannot be pickled" in said[name]
+        assert remedy in said[name]
+
+
+def test_of_what_a_decorator_made_the_decorator_is_named() -> None:
+    def decorated(function: Callable[[], object]) -> Callable[[], object]:
+        lock = threading.Lock()
+        scope = {"__name__": "package", "functools": functools, "function": function, "lock": lock}
+        exec("@functools.wraps(function)\ndef wrapped(): return lock, function()", scope)
+        return scope["wrapped"]  # type: ignore[return-value]
+
+    @decorated
+    def well() -> int:
+        return 1
+
+    sock = socket.socket()
+
+    @decorated
+    def ill() -> object:
+        return sock
+
+    said = refused(lambda: well())
+    assert "closure variable 'well' is a function decorated by package" in said
+    assert said.endswith("Decorate it inside the function")
+    with sock:
+        said = refused(lambda: ill())
+    assert "closure variable 'ill': closure variable 'sock' is a socket.socket" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from typing import Any
 
@@ -11,7 +10,8 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.pickling import pickle_call
-from hopsgpu.study.arguments import _function, _Pickled, search_arguments
+from hopsgpu.study.arguments import _function, search_arguments
+from tests.unit.script_ranks import run
 
 X = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}
 
@@ -52,8 +52,6 @@ def test_what_cannot_work_is_refused_before_any_session_is_looked_for(
 
 def test_a_trials_call_is_the_users_own_function_with_all_arguments() -> None:
     function, _ = _function(train, X, {"scale": 3.0})
-    called, args, kwargs = pickle.loads(pickle_call(_Pickled(function), (), {"x": 2.0}))
-    assert called(*args, **kwargs) == 6.0
+    assert run(function + pickle_call(None, (), {"x": 2.0})) == 6.0
     plain, _ = _function(train, X, {})
-    called, _, _ = pickle.loads(pickle_call(_Pickled(plain), (), {"x": 2.0}))
-    assert called is train
+    assert run(plain + pickle_call(None, (), {"x": 2.0})) == 2.0

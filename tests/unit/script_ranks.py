@@ -1,0 +1,73 @@
+"""For scripts that run as `__main__`: a function of theirs in a rank, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.pickling import pickle_call
+from hopsgpu.worker import rank
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 240
+
+
+def drive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The value that a function has in a rank, which is a fresh interpreter.
+
+    Where `HIDDEN` is set, the running script is removed first: nodes have no scripts.
+    """
+    call = pickle_call(function, args, kwargs)
+    if "HIDDEN" in os.environ:
+        Path(sys.modules["__main__"].__file__ or "").unlink()
+    return run(call)
+
+
+def run(call: bytes) -> Any:
+    """The value of a pickled call, as `drive` gives it."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        (directory / rank.WORK).mkdir()
+        (directory / rank.CALL).write_bytes(call)
+        ran = subprocess.run(
+            [sys.executable, "-m", "hopsgpu.worker.rank", name, str(os.getpid())],
+            cwd=directory / rank.WORK,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+        outcome = json.loads((directory / rank.OUTCOME).read_text())
+        if outcome["status"] != "returned":
+            raise AssertionError(f"{ran.stdout}\n{outcome}")
+        return pickle.loads((directory / rank.VALUE).read_bytes())
+
+
+def told_by(script: Path, directory: Path) -> Any:
+    """What a script prints last, as JSON; it runs as a copy, which `drive` removes.
+
+    Args:
+        script: of tests/scripts.
+        directory: for the copy.
+    """
+    copy = Path(shutil.copy(script, directory))
+    ran = subprocess.run(
+        [sys.executable, str(copy)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HIDDEN": "1"},
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
