@@ -13,6 +13,7 @@ from enum import Enum
 from hopsgpu.discovery.health import HEALTHY
 from hopsgpu.errors import RankFailed
 from hopsgpu.gang import Avoid, Container, RankPlace
+from hopsgpu.native import why_aborted
 from hopsgpu.sources import with_sources
 from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.rank import WELL
@@ -149,6 +150,8 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     if traceback:
         traceback = with_sources(traceback)
         parts.append(traceback)
+        if crash := end.outcome.get("crash"):
+            parts.append(_tail(crash.splitlines(), "a process that it had started crashed"))
     elif end.log_tail:
         parts.append(_tail(end.log_tail))
     parts.append(f"whole log: {log_url}")
@@ -263,8 +266,9 @@ def _likely(cause: str) -> str:
     return f", likely because {cause}" if cause else ""
 
 
-def _tail(lines: Sequence[str]) -> str:
-    return "the last lines of its log:\n" + "\n".join(f"  {line}" for line in lines)
+def _tail(lines: Sequence[str], what: str = "the last lines of its log") -> str:
+    shown = with_sources("\n".join(lines)).splitlines()
+    return "\n".join([f"{what}:", *(f"  {line}" for line in shown)])
 
 
 def _how(end: Ended) -> str:
@@ -298,10 +302,8 @@ def _how_without_a_word(end: Ended) -> str:
             " library, called os._exit"
         )
     if end.signal in _CRASHES:
-        return (
-            f"was ended by {end.signal}: native code crashed or gave up; the Python stack of its"
-            " threads is in its log"
-        )
+        why = why_aborted(end.log_tail) or "native code crashed or gave up"
+        return f"was ended by {end.signal}: {why}; the Python stack of its threads is in its log"
     if end.signal == "SIGKILL" and end.oom_kills:
         return (
             "was ended by SIGKILL: the kernel killed it because its container, or the node, had no"

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.boundary import public
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
@@ -41,6 +42,7 @@ _LOCAL_DEFAULTS = {
 _IN_UI = "\tat org.apache.spark.ui."
 
 
+@public
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:

@@ -19,6 +19,7 @@ from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, Started
 from hopsgpu.worker.kernel import handles
 from hopsgpu.worker.memory import Watch
+from hopsgpu.worker.stacks import crash, end_of, last_lines
 
 STOP_SECONDS = 5.0
 _FAILED_LOOK_SECONDS = 1.0
@@ -26,8 +27,6 @@ MOST_VALUE = 100 * 2**20
 # Of a process that gets no core meanwhile, the signal would overtake the stacks.
 _DUMP_SECONDS = 4.0
 _LOOK_SECONDS = 0.01
-_TAIL_LINES = 20
-_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -40,9 +39,10 @@ class RankEnd:
         peak_memory: bytes, the larger of the largest resident set of one process (wait4's
             ru_maxrss) and the most that was seen of all together (memory.Watch).
         outcome: what the rank left: "status", and "error" and "traceback" where it failed;
+            with "crash" of a process that it had started, where it raised after that;
             "over memory" where it left nothing because we killed it for that; else empty.
         value: the pickled value, b"" where there is none.
-        log_tail: the last lines of its output.
+        log_tail: the last lines of its output, as `stacks.last_lines` has them.
         time: when it failed or, where it does not tell, when it had ended; seconds since the epoch
             by this node's clock.
         stopped: whether we ended it.
@@ -157,13 +157,16 @@ class RankProcess:
         self._gone.set()
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
+        wrote = end_of(self.log)
+        if outcome.get("status") == "raised" and (crashed := crash(wrote)):
+            outcome["crash"] = crashed
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,
             peak_memory=max(ended.peak_memory, self._peak),
             outcome=outcome,
             value=value,
-            log_tail=tail(self.log),
+            log_tail=last_lines(wrote),
             time=told_at or ended.time,
             stopped=self.stopped,
         )
@@ -255,11 +258,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def tail(log: Path) -> tuple[str, ...]:
-    """The last 20 lines of a log."""
-    with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
-        text = file.read().decode(errors="backslashreplace")
-    return tuple(text.splitlines()[-_TAIL_LINES:])

@@ -22,6 +22,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from hopsgpu import frames
 from hopsgpu.worker import exiting
 
 # In a fork server too, so that no rank need import it itself, which takes longer than to fork.
@@ -127,11 +128,9 @@ def prepare_output() -> None:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this module."""
-    own, frames = _users_traceback.__code__.co_filename, error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == own:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    """The traceback without hopsgpu's frames."""
+    frames.trim(error)
+    return "".join(traceback.format_exception(error))
 
 
 def _told(error: BaseException) -> str:
