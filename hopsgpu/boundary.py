@@ -18,7 +18,8 @@ class CallError(TypeError):
 
 
 # What Python raises itself, and what a person is to read.
-CallError.__module__, CallError.__qualname__ = "builtins", TypeError.__qualname__
+CallError.__module__ = "builtins"
+CallError.__name__ = CallError.__qualname__ = TypeError.__name__
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:

@@ -80,6 +80,8 @@ _NO_GPU = (
     "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
     " keep the function to the CPU"
 )
+# Lines of an exception's own words, ahead of its traceback.
+_MOST_SAID = 3
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
@@ -150,10 +152,10 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     if traceback:
         traceback = with_sources(traceback)
         parts.append(traceback)
-        if crash := end.outcome.get("crash"):
-            parts.append(_tail(crash.splitlines(), "a process that it had started crashed"))
     elif end.log_tail:
         parts.append(_tail(end.log_tail))
+    if crash := end.outcome.get("crash"):
+        parts.append(_tail(crash.splitlines(), "a process that it had started crashed"))
     parts.append(f"whole log: {log_url}")
     return _error(
         end.place,
@@ -275,7 +277,9 @@ def _how(end: Ended) -> str:
     outcome = end.outcome
     match end.status:
         case "raised":
-            return f"raised {outcome['error']}"
+            # All of it is in the traceback, as are the tracebacks that some bear.
+            lines = outcome["error"].strip().splitlines()
+            return f"raised {outcome['error'] if len(lines) <= _MOST_SAID else lines[0] + ' ...'}"
         case "exited":
             return f"called sys.exit: exit code {end.exit_code}"
         case "unpicklable":

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import linecache
 import os
+import re
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -56,6 +58,28 @@ def trim(error: BaseException, *, on_purpose: bool = False) -> None:
     """
     if not shows_all():
         _trim(error, on_purpose, set(), within=False)
+
+
+def text_of(error: BaseException) -> str:
+    """A traceback, without hopsgpu's frames; of other processes' too, that are texts in it.
+
+    Args:
+        error: as of `trim`, which it is given to.
+    """
+    trim(error)
+    text = "".join(traceback.format_exception(error))
+    is_own_fault = any(_is_own(entry.tb_frame) for entry in _walk(error.__traceback__))
+    return text if is_own_fault else without_own(text)
+
+
+def without_own(text: str) -> str:
+    """A text without the frames of hopsgpu that it has, as Python's `traceback` writes them."""
+    if shows_all():
+        return text
+    # Errors in a group are drawn with a frame on their left.
+    names = "|".join(map(re.escape, homes()))
+    own = rf'^([ |+]*)  File "(?:{names})[^"\n]*", line \d+, in .*\n(?:\1    .*\n)*'
+    return re.sub(own, "", text, flags=re.MULTILINE)
 
 
 def _trim(error: BaseException, on_purpose: bool, seen: set[int], *, within: bool) -> None:
@@ -155,7 +179,8 @@ def in_notebook(error: BaseException) -> list[str]:
         within = "" if code.co_name.startswith("<") else f", in {code.co_name}"
         lines.append(f"{_place(code.co_filename)}, line {entry.tb_lineno}{within}")
         lines += [f"    {source}"] if source else []
-    return [*lines, *([""] if lines else []), *in_words(error)]
+    said = [re.sub(r'File "([^"]+)"', lambda m: _place(m[1]), line) for line in in_words(error)]
+    return [*lines, *([""] if lines else []), *said]
 
 
 def in_words(error: BaseException) -> list[str]:

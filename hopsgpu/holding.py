@@ -25,7 +25,7 @@ from hopsgpu.planning import new_run_id, plan_on
 from hopsgpu.preparing import python_of
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.results import GangResult
-from hopsgpu.run import Board, Run
+from hopsgpu.run import KEPT, Board, Run
 from hopsgpu.spark.granted import Lease, Leasing, Owner
 from hopsgpu.spark.request import Request
 from hopsgpu.spark.threads import start_daemon
@@ -294,9 +294,9 @@ class Gang:
     ) -> None:
         self._close()
         if isinstance(error, KeyboardInterrupt):
-            # What it said before was true only until now.
-            said = [*map(str, error.args), self._how_closed]
-            error.args = ("; ".join(said),)
+            # That the gang keeps them is true no longer.
+            said = str(error).partition(f", and {KEPT}")[0]
+            error.args = ("; ".join(filter(None, (said, self._how_closed))),)
 
     def _close(self) -> None:
         with interrupts_noted() as interrupted:

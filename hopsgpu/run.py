@@ -18,6 +18,8 @@ from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timel
 
 R = TypeVar("R")
 
+# What becomes of them where the run's gang is held.
+KEPT = "the gang keeps"
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
 
 
@@ -202,7 +204,7 @@ def become_of(passed: Collection[GangState], timeline: Timeline, gpus: int) -> s
             return f"it could not be confirmed that its {what} are back: `hopsgpu gpus` shows them"
         return f"its {what} are back"
     if GangState.KEEPING in passed:
-        return f"the gang keeps its {what} until it is closed"
+        return f"{KEPT} its {what}"
     return f"it held no {what}"
 
 

@@ -18,7 +18,6 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -129,14 +128,13 @@ def prepare_output() -> None:
 
 def _users_traceback(error: BaseException) -> str:
     """The traceback without hopsgpu's frames."""
-    frames.trim(error)
-    return "".join(traceback.format_exception(error))
+    return frames.text_of(error)
 
 
 def _told(error: BaseException) -> str:
     """What an exception says of itself, where it does."""
     try:
-        return str(error)
+        return frames.without_own(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
         return f"(its __str__ raised {type(problem).__name__})"
 
