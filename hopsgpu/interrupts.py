@@ -75,7 +75,8 @@ def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
     """
     run.cancel()
     try:
-        run.wait()
+        while not run.wait(_SLICE_SECONDS):
+            pass
     except KeyboardInterrupt:
         raise interruption(
             f"{run.run_id} is being cancelled; this was interrupted again before it was seen that"
