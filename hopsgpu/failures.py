@@ -148,14 +148,14 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     # In the first line, which is all that is kept of an attempt that is tried again.
     because = f"failed, likely because {cause}. It " if cause else ""
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
+    if crash := end.outcome.get("crash"):
+        parts.append(_tail(crash.splitlines(), "a process that it had started crashed"))
     traceback = end.outcome.get("traceback")
     if traceback:
         traceback = with_sources(traceback)
         parts.append(traceback)
     elif end.log_tail:
         parts.append(_tail(end.log_tail))
-    if crash := end.outcome.get("crash"):
-        parts.append(_tail(crash.splitlines(), "a process that it had started crashed"))
     parts.append(f"whole log: {log_url}")
     return _error(
         end.place,
@@ -187,10 +187,10 @@ def ran_too_long(
         cause: what `likely_cause` says.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
+    others = f", as were {len(running)} in all (ranks {which})" if len(running) > 1 else ""
     parts = [
-        f"{where(place)} was still running after run_timeout={seconds:g} s, as were {len(running)}"
-        f" in all (ranks {which}){_likely(cause)}; where each thread of them was is at the end of"
-        " their logs"
+        f"{where(place)} was still running after run_timeout={seconds:g} s{others}{_likely(cause)};"
+        " the stacks of all threads are at the end of the logs"
     ]
     tail = tuple(end.log_tail) if end is not None else ()
     if tail:

@@ -11,7 +11,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -27,9 +27,9 @@ _PYSPARK = ("pyspark", "py4j")
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-def shows_all() -> bool:
-    """Whether stacks are to have hopsgpu's own frames too."""
-    return os.environ.get(VARIABLE, "").strip().lower() == _DEBUG
+def shows_all(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether stacks are to have hopsgpu's own frames too, by a process's variables."""
+    return environ.get(VARIABLE, "").strip().lower() == _DEBUG
 
 
 def inherited() -> dict[str, str]:

@@ -249,8 +249,9 @@ class Attempt:
 
         async with asyncio.TaskGroup() as following:
             ending = following.create_task(_kill_when(broken, kill))
+            follow_shown = functools.partial(follow_output, keep_own=rank.shows_all_frames)
             for kind, path, follower in (
-                ("output", rank.log, follow_output),
+                ("output", rank.log, follow_shown),
                 ("record", file, follow),
                 ("reports", file, follow_reports),
             ):

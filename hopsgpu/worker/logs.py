@@ -43,10 +43,19 @@ async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaita
 
 
 async def follow_output(
-    log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]
+    log: Path,
+    ended: asyncio.Event,
+    send: Callable[[bytes], Awaitable[None]],
+    *,
+    keep_own: bool = False,
 ) -> None:
-    """As `follow`, without hopsgpu's own frames in the stacks of a crash."""
-    shown = OwnFrames()
+    """As `follow`, without hopsgpu's own frames in the stacks of a crash.
+
+    Args:
+        log, ended, send: as of `follow`.
+        keep_own: whether these frames are to stay.
+    """
+    shown = OwnFrames(keep=keep_own)
 
     async def send_shown(chunk: bytes) -> None:
         if left := shown.without(chunk):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.frames import shows_all
 from hopsgpu.worker import rank as rank_module
 from hopsgpu.worker.context import VARIABLE, Context
 from hopsgpu.worker.environment import ServerSpec
@@ -132,6 +133,11 @@ class RankProcess:
         return self._spawning.result()
 
     @property
+    def shows_all_frames(self) -> bool:
+        """Whether stacks in its output are to have hopsgpu's own frames too."""
+        return shows_all({**self._spec.environment, **self._environment})
+
+    @property
     def _pid(self) -> int | None:
         """The process's number, None where it has not been started."""
         spawning = self._spawning
@@ -157,8 +163,9 @@ class RankProcess:
         self._gone.set()
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
-        wrote = end_of(self.log)
-        if outcome.get("status") == "raised" and (crashed := crash(wrote)):
+        wrote, keep_own = end_of(self.log), self.shows_all_frames
+        crashed = crash(wrote, keep_own=keep_own)
+        if outcome.get("status") == "raised" and crashed is not None:
             outcome["crash"] = crashed
         return RankEnd(
             exit_code=code if code >= 0 else None,
@@ -166,7 +173,7 @@ class RankProcess:
             peak_memory=max(ended.peak_memory, self._peak),
             outcome=outcome,
             value=value,
-            log_tail=last_lines(wrote),
+            log_tail=last_lines(wrote, keep_own=keep_own),
             time=told_at or ended.time,
             stopped=self.stopped,
         )

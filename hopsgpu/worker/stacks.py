@@ -43,19 +43,23 @@ _NATIVE = re.compile(
 
 
 class OwnFrames:
-    """Leaves hopsgpu's frames out of the stacks that faulthandler writes, wherever chunks end."""
+    """Leaves hopsgpu's frames out of the stacks that faulthandler writes, wherever chunks end.
 
-    def __init__(self) -> None:
+    Args:
+        keep: whether they are to stay.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
         self._begins = tuple(f'  File "{home}'.encode() for home in frames.homes())
         self._longest = max(map(len, self._begins))
-        self._off = frames.shows_all()
+        self._keep = keep
         self._rest = b""
         self._in_line = False
         self._after_own = False
 
     def without(self, chunk: bytes) -> bytes:
         """What is left of a chunk; the begin of a line that may be such a frame is kept back."""
-        if self._off:
+        if self._keep:
             return chunk
         data = self._rest + chunk
         if not self._after_own and b'  File "' not in data:
@@ -113,8 +117,6 @@ def is_own(file: str, *, after_own: bool) -> bool:
         file: of its code.
         after_own: whether the frame that it called is so.
     """
-    if frames.shows_all():
-        return False
     return file.startswith(frames.homes()) or (after_own and file == _RUNPY)
 
 
@@ -139,7 +141,7 @@ class _Line:
     of_stack: bool = False
 
 
-def last_lines(text: str) -> tuple[str, ...]:
+def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
     """The last 20 lines of a log, as a terminal shows them.
 
     Of stacks there is, besides them, where the thread was that crashed or was asked; without
@@ -147,21 +149,26 @@ def last_lines(text: str) -> tuple[str, ...]:
 
     Args:
         text: of the log, or its end.
+        keep_own: whether hopsgpu's frames are to stay.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if lines and not lines[-1]:
         del lines[-1]
-    kept = list(_condensed(lines))
+    kept = list(_condensed(lines, keep_own))
     counted = [at for at, line in enumerate(kept) if not line.of_stack]
     if len(counted) > _MOST_LINES:
         kept = kept[counted[-_MOST_LINES] :]
     return _bounded([line.text for line in kept])
 
 
-def crash(text: str) -> str | None:
-    """The last crash in a log: what was said just before it, and where it was; None for none."""
+def crash(text: str, *, keep_own: bool = False) -> str | None:
+    """The last crash in a log: what was said just before it, and where it was; None for none.
+
+    Args:
+        text, keep_own: as of `last_lines`.
+    """
     lines = [as_shown(line) for line in text.split("\n")]
-    kept = list(_condensed(lines))
+    kept = list(_condensed(lines, keep_own))
     at = max((at for at, line in enumerate(kept) if line.text.startswith(CRASHED)), default=None)
     if at is None:
         return None
@@ -183,13 +190,13 @@ def _bounded(lines: list[str]) -> tuple[str, ...]:
     return tuple(reversed(kept))
 
 
-def _condensed(lines: Iterable[str]) -> Iterator[_Line]:
+def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
     """Lines, with less of stacks: of Python's those of one thread, without hopsgpu's frames."""
     rest = _Lines(lines)
     for line in rest:
         thread = _THREAD.fullmatch(line)
         if thread is not None:
-            found = list(_frames(rest))
+            found = list(_frames(rest, keep_own))
             if found and thread["which"] != "Thread":
                 yield _Line(f"{thread['which']} (most recent call first):", of_stack=True)
                 yield from found
@@ -202,14 +209,14 @@ def _condensed(lines: Iterable[str]) -> Iterator[_Line]:
             yield _Line(line, of_stack=line.startswith(CRASHED))
 
 
-def _frames(rest: _Lines) -> Iterator[_Line]:
+def _frames(rest: _Lines, keep_own: bool) -> Iterator[_Line]:
     """The frames of a thread, which are taken, as far as they are shown."""
-    most = sys.maxsize if frames.shows_all() else _MOST_FRAMES
+    most = sys.maxsize if keep_own else _MOST_FRAMES
     own, shown = False, 0
     for line in rest.until(""):
         frame = _FRAME.fullmatch(line)
         own = frame is not None and is_own(frame["file"], after_own=own)
-        if own or line == "  <no Python frame>":
+        if (own and not keep_own) or line == "  <no Python frame>":
             continue
         shown += 1
         if shown <= most:

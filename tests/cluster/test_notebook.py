@@ -150,16 +150,16 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     *where, why, begin, at, source, error, log = cell.error
     number = where[0].removeprefix("Cell In[").partition("]")[0]
     assert where == [
-        f"Cell In[{number}], line 6",
+        f"Cell In[{number}], line 5",
         "    helper()",
-        f"Cell In[{number}], line 5, in helper",
+        f"Cell In[{number}], line 4, in helper",
         '    return hopsgpu.launch(divides, args=(1,), workers=2, progress="off")',
         "",
     ]
     assert re.fullmatch(r"RankFailed: rank . on \S+ \(.*\) raised ZeroDivisionError: .*", why)
     assert (begin, at, source) == (
         "Traceback (most recent call last):",
-        f"  Cell In[{number}], line 3, in divides",
+        f"  Cell In[{number}], line 2, in divides",
         "    return x / 0",
     )
     assert error.startswith("ZeroDivisionError: ") and log.startswith("whole log: ")

@@ -456,6 +456,15 @@ def test_a_native_abort_shows_its_reason_and_no_frames_of_hopsgpu(gang: Gang) ->
         assert "hopsgpu/worker" not in log and "runpy" not in log
 
 
+def test_debug_keeps_hopsgpus_frames_in_ranks(gang: Gang) -> None:
+    gang.run(aborts, "throw", HOPSGPU_LOG="debug")
+    tail = "\n".join(gang.wait_for("ended")["log_tail"])
+    for told in (tail, gang.output().decode()):
+        assert "in aborts" in told and "worker/rank.py" in told
+    gang.run(fails_in_user_code, HOPSGPU_LOG="debug")
+    assert "worker/rank.py" in gang.wait_for("ended")["outcome"]["traceback"]
+
+
 def test_the_crash_of_what_a_rank_had_started_is_told_beside_its_exception(gang: Gang) -> None:
     gang.run(aborts, "fork")
     outcome = gang.wait_for("ended")["outcome"]

@@ -142,7 +142,9 @@ def test_a_process_of_the_rank_that_crashed_is_told_beside_what_the_rank_raised(
         "crash": "free(): invalid pointer\nFatal Python error: Aborted",
     }
     said = str(rank_failed(ended(outcome=outcome), URL))
-    assert "frames\na process that it had started crashed:\n  free(): invalid pointer\n" in said
+    assert "a process that it had started crashed:\n  free(): invalid pointer\n" in said
+    # What a list of trials shows is the last line of the traceback.
+    assert said.endswith(f"  Fatal Python error: Aborted\nframes\nwhole log: {URL}")
 
 
 def test_an_error_of_many_lines_is_told_once() -> None:
