@@ -148,8 +148,8 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     # In the first line, which is all that is kept of an attempt that is tried again.
     because = f"failed, likely because {cause}. It " if cause else ""
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
-    if crash := end.outcome.get("crash"):
-        parts.append(_tail(crash.splitlines(), "a process that it had started crashed"))
+    if besides := end.outcome.get("besides"):
+        parts.append(_below(*besides.splitlines()))
     traceback = end.outcome.get("traceback")
     if traceback:
         traceback = with_sources(traceback)
@@ -268,9 +268,12 @@ def _likely(cause: str) -> str:
     return f", likely because {cause}" if cause else ""
 
 
-def _tail(lines: Sequence[str], what: str = "the last lines of its log") -> str:
-    shown = with_sources("\n".join(lines)).splitlines()
-    return "\n".join([f"{what}:", *(f"  {line}" for line in shown)])
+def _tail(lines: Sequence[str]) -> str:
+    return _below("the last lines of its log:", *lines)
+
+
+def _below(what: str, *lines: str) -> str:
+    return "\n".join([what, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())])
 
 
 def _how(end: Ended) -> str:

@@ -20,7 +20,7 @@ from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, Started
 from hopsgpu.worker.kernel import handles
 from hopsgpu.worker.memory import Watch
-from hopsgpu.worker.stacks import crash, end_of, last_lines
+from hopsgpu.worker.stacks import besides, end_of, last_lines
 
 STOP_SECONDS = 5.0
 _FAILED_LOOK_SECONDS = 1.0
@@ -40,7 +40,7 @@ class RankEnd:
         peak_memory: bytes, the larger of the largest resident set of one process (wait4's
             ru_maxrss) and the most that was seen of all together (memory.Watch).
         outcome: what the rank left: "status", and "error" and "traceback" where it failed;
-            with "crash" of a process that it had started, where it raised after that;
+            with "besides", of what its log tells besides an exception that it raised;
             "over memory" where it left nothing because we killed it for that; else empty.
         value: the pickled value, b"" where there is none.
         log_tail: the last lines of its output, as `stacks.last_lines` has them.
@@ -164,9 +164,9 @@ class RankProcess:
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
         wrote, keep_own = end_of(self.log), self.shows_all_frames
-        crashed = crash(wrote, keep_own=keep_own)
-        if outcome.get("status") == "raised" and crashed is not None:
-            outcome["crash"] = crashed
+        told = besides(wrote, keep_own=keep_own) if outcome.get("status") == "raised" else None
+        if told is not None:
+            outcome["besides"] = told
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,

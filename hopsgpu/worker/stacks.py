@@ -24,7 +24,9 @@ _MOST_CHARACTERS = 64 * 1024
 # Of a crash of what a rank had started: what stands before its stack.
 _LINES_BEFORE = 5
 
-CRASHED = "Fatal Python error: "
+# As CUDA prints it, once for each thread.
+_ON_GPU = re.compile(r".*: block: \[\d+,\d+,\d+\], thread: \[\d+,\d+,\d+\] Assertion .+ failed\.?")
+_CRASHED = "Fatal Python error: "
 _FRAME = re.compile(r'  File "(?P<file>[^"]*)", line (?:\d+|\?\?\?) in .*')
 # What runs hopsgpu's own modules.
 _RUNPY = "<frozen runpy>"
@@ -128,7 +130,7 @@ def as_shown(line: str) -> str:
 
 
 def end_of(log: Path) -> str:
-    """The end of a log, for `last_lines` and `crash`."""
+    """The end of a log, for `last_lines` and `besides`."""
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - _END_BYTES, 0))
         return file.read().decode(errors="backslashreplace")
@@ -161,21 +163,27 @@ def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
     return _bounded([line.text for line in kept])
 
 
-def crash(text: str, *, keep_own: bool = False) -> str | None:
-    """The last crash in a log: what was said just before it, and where it was; None for none.
+def besides(text: str, *, keep_own: bool = False) -> str | None:
+    """What a log tells besides the exception that its process raised, below a line that says what.
+
+    That is the last crash of a process that it had started, with what was said just before it, or
+    an assertion that failed on a GPU, which CUDA's error does not repeat; None for neither.
 
     Args:
         text, keep_own: as of `last_lines`.
     """
     lines = [as_shown(line) for line in text.split("\n")]
+    if asserted := next(filter(_ON_GPU.fullmatch, lines), None):
+        return f"an assertion failed on its GPU:\n{asserted}"
     kept = list(_condensed(lines, keep_own))
-    at = max((at for at, line in enumerate(kept) if line.text.startswith(CRASHED)), default=None)
+    at = max((at for at, line in enumerate(kept) if line.text.startswith(_CRASHED)), default=None)
     if at is None:
         return None
     begin, end = max(at - _LINES_BEFORE, 0), at + 1
     while end < len(kept) and kept[end].of_stack:
         end += 1
-    return "\n".join(_bounded([line.text for line in kept[begin:end]]))
+    shown = _bounded([line.text for line in kept[begin:end]])
+    return "\n".join(["a process that it had started crashed:", *shown])
 
 
 def _bounded(lines: list[str]) -> tuple[str, ...]:
@@ -206,7 +214,7 @@ def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
         elif line.startswith(_EXTENSIONS) or _NATIVE.fullmatch(line):
             continue
         elif line or not rest.is_before_stack():
-            yield _Line(line, of_stack=line.startswith(CRASHED))
+            yield _Line(line, of_stack=line.startswith(_CRASHED))
 
 
 def _frames(rest: _Lines, keep_own: bool) -> Iterator[_Line]:
@@ -252,6 +260,6 @@ class _Lines:
         """Whether the next line that is not empty begins a stack, or names modules."""
         for line in self._lines[self._at :]:
             if line:
-                begins = _THREAD.fullmatch(line) or line.startswith((CRASHED, _EXTENSIONS))
+                begins = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))
                 return bool(begins or _NATIVE_STACK.fullmatch(line))
         return False

@@ -469,14 +469,15 @@ def test_the_crash_of_what_a_rank_had_started_is_told_beside_its_exception(gang:
     gang.run(aborts, "fork")
     outcome = gang.wait_for("ended")["outcome"]
     assert outcome["error"] == "RuntimeError: a worker has died"
-    said = outcome["crash"].splitlines()
-    assert said[:4] == [
+    said = outcome["besides"].splitlines()
+    assert said[:5] == [
+        "a process that it had started crashed:",
         "about to fork",
         "about to throw",
         "terminate called without an active exception",
         "Fatal Python error: Aborted",
     ]
-    assert "in aborts" in said[5] and "hopsgpu/worker" not in outcome["crash"]
+    assert "in aborts" in said[6] and "hopsgpu/worker" not in outcome["besides"]
 
 
 def waits_in_a_named_function() -> None:

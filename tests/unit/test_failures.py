@@ -139,7 +139,8 @@ def test_a_process_of_the_rank_that_crashed_is_told_beside_what_the_rank_raised(
         "status": "raised",
         "error": "RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",
         "traceback": "frames",
-        "crash": "free(): invalid pointer\nFatal Python error: Aborted",
+        "besides": "a process that it had started crashed:\nfree(): invalid pointer\n"
+        "Fatal Python error: Aborted",
     }
     said = str(rank_failed(ended(outcome=outcome), URL))
     assert "a process that it had started crashed:\n  free(): invalid pointer\n" in said

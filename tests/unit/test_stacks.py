@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from hopsgpu import frames
 from hopsgpu.native import why_aborted
-from hopsgpu.worker.stacks import OwnFrames, crash, last_lines
+from hopsgpu.worker.stacks import OwnFrames, besides, last_lines
 
 HOME = Path(frames.__file__).parent
 
@@ -164,7 +163,7 @@ def test_lines_are_those_that_a_terminal_shows() -> None:
 
 def test_hopsgpus_frames_can_be_kept() -> None:
     assert sum("hopsgpu/" in line for line in last_lines(STACKS, keep_own=True)) == 3
-    assert "forkserver" in (crash(STACKS, keep_own=True) or "")
+    assert "forkserver" in (besides(STACKS, keep_own=True) or "")
     assert OwnFrames(keep=True).without(STACKS.encode()) == STACKS.encode()
 
 
@@ -219,8 +218,20 @@ def test_the_crash_of_a_child_is_found_before_what_its_parent_says_of_it() -> No
     ran = subprocess.run(
         [sys.executable, "-c", CRASHING_CHILD], capture_output=True, text=True, check=False
     )
-    found = (crash(ran.stdout + ran.stderr) or "").splitlines()
+    what, *found = (besides(ran.stdout + ran.stderr) or "").splitlines()
+    assert what == "a process that it had started crashed:"
     assert found[:2] == ["loading batch 3", "terminate called without an active exception"]
     assert found[2:4] == ["Fatal Python error: Aborted", "Current thread (most recent call first):"]
     assert "RuntimeError" not in "".join(found)
-    assert crash(textwrap.dedent(STACKS.partition("\n")[2])) is None
+    assert besides(STACKS.partition("\n")[2]) is None
+
+
+def test_an_assertion_that_failed_on_a_gpu_is_found_once() -> None:
+    said = "".join(
+        f"/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1290: indexSelect: block: [9,0,0]"
+        f", thread: [{thread},0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+        for thread in range(64)
+    )
+    told = besides(f"step 1\n{said}Traceback (most recent call last):\n") or ""
+    assert told.splitlines()[0] == "an assertion failed on its GPU:"
+    assert told.count("Assertion") == 1 and "`srcIndex < srcSelectDimSize`" in told
