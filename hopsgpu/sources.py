@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from types import FunctionType
 from typing import Any
 
-_FRAME = re.compile(r'  File "(.+)", line (\d+), in .+')
+# As Python's own tracebacks have it, and as faulthandler does.
+_FRAME = re.compile(r'  File "(.+)", line (\d+),? in .+')
 # Characters of all sources of a call; what is over is left out.
 MOST_SOURCES = 4 * 2**20
 _MAIN = "__main__"
@@ -132,7 +133,7 @@ def with_sources(traceback: str) -> str:
     cells too: IPython has `linecache` know them.
 
     Args:
-        traceback: as Python's module of that name formats it.
+        traceback: as Python's module of that name formats it, or as faulthandler does.
     """
     lines = traceback.splitlines()
     shown = []

@@ -19,12 +19,11 @@ import signal
 import stat
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hopsgpu import mainmodule
+from hopsgpu import frames, mainmodule
 from hopsgpu.worker import exiting
 
 # In a fork server too, so that no rank need import it itself, which takes longer than to fork.
@@ -151,18 +150,14 @@ def prepare_output() -> None:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this module, and of what loads the call."""
-    own = {f.__code__.co_filename for f in (_users_traceback, mainmodule.load)}
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename in own:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    """The traceback without hopsgpu's frames."""
+    return frames.text_of(error)
 
 
 def _told(error: BaseException) -> str:
     """What an exception says of itself, where it does."""
     try:
-        return str(error)
+        return frames.without_own(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
         return f"(its __str__ raised {type(problem).__name__})"
 
