@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hopsgpu.frameworks import cuda, horovod, jax, sharing, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
+from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import WORKER, RankPlace, World
 
 # All that `environment` may set. A rank inherits none of them from its executor.
@@ -23,6 +24,7 @@ def environment(
     world: World,
     place: RankPlace,
     endpoints: Endpoints,
+    restarts: Restarts,
     visible: str | None = None,
     memory_share: float | None = None,
 ) -> dict[str, str]:
@@ -34,6 +36,7 @@ def environment(
         world: the gang.
         place: the process's place in it.
         endpoints: where the gang meets.
+        restarts: the run and the attempt.
         visible: which GPUs a rank sees, as in `cuda.visible_gpus`.
         memory_share: of its GPU that a rank may use, or None for all of it.
     """
@@ -45,7 +48,7 @@ def environment(
         return shared
     return {
         **shared,
-        **torch.environment(world, place, endpoints.master, hosted=endpoints.hosted),
+        **torch.environment(world, place, endpoints.master, restarts, hosted=endpoints.hosted),
         **jax.environment(place, endpoints, visible),
         **sharing.environment(place, memory_share),
         **horovod.environment(world, place, endpoints),
