@@ -28,6 +28,11 @@ PRELOADABLE = (
     "tensorflow",
     "keras",
     "jax",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "xgboost",
     "numpy",
     "scipy",
     "pandas",
@@ -40,7 +45,11 @@ PRELOADABLE = (
     "pytest",
 )
 # Of these the modules below too, which are as slow and as harmless.
-_WHOLE = ("scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
+_WHOLE = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
+# A function that imports one of these trains with torch, whether it names it or not.
+_ON_TORCH = frozenset(
+    {"torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"}
+)
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 # Sources are parsed once for all launches of a held gang.
 _MOST_SOURCES = 4096
@@ -82,6 +91,8 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
             found = _imports_of_source(name, *sources[name], module.all)
             pending += [_Module(imported, module.all) for imported in found]
     firsts = {module.name.partition(".")[0] for module in met}
+    if firsts & _ON_TORCH:
+        firsts.add("torch")
     # A module of the user's own that has a known name may do anything when it is imported.
     packages = [package for package in PRELOADABLE if package in firsts - own]
     below = {module.name for module in met if "." in module.name}
