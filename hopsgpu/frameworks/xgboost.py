@@ -1,8 +1,8 @@
 """XGBoost's collective operations among the ranks of a gang.
 
-XGBoost takes no variables of the environment: a `RabitTracker` has to run somewhere, and each rank
-needs its address. The tracker binds no port that somebody holds for it (it sets no SO_REUSEADDR), so
-it takes a free one, and rank 0 tells the others at `HOPSGPU_COORDINATOR`, which is held.
+XGBoost takes nothing from the environment: a `RabitTracker` has to run somewhere, and each rank
+needs its address. It cannot bind a port that somebody holds for it (it sets no SO_REUSEADDR), so it
+takes a free one, and rank 0 tells the others which at `HOPSGPU_COORDINATOR`, which is held.
 
 Source: xgboost.collective and xgboost.tracker of XGBoost 3.2.
 """
@@ -17,6 +17,8 @@ import socket
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from hopsgpu.frameworks.reporting import Gang, numbers
 
 # As long as torch's ranks wait for each other.
 _SECONDS = 1800.0
@@ -60,6 +62,27 @@ def communicator() -> Iterator[None]:
         # After an exception the process's end does it: else the others would fail of it before this
         # rank has told of its failure, and be taken for the first.
         collective.finalize()
+
+
+def gang_callback(gang: Gang) -> Any:
+    """A TrainingCallback for `callbacks=` of `xgboost.train`: each round's metrics to the driver.
+
+    Args:
+        gang: `hopsgpu.context()`.
+    """
+    xgboost = importlib.import_module("xgboost")
+
+    class GangCallback(xgboost.callback.TrainingCallback):  # type: ignore[name-defined,misc]
+        def after_iteration(self, model: Any, epoch: int, evals_log: Any) -> bool:
+            last = {
+                f"{data}-{metric}": values[-1]
+                for data, metrics in evals_log.items()
+                for metric, values in metrics.items()
+            }
+            gang.report(epoch, **numbers(last))
+            return False  # to go on
+
+    return GangCallback()
 
 
 @contextlib.contextmanager
