@@ -1,8 +1,12 @@
-"""From the world to the frameworks' environment variables: pure functions."""
+"""From the world to the frameworks' environment variables: pure functions.
+
+Beside them is what a user's function calls in a rank, for libraries that take no variables:
+`lightning`, `transformers` and `xgboost` import theirs when they are called.
+"""
 
 from __future__ import annotations
 
-from hopsgpu.frameworks import cuda, horovod, jax, sharing, tensorflow, torch
+from hopsgpu.frameworks import cuda, horovod, jax, lightning, sharing, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import WORKER, RankPlace, World
@@ -13,6 +17,7 @@ VARIABLES = frozenset(
         *cuda.VARIABLES,
         *horovod.VARIABLES,
         *jax.VARIABLES,
+        *lightning.VARIABLES,
         *sharing.VARIABLES,
         *tensorflow.VARIABLES,
         *torch.VARIABLES,
@@ -50,6 +55,7 @@ def environment(
         **shared,
         **torch.environment(world, place, endpoints.master, restarts, hosted=endpoints.hosted),
         **jax.environment(place, endpoints, visible),
+        **lightning.environment(world),
         **sharing.environment(place, memory_share),
         **horovod.environment(world, place, endpoints),
     }

@@ -1,7 +1,10 @@
-"""Lightning on a gang.
+"""Lightning's environment, and its Trainer's callback.
 
-Its Trainer wants the ranks of a container for `devices` and the number of containers for
-`num_nodes`: `LOCAL_WORLD_SIZE` and `GROUP_WORLD_SIZE`.
+Lightning finds the ranks by torchrun's variables. Its Trainer has to be told of them again: with
+its defaults each rank would train alone.
+
+Source: `_parse_env_variables` of lightning.pytorch.utilities.argparse, `TorchElasticEnvironment` of
+lightning.fabric.plugins.environments; 2.6.
 """
 
 from __future__ import annotations
@@ -12,6 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.frameworks.reporting import Gang, numbers
+from hopsgpu.gang import World
+
+# Defaults of its Trainer's arguments, by their names.
+VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")
+
+
+def environment(world: World) -> dict[str, str]:
+    """What `devices` and `num_nodes` of a Trainer are where the code says nothing else.
+
+    Nothing for a rank that is alone, which may have several GPUs.
+    """
+    if world.size == 1:
+        return {}
+    return {
+        "PL_TRAINER_DEVICES": str(world.ranks_per_container),
+        "PL_TRAINER_NUM_NODES": str(world.size // world.ranks_per_container),
+    }
 
 
 def gang_callback(gang: Gang) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from hopsgpu import frameworks
 from hopsgpu.errors import ConfigError
+from hopsgpu.frameworks import accelerate, lightning
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_wanted
 from hopsgpu.frameworks.torch import Restarts
@@ -85,6 +86,8 @@ def test_all_variables_of_a_worker() -> None:
         "HOPSGPU_COORDINATOR": "10.0.0.1:1002",
         "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1002",
         "JAX_LOCAL_DEVICE_IDS": "0",
+        "PL_TRAINER_DEVICES": "1",
+        "PL_TRAINER_NUM_NODES": "2",
         "HOROVOD_RANK": "1",
         "HOROVOD_SIZE": "2",
         "HOROVOD_LOCAL_RANK": "0",
@@ -203,11 +206,27 @@ def test_a_share_of_the_gpu_is_told_where_there_is_one() -> None:
     assert name not in variables(gang(servers=1, gpus=1), 2, memory_share=0.25)
 
 
-def test_users_may_set_the_interfaces_and_nothing_else_of_ours() -> None:
+def test_users_may_set_interfaces_and_defaults_and_nothing_else_of_ours() -> None:
     ours = {name for name in frameworks.VARIABLES if not name.startswith("HOPSGPU_")}
     interfaces = {name for name in ours if name.endswith(("_IFNAME", "_IFACE"))}
     assert len(interfaces) == 4
-    assert ours - RESERVED_VARIABLES == interfaces
+    assert ours - RESERVED_VARIABLES == interfaces | set(lightning.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "containers", "told"), [(2, 2, ("2", "2")), (2, 1, ("2", "1")), (1, 1, None)]
+)
+def test_lightning_is_told_of_the_ranks_unless_there_is_one(
+    ranks: int, containers: int, told: tuple[str, str] | None
+) -> None:
+    world = assign_ranks([container(key) for key in range(containers)], ranks)
+    found = variables(world, 0)
+    assert tuple(found.get(name) for name in lightning.VARIABLES) == (told or (None, None))
+
+
+def test_accelerate_is_told_to_use_cpus_where_there_is_no_gpu() -> None:
+    assert accelerate.environment(["GPU-1"]) == {}
+    assert accelerate.environment([]) == {"ACCELERATE_USE_CPU": "true"}
 
 
 def test_every_process_has_an_endpoint_of_its_own() -> None:
