@@ -23,6 +23,7 @@ class Call:
         run_id: of the run.
         directory: of the run, on the lake.
         attempt: counts from 0.
+        retries: how many attempts may come after the first.
         memory: bytes that a rank may use with its descendants, None for no bound.
         timeout: seconds that the ranks may take, None for no bound.
         visible: which GPUs a rank sees, as `frameworks.environment` takes it.
@@ -44,6 +45,7 @@ class Call:
     run_id: str
     directory: Lake
     attempt: int
+    retries: int = 0
     memory: int | None = None
     timeout: float | None = None
     visible: str | None = None

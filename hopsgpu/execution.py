@@ -271,6 +271,7 @@ class Execution:
             run_id=self._board.run_id,
             directory=self._directory,
             attempt=self._attempt,
+            retries=plan.spec.retries,
             memory=plan.spec.memory_per_worker,
             timeout=plan.spec.run_timeout,
             visible=plan.spec.visible,

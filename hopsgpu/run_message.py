@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.call import Call
-from hopsgpu.frameworks import environment
+from hopsgpu.frameworks import Restarts, environment
 from hopsgpu.gang import WORKER, RankPlace, World
 from hopsgpu.meeting import Meeting
 
@@ -37,6 +37,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
         meeting: what their agents have reserved.
     """
     world = meeting.world
+    restarts = Restarts(call.run_id, call.attempt, call.retries)
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
         places = world.of_container(key)
@@ -44,7 +45,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
         ranks = [
             {
                 "environment": environment(
-                    world, place, meeting.endpoints, call.visible, call.memory_share
+                    world, place, meeting.endpoints, restarts, call.visible, call.memory_share
                 ),
                 "context": _context(place, world, call, on_hosts[place.container.host]),
                 "data_bytes": len(part),

@@ -1,9 +1,14 @@
-"""From the world to the frameworks' environment variables: pure functions."""
+"""From the world to the frameworks' environment variables: pure functions.
+
+Beside them is what a user's function calls in a rank, for libraries that take no variables:
+`lightning`, `transformers` and `xgboost` import theirs when they are called.
+"""
 
 from __future__ import annotations
 
-from hopsgpu.frameworks import cuda, horovod, jax, sharing, tensorflow, torch
+from hopsgpu.frameworks import cuda, horovod, jax, lightning, sharing, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
+from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import WORKER, RankPlace, World
 
 # All that `environment` may set. A rank inherits none of them from its executor.
@@ -12,6 +17,7 @@ VARIABLES = frozenset(
         *cuda.VARIABLES,
         *horovod.VARIABLES,
         *jax.VARIABLES,
+        *lightning.VARIABLES,
         *sharing.VARIABLES,
         *tensorflow.VARIABLES,
         *torch.VARIABLES,
@@ -23,6 +29,7 @@ def environment(
     world: World,
     place: RankPlace,
     endpoints: Endpoints,
+    restarts: Restarts,
     visible: str | None = None,
     memory_share: float | None = None,
 ) -> dict[str, str]:
@@ -34,6 +41,7 @@ def environment(
         world: the gang.
         place: the process's place in it.
         endpoints: where the gang meets.
+        restarts: the run and the attempt.
         visible: which GPUs a rank sees, as in `cuda.visible_gpus`.
         memory_share: of its GPU that a rank may use, or None for all of it.
     """
@@ -45,8 +53,9 @@ def environment(
         return shared
     return {
         **shared,
-        **torch.environment(world, place, endpoints.master, hosted=endpoints.hosted),
+        **torch.environment(world, place, endpoints.master, restarts, hosted=endpoints.hosted),
         **jax.environment(place, endpoints, visible),
+        **lightning.environment(world),
         **sharing.environment(place, memory_share),
         **horovod.environment(world, place, endpoints),
     }

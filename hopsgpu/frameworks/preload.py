@@ -27,6 +27,11 @@ PRELOADABLE = (
     "tensorflow",
     "keras",
     "jax",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "xgboost",
     "numpy",
     "scipy",
     "pandas",
@@ -39,7 +44,11 @@ PRELOADABLE = (
     "pytest",
 )
 # Of these the modules below too, which are as slow and as harmless.
-_WHOLE = ("scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
+_WHOLE = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
+# A function that imports one of these trains with torch, whether it names it or not.
+_ON_TORCH = frozenset(
+    {"torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"}
+)
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 # A function that refers to more than this is not followed to the end.
 _MOST_OBJECTS = 10_000
@@ -77,6 +86,8 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
             found = imports_of_source(name, *sources[name])
             pending += [_Module(i.name, module.all) for i in found if module.all or not i.called]
     firsts = {module.name.partition(".")[0] for module in met}
+    if firsts & _ON_TORCH:
+        firsts.add("torch")
     # A module of the user's own that has a known name may do anything when it is imported.
     packages = [package for package in PRELOADABLE if package in firsts - own]
     below = {module.name for module in met if "." in module.name}

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hopsgpu.errors import StoreError
+from hopsgpu.frameworks import accelerate
 from hopsgpu.python_env.value import Home
 from hopsgpu.stores.lake import Lake
 from hopsgpu.worker import measures
@@ -109,6 +110,7 @@ class Attempt:
         self._directory.mkdir(parents=True, mode=0o700)
         spec = spec_of(message, python)
         path = [*roots, *python.packages, package_path()]
+        simulated = read_given().simulated
         self._killed_before = oom_kills()
         while keeper.warnings:
             await self._tell("warning", text=keeper.warnings.pop(0))
@@ -119,13 +121,17 @@ class Attempt:
                 # In a thread, as all that may take long: the loop gives signs of life.
                 await asyncio.to_thread((home / DATA).write_bytes, dealt)
             context = Context.from_fields(described["context"], home / "model")
-            # The user's variables may name other interfaces than ours.
-            given_out = {**described["environment"], **message["shared"]}
+            gpus = described["context"]["gpus"]
+            given_out = {
+                **accelerate.environment({*gpus} - simulated),
+                **described["environment"],
+                # The user's variables may name other interfaces than ours.
+                **message["shared"],
+            }
             environment = rank_environment(os.environ, given_out, path)
             own, memory = own_part(environment, spec), message.fields.get("memory")
             rank = RankProcess(keeper, home, context, spec, own, memory)
             self._ranks[rank.rank] = rank
-            gpus = described["context"]["gpus"]
             running = self._run(keeper, rank, call, gpus)
             self._watching.append(self._tasks.create_task(running))
 

@@ -323,6 +323,8 @@ def _world_of_one() -> dict[str, str]:
         "LOCAL_RANK": "0",
         "LOCAL_WORLD_SIZE": "1",
         "NODE_RANK": "0",
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
     }

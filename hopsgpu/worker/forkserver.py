@@ -240,6 +240,10 @@ def _import(name: str) -> None:
     with contextlib.suppress(ImportError):
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
+            return
+        # A package may import what has an attribute once it is asked for it (transformers does).
+        package, _, attribute = name.rpartition(".")
+        getattr(importlib.import_module(package), attribute, None)
 
 
 def _keep_exits_to_itself() -> None:

@@ -45,7 +45,8 @@ def test_values_of_all_ranks_in_order_and_their_environment(
         assert variables["RANK"] == str(rank)
         assert variables["WORLD_SIZE"] == "4"
         assert (variables["LOCAL_RANK"], variables["LOCAL_WORLD_SIZE"]) == ("0", "1")
-        assert variables["NODE_RANK"] == str(rank)
+        assert variables["NODE_RANK"] == variables["GROUP_RANK"] == str(rank)
+        assert variables["TORCHELASTIC_RUN_ID"] == result.run_id
         assert variables["CUDA_VISIBLE_DEVICES"] == ",".join(seen["gpus"])
         assert variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
         assert variables["FLAVOUR"] == "salt"

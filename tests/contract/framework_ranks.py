@@ -20,6 +20,7 @@ from typing import Any
 
 from hopsgpu import frameworks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
+from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import Container, World, assign_ranks
 from hopsgpu.worker.addresses import held_ports, interface_addresses, reach
 from hopsgpu.worker.exiting import end
@@ -82,7 +83,7 @@ def processes(
         endpoints = endpoints_of(world, ports, store_port)
         started = []
         for place in world.processes:
-            environment = frameworks.environment(world, place, endpoints)
+            environment = frameworks.environment(world, place, endpoints, Restarts("contract"))
             process = _start(environment, file, function, kwargs)
             stack.callback(_end, process)
             started.append(process)

@@ -11,10 +11,14 @@ import pytest
 
 from hopsgpu import frameworks
 from hopsgpu.errors import ConfigError
+from hopsgpu.frameworks import accelerate, lightning
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_wanted
+from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import Container, World, assign_ranks
 from hopsgpu.spec import RESERVED_VARIABLES
+
+RESTARTS = Restarts("run-1", attempt=1, most=3)
 
 
 def container(key: int, gpus: tuple[str, ...] = (), interface: str = "") -> Container:
@@ -44,7 +48,7 @@ def variables(
 ) -> dict[str, str]:
     endpoints = endpoints_of(world, held(world), store_port)
     place = world.processes[number]
-    return frameworks.environment(world, place, endpoints, visible, memory_share)
+    return frameworks.environment(world, place, endpoints, RESTARTS, visible, memory_share)
 
 
 def tf_config(variables: Mapping[str, str]) -> Any:
@@ -65,6 +69,13 @@ def test_all_variables_of_a_worker() -> None:
         "LOCAL_WORLD_SIZE": "1",
         "NODE_RANK": "1",
         "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": "1",
+        "ROLE_WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "run-1",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "1001",
         "GLOO_SOCKET_IFNAME": "eth1",
@@ -75,6 +86,8 @@ def test_all_variables_of_a_worker() -> None:
         "HOPSGPU_COORDINATOR": "10.0.0.1:1002",
         "JAX_COORDINATOR_ADDRESS": "10.0.0.1:1002",
         "JAX_LOCAL_DEVICE_IDS": "0",
+        "PL_TRAINER_DEVICES": "1",
+        "PL_TRAINER_NUM_NODES": "2",
         "HOROVOD_RANK": "1",
         "HOROVOD_SIZE": "2",
         "HOROVOD_LOCAL_RANK": "0",
@@ -88,6 +101,13 @@ def test_all_variables_of_a_worker() -> None:
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": "eth1",
     }
+
+
+def test_nodes_are_containers_for_torchelastic_too() -> None:
+    """What Lightning multiplies and compares: devices are ranks of a container."""
+    found = variables(gang(ranks=2), 3)
+    names = ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
+    assert [found[name] for name in names] == ["2", "2", "4", "1", "1"]
 
 
 def test_an_interface_that_is_not_known_is_not_set() -> None:
@@ -186,11 +206,27 @@ def test_a_share_of_the_gpu_is_told_where_there_is_one() -> None:
     assert name not in variables(gang(servers=1, gpus=1), 2, memory_share=0.25)
 
 
-def test_users_may_set_the_interfaces_and_nothing_else_of_ours() -> None:
+def test_users_may_set_interfaces_and_defaults_and_nothing_else_of_ours() -> None:
     ours = {name for name in frameworks.VARIABLES if not name.startswith("HOPSGPU_")}
     interfaces = {name for name in ours if name.endswith(("_IFNAME", "_IFACE"))}
     assert len(interfaces) == 4
-    assert ours - RESERVED_VARIABLES == interfaces
+    assert ours - RESERVED_VARIABLES == interfaces | set(lightning.VARIABLES)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "containers", "told"), [(2, 2, ("2", "2")), (2, 1, ("2", "1")), (1, 1, None)]
+)
+def test_lightning_is_told_of_the_ranks_unless_there_is_one(
+    ranks: int, containers: int, told: tuple[str, str] | None
+) -> None:
+    world = assign_ranks([container(key) for key in range(containers)], ranks)
+    found = variables(world, 0)
+    assert tuple(found.get(name) for name in lightning.VARIABLES) == (told or (None, None))
+
+
+def test_accelerate_is_told_to_use_cpus_where_there_is_no_gpu() -> None:
+    assert accelerate.environment(["GPU-1"]) == {}
+    assert accelerate.environment([]) == {"ACCELERATE_USE_CPU": "true"}
 
 
 def test_every_process_has_an_endpoint_of_its_own() -> None:
@@ -210,7 +246,8 @@ def test_too_few_ports() -> None:
 def test_ipv6() -> None:
     world = assign_ranks([Container(0, "c", "n", "fd00::2", ())], 1)
     address = ("fd00::2", 1)
-    found = frameworks.environment(world, world.places[0], Endpoints(address, address, (address,)))
+    endpoints = Endpoints(address, address, (address,))
+    found = frameworks.environment(world, world.places[0], endpoints, RESTARTS)
     assert host_port(address) == "[fd00::2]:1"
     assert found["MASTER_ADDR"] == "fd00::2"
     assert found["HOPSGPU_COORDINATOR"] == "[fd00::2]:1"

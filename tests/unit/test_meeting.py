@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.call import Call
 from hopsgpu.errors import ConfigError
-from hopsgpu.frameworks import environment
+from hopsgpu.frameworks import Restarts, environment
 from hopsgpu.gang import Avoid, Container, assign_ranks
 from hopsgpu.meeting import Meeting, Unmet, meet
 from hopsgpu.stores.lake import Lake
@@ -52,7 +52,7 @@ def test_only_ranks_with_others_need_a_store_of_an_agent(ranks: int, store: int)
     )
     assert isinstance(met, Meeting)
     assert [(fields["store"], fields["slot"]) for fields in asked] == [(store, 4)]
-    said = environment(met.world, met.world.places[0], met.endpoints)
+    said = environment(met.world, met.world.places[0], met.endpoints, Restarts("r"))
     assert said.get("TORCHELASTIC_USE_AGENT_STORE") == ("True" if store else None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import importlib
+import os
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hopsgpu
 from hopsgpu.frameworks.preload import PRELOADABLE, preloads
 from hopsgpu.modules import PackedModules, pack_modules
 from hopsgpu.worker.environment import ServerSpec
@@ -260,6 +262,43 @@ def test_modules_below_a_package_are_found_where_it_takes_them_long(project: Pro
         *("torch", "scipy", "sklearn"),
         *("scipy.stats", "sklearn.linear_model", "sklearn.linear_model.Ridge"),
     )
+
+
+@pytest.mark.parametrize(
+    ("statement", "found"),
+    [
+        ("import lightning as L", ("torch", "lightning")),
+        ("from accelerate import Accelerator", ("torch", "accelerate")),
+        ("import torchvision", ("torch", "torchvision")),
+        ("from transformers import Trainer", ("torch", "transformers", "transformers.Trainer")),
+        ("import xgboost", ("xgboost",)),
+    ],
+)
+def test_what_is_built_on_torch_has_torch_imported_and_its_store_served(
+    project: Project, statement: str, found: tuple[str, ...]
+) -> None:
+    train, packed = project(train=f"def train():\n    {statement}\n")
+    assert preloads(train.train, packed) == found
+
+
+def test_a_fork_server_asks_lazy_packages_for_their_attributes(tmp_path: Path) -> None:
+    (tmp_path / "lazy").mkdir()
+    (tmp_path / "lazy" / "__init__.py").write_text(
+        "def __getattr__(name):\n    from lazy.trainer import Trainer\n    return Trainer\n"
+    )
+    (tmp_path / "lazy" / "trainer.py").write_text("class Trainer: ...\n")
+    code = (
+        "import sys; from hopsgpu.worker.forkserver import _import; _import('lazy.Trainer');"
+        "print('lazy.trainer' in sys.modules)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{Path(hopsgpu.__file__).parents[1]}:{tmp_path}"},
+    )
+    assert told.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize(

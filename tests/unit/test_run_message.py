@@ -85,3 +85,19 @@ def test_a_rank_knows_with_how_many_it_shares_its_nodes_disk() -> None:
     contexts = [context for _, found in messages([]).values() for context in found]
     workers = [c for c in contexts if c["role"] == "worker"]
     assert [c["disk_sharers"] for c in workers] == [4, 4, 4, 4, 2, 2]
+
+
+def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
+    call = Call(
+        b"call", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 2, retries=5
+    )
+    world = assign_ranks([Container(0, "c", "node", "a", ())], 1)
+    meeting = Meeting(world, endpoints_of(world, {0: range(3)}))
+    (message,) = run_messages(call, meeting)
+    (rank,) = message.fields["ranks"]
+    elastic = {n: v for n, v in rank["environment"].items() if n.startswith("TORCHELASTIC_")}
+    assert elastic == {
+        "TORCHELASTIC_RUN_ID": "run-1",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "5",
+    }

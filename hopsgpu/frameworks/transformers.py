@@ -1,0 +1,35 @@
+"""Hugging Face's Trainer on a gang.
+
+The Trainer itself needs nothing: it finds the ranks by torchrun's variables.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from hopsgpu.frameworks.reporting import Gang, numbers
+
+
+def gang_callback(gang: Gang) -> Any:
+    """A TrainerCallback: metrics to the driver, and each checkpoint to the lake.
+
+    Every rank's part of a checkpoint comes (its random numbers, say, or its shard), so go on with
+    `trainer.train(resume_from_checkpoint=gang.latest_checkpoint(all_ranks=True))`.
+
+    Args:
+        gang: `hopsgpu.context()`.
+    """
+    transformers = importlib.import_module("transformers")
+
+    class GangCallback(transformers.TrainerCallback):  # type: ignore[name-defined,misc]
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Any = None, **_: object
+        ) -> None:
+            gang.report(state.global_step, **numbers(logs))
+
+        def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
+            saved = f"{args.output_dir}/checkpoint-{state.global_step}"
+            gang.save_checkpoint(saved, state.global_step)
+
+    return GangCallback()
