@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -35,6 +36,7 @@ class Call:
             is given. A run in one slot leaves those in others alone.
         trial: of the search to which it belongs, or None.
         memory_share: of its GPU that a rank may use, in (0, 1), or None for all of it.
+        script: what ranks have in `sys.argv`, see `script_name`.
     """
 
     function: bytes
@@ -54,6 +56,7 @@ class Call:
     slots: Mapping[int, int] = field(default_factory=dict)
     trial: Trial | None = None
     memory_share: float | None = None
+    script: str = ""
 
     def slot(self, key: int) -> int:
         """The slot of a container's agent, by its key."""
@@ -73,3 +76,12 @@ class Call:
     def log_url(self, rank: int) -> str:
         """Where a rank's log is to be."""
         return (self.logs / f"rank-{rank}.log").url
+
+
+def script_name() -> str:
+    """The name by which this process's script was started, "" where it has none, as in a notebook.
+
+    The arguments behind it are the driver's, and not those of a function in a rank.
+    """
+    is_script = hasattr(sys.modules.get("__main__"), "__file__")
+    return sys.argv[0] if is_script and sys.argv else ""

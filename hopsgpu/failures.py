@@ -19,6 +19,8 @@ from hopsgpu.worker.rank import WELL
 
 # Ends without a word are causes; what follows from them is raised, and can be told earlier.
 _WITHOUT_A_WORD_SECONDS = 0.05
+# Of its log, in the error of a rank that has called sys.exit: a usage of several lines.
+_EXIT_LINES = 10
 
 
 class Blame(Enum):
@@ -147,6 +149,8 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
     traceback = end.outcome.get("traceback")
     if traceback:
+        if end.status == "exited" and end.log_tail:
+            parts.append(_tail(end.log_tail[-_EXIT_LINES:]))
         traceback = with_sources(traceback)
         parts.append(traceback)
     elif end.log_tail:
@@ -273,7 +277,11 @@ def _how(end: Ended) -> str:
         case "raised":
             return f"raised {outcome['error']}"
         case "exited":
-            return f"called sys.exit: exit code {end.exit_code}"
+            how = f"called sys.exit: exit code {end.exit_code}"
+            # What it wrote last is mostly why: argparse's error below its usage, for one.
+            last = next(filter(str.strip, reversed(end.log_tail)), "")
+            said = outcome.get("error", last).strip()
+            return f"{how}: {said}" if said else how
         case "unpicklable":
             return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
         case "too large":

@@ -90,7 +90,6 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     os.umask(birth.umask)
     given = _entries(environment)
     sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
-    sys.argv[:] = [rank.__file__, str(directory), str(os.getppid())]
     _forget_directories()
     # As `python -m` has it; multiprocessing's spawn imports it by its name.
     main = types.ModuleType("__main__")
