@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,6 +38,7 @@ class Call:
         trial: of the search to which it belongs, or None.
         memory_share: of its GPU that a rank may use, in (0, 1), or None for all of it.
         imports: top-level modules that the ranks' Python must have to unpickle the function.
+        script: what ranks have in `sys.argv`, see `script_name`.
     """
 
     function: bytes
@@ -58,6 +60,7 @@ class Call:
     trial: Trial | None = None
     memory_share: float | None = None
     imports: tuple[str, ...] = ()
+    script: str = ""
 
     def slot(self, key: int) -> int:
         """The slot of a container's agent, by its key."""
@@ -77,3 +80,12 @@ class Call:
     def log_url(self, rank: int) -> str:
         """Where a rank's log is to be."""
         return (self.logs / f"rank-{rank}.log").url
+
+
+def script_name() -> str:
+    """The name by which this process's script was started, "" where it has none, as in a notebook.
+
+    The arguments behind it are the driver's, and not those of a function in a rank.
+    """
+    is_script = hasattr(sys.modules.get("__main__"), "__file__")
+    return sys.argv[0] if is_script and sys.argv else ""

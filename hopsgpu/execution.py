@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from hopsgpu.arguments import Arguments
 from hopsgpu.background import Background
-from hopsgpu.call import Call
+from hopsgpu.call import Call, script_name
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.feeding import Feed
 from hopsgpu.gang import Avoid, GangState, assign_ranks
@@ -281,6 +281,7 @@ class Execution:
             data=self._feed.parts,
             python_env=self._python_env,
             imports=self._given.needs,
+            script=script_name(),
         )
 
     def _is_tried_again(self, failure: RankFailed) -> bool:

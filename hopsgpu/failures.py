@@ -20,6 +20,8 @@ from hopsgpu.worker.rank import WELL
 
 # Ends without a word are causes; what follows from them is raised, and can be told earlier.
 _WITHOUT_A_WORD_SECONDS = 0.05
+# Of its log, in the error of a rank that has called sys.exit: a usage of several lines.
+_EXIT_LINES = 10
 
 
 class Blame(Enum):
@@ -152,6 +154,8 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
         parts.append(_below(*besides.splitlines()))
     traceback = end.outcome.get("traceback")
     if traceback:
+        if end.status == "exited" and end.log_tail:
+            parts.append(_tail(end.log_tail[-_EXIT_LINES:]))
         traceback = with_sources(traceback)
         parts.append(traceback)
     elif end.log_tail:
@@ -284,7 +288,11 @@ def _how(end: Ended) -> str:
             lines = outcome["error"].strip().splitlines()
             return f"raised {outcome['error'] if len(lines) <= _MOST_SAID else lines[0] + ' ...'}"
         case "exited":
-            return f"called sys.exit: exit code {end.exit_code}"
+            how = f"called sys.exit: exit code {end.exit_code}"
+            # What it wrote last is mostly why: argparse's error below its usage, for one.
+            last = next(filter(str.strip, reversed(end.log_tail)), "")
+            said = outcome.get("error", last).strip()
+            return f"{how}: {said}" if said else how
         case "unpicklable":
             return f"returned {outcome['error']}; return plain data, or leave it in model_dir"
         case "too large":

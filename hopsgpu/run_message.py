@@ -88,4 +88,5 @@ def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[s
         "log_dir_url": (call.directory / "tensorboard").url,
         "disk_sharers": sharers or 1,
         "trial": None if call.trial is None else call.trial.as_fields(),
+        "script": call.script,
     }

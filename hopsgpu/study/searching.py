@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hopsgpu.background import Background
-from hopsgpu.call import Call
+from hopsgpu.call import Call, script_name
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import Avoid, GangState, assign_ranks, backoff_seconds
 from hopsgpu.python_env.value import PythonEnv
@@ -239,6 +239,7 @@ class Searching:
             slots={slot.executor: slot.index for slot in start.slots},
             trial=Trial(number, proposed.params),
             memory_share=self._given.memory_share,
+            script=script_name(),
         )
 
     def _look(self, lease: ElasticLease, decision: Decision) -> None:

@@ -86,6 +86,7 @@ class Attempt:
         self._run_url = Lake(message["run_url"])
         name = f"{self.run_id}-{message['attempt']}"
         self._directory = Path("hopsgpu", name).resolve()
+        self._keeper: Keeper | None = None
         self._ranks: dict[int, RankProcess] = {}
         # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
@@ -105,6 +106,7 @@ class Attempt:
             python: what they run with.
         """
         message = self._message
+        self._keeper = keeper
         sizes = [described["data_bytes"] for described in message["ranks"]]
         call, *shards = _cut(message.payload, [message["call_bytes"], *sizes])
         self._directory.mkdir(parents=True, mode=0o700)
@@ -168,6 +170,7 @@ class Attempt:
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
+        self._forget()
         await self._remove(self._directory)
 
     @property
@@ -184,10 +187,16 @@ class Attempt:
         if len(self._ended) < len(self._message["ranks"]):
             await self.end()
             return
+        self._forget()
         # The next one may have the same name, and a rank's files take long to remove.
         with contextlib.suppress(FileNotFoundError):
             left = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
             self._tasks.create_task(self._remove_after(begun, left))
+
+    def _forget(self) -> None:
+        """Gives up the short paths of the ranks' directories."""
+        if self._keeper is not None:
+            self._keeper.forget(self._directory)
 
     async def _remove_after(self, begun: asyncio.Event, left: Path) -> None:
         await begun.wait()

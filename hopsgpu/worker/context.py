@@ -58,6 +58,7 @@ class Context:
         resume_dir: URL of the checkpoints of the run that this one goes on from, or None.
         disk_sharers: ranks of the gang on this node, this one among them.
         trial: of a search, to which this gang belongs; None elsewhere.
+        script: the driver's, as `sys.argv[0]` names it there and in the rank; "" in a notebook.
     """
 
     rank: int
@@ -74,6 +75,7 @@ class Context:
     resume_dir: str | None = None
     disk_sharers: int = 1
     trial: Trial | None = None
+    script: str = ""
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:

@@ -19,8 +19,11 @@ def end(body: Callable[[], int]) -> NoReturn:
     process would run destructors of the fork server's objects, and in which the threads of a
     framework whose objects still live can crash (torch's "terminate called without an active
     exception").
+
+    A child that the body has forked and that comes to its end does not run exit functions: they
+    undo what is this process's.
     """
-    code = 1
+    own, code = os.getpid(), 1
     try:
         try:
             code = body()
@@ -29,7 +32,8 @@ def end(body: Callable[[], int]) -> NoReturn:
         except BaseException:  # noqa: BLE001 - as the interpreter shows it
             sys.excepthook(*sys.exc_info())
         threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
+        if os.getpid() == own:
+            atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
         kernel.flush_c()

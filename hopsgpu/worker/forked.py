@@ -89,7 +89,6 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     os.umask(birth.umask)
     given = _entries(environment)
     sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
-    sys.argv[:] = [rank.__file__, str(directory), str(os.getppid())]
     _forget_directories()
     # What children of one parent would have in common.
     random.seed()

@@ -11,6 +11,7 @@ with all that descends from it. On the unix socket `socket` in DIRECTORY it firs
                                                   why), warning; later ended
     prepare  unpacks a Python environment       → id, home | id, problem, configured
     signal   sends a signal to a rank
+    forget   removes the short paths of ranks' directories, which are about to be removed
 
 A rank ends with the connection over which it was started.
 """
@@ -27,8 +28,9 @@ import shutil
 import signal
 import socket
 import sys
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from typing import Any
 from hopsgpu.worker import kernel, marking, rank, servers
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.lines import Lines, error_fields, peer_user
+from hopsgpu.worker.links import Links, links
 from hopsgpu.worker.pool import Pool
 from hopsgpu.worker.preparing import Preparing
 from hopsgpu.worker.reaping import Ended, Reaper
@@ -49,10 +52,11 @@ _TOKEN = "token"
 
 @dataclass(eq=False)
 class Client:
-    """A connected task and the ranks that end with it."""
+    """A connected task, the ranks that end with it, and the links to their directories."""
 
     lines: Lines
     ranks: set[int] = field(default_factory=set)
+    links: set[Path] = field(default_factory=set)
     gone: bool = False
 
 
@@ -65,10 +69,21 @@ class Charge:
 
 
 class Keeper:
-    """Acts for the tasks of one container; must run in the main thread of its process."""
+    """Acts for the tasks of one container; must run in the main thread of its process.
 
-    def __init__(self, directory: Path, listener: socket.socket, token: str) -> None:
+    Args:
+        directory: its own.
+        listener: on which tasks connect.
+        token: marks its processes.
+        links: by which TMPDIR has a short path.
+
+    Raises:
+        OSError: there is no short path.
+    """
+
+    def __init__(self, directory: Path, listener: socket.socket, token: str, links: Links) -> None:
         self._listener = listener
+        self._links = links
         self._token = token
         self._selector = selectors.DefaultSelector()
         self._reaper = Reaper()
@@ -77,6 +92,7 @@ class Keeper:
         self._preparing = Preparing(directory, self._mark, self._reaper)
         self._pool = Pool(
             directory,
+            links.add(directory) / rank.TEMPORARY,
             self._mark,
             self._selector,
             self._reaper,
@@ -92,7 +108,7 @@ class Keeper:
                 self._selector.register(watched, selectors.EVENT_READ)
                 self._selector.register(arrived, selectors.EVENT_READ)
                 while True:
-                    ready = self._selector.select(self._pool.patience())
+                    ready = self._selector.select(self._patience())
                     if any(key.fd == watched for key, _ in ready):
                         return
                     if any(key.fd == arrived for key, _ in ready):
@@ -104,8 +120,14 @@ class Keeper:
                         if key.data and self._selector.get_map().get(key.fd) is key:
                             key.data()
                     self._pool.end_late()
+                    self._links.refresh(time.monotonic())
         finally:
             self._reaper.kill_all()
+
+    def _patience(self) -> float:
+        until_refresh = self._links.patience(time.monotonic())
+        patience = self._pool.patience()
+        return until_refresh if patience is None else min(patience, until_refresh)
 
     def _when_readable(self, connection: socket.socket, act: Callable[[], None]) -> None:
         self._selector.register(connection, selectors.EVENT_READ, act)
@@ -137,11 +159,21 @@ class Keeper:
         for pid in tuple(client.ranks):
             self._signal(pid, signal.SIGKILL, "tree")
         self._pool.forget_owner(client)
+        self._forget(client, client.links)
+
+    def _forget(self, client: Client, links: Iterable[Path]) -> None:
+        for link in tuple(links):
+            self._links.remove(link)
+            client.links.discard(link)
 
     def _do(self, client: Client, message: dict[str, Any]) -> None:
         if message["do"] == "signal":
             if message["pid"] in client.ranks:
                 self._signal(message["pid"], message["signal"], message["scope"])
+            return
+        if message["do"] == "forget":
+            below = self._links.below(Path(message["directory"]))
+            self._forget(client, client.links.intersection(below))
             return
         reply = functools.partial(self._reply, client, message["id"])
         if message["do"] == "prepare":
@@ -150,8 +182,22 @@ class Keeper:
             except OSError as error:
                 reply(**error_fields(error))
             return
+        if message["do"] == "spawn":
+            try:
+                temporary = self._temporary(client, Path(message["directory"]))
+            except OSError as error:
+                reply(**error_fields(error))
+                return
+            message["environment"]["TMPDIR"] = str(temporary)
         spec = ServerSpec.from_fields(message["server"])
         self._pool.serve(Request(client, message["do"], spec, message, reply))
+
+    def _temporary(self, client: Client, directory: Path) -> Path:
+        """The short path of a rank's directory for temporary files, which is made."""
+        (directory / rank.TEMPORARY).mkdir(mode=0o700)
+        link = self._links.add(directory)
+        client.links.add(link)
+        return link / rank.TEMPORARY
 
     def _reply(
         self, client: Client, number: int, server: Server | None = None, **told: Any
@@ -239,7 +285,8 @@ def main(directory: Path, watched: int) -> None:
         lock.close()
         kernel.default_signals()
         kernel.become_subreaper()
-        Keeper(directory, listener, token.read_text()).serve(watched)
+        short = stack.enter_context(links(directory))
+        Keeper(directory, listener, token.read_text(), short).serve(watched)
         shutil.rmtree(directory)
 
 

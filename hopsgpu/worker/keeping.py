@@ -21,6 +21,7 @@ from hopsgpu.worker import marking
 from hopsgpu.worker.environment import ServerSpec, package_path
 from hopsgpu.worker.kernel import ancestor
 from hopsgpu.worker.lines import as_error, peer_user
+from hopsgpu.worker.links import sweep
 from hopsgpu.worker.reaping import Ended
 from hopsgpu.worker.starting import readable, start_keeper
 
@@ -125,7 +126,8 @@ class Keeper:
 
         Args:
             spec: what it shares with other ranks.
-            directory: the rank's, with its call and working directory in it; has its log.
+            directory: the rank's, with its call and working directory in it; has its log, and
+                temporary files, for which TMPDIR is a short path until `forget`.
             environment: its own variables.
 
         Raises:
@@ -173,6 +175,15 @@ class Keeper:
         if not self.lost:
             self._send(do="signal", pid=pid, signal=int(number), scope=scope)
 
+    def forget(self, directory: Path) -> None:
+        """Removes the short paths of ranks' directories.
+
+        Args:
+            directory: above them; about to be removed.
+        """
+        if not self.lost:
+            self._send(do="forget", directory=str(directory))
+
     def _send(self, **fields: Any) -> None:
         self._writer.write(json.dumps(fields).encode() + b"\n")
 
@@ -204,6 +215,8 @@ class Keeper:
             if await self._is_dead():
                 # The kernel has killed the ranks, but not what they started.
                 await asyncio.to_thread(marking.sweep, self.token)
+                # Nor has anybody removed the short paths of their directories.
+                await asyncio.to_thread(sweep)
         finally:
             # Also where nobody listens any more: nobody is to wait for ever.
             self.lost = True

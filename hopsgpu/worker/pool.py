@@ -28,6 +28,7 @@ class Pool:
 
     Args:
         directory: the keeper's.
+        temporary: of fork servers, by a short path.
         mark: variables that are set for every server and rank.
         selector: of the keeper's loop, which calls what is registered with it.
         reaper: of the keeper's children.
@@ -39,6 +40,7 @@ class Pool:
     def __init__(
         self,
         directory: Path,
+        temporary: Path,
         mark: Mapping[str, str],
         selector: selectors.BaseSelector,
         reaper: Reaper,
@@ -47,6 +49,7 @@ class Pool:
         tell_end: Callable[[Ended], None],
     ) -> None:
         self._directory = directory
+        self._temporary = temporary
         self._mark = mark
         self._selector = selector
         self._reaper = reaper
@@ -95,7 +98,9 @@ class Pool:
             self._forget(surplus)
         elif len(self._servers) >= servers.MOST_SERVERS:
             raise BlockingIOError(f"{len(self._servers)} other fork servers are at work")
-        server = servers.start(spec, self._mark, self._directory, next(self._numbers), now)
+        server = servers.start(
+            spec, self._mark, self._directory, self._temporary, next(self._numbers), now
+        )
         self._servers.append(server)
         self._reaper.kept.add(server.pid)
         hear = functools.partial(self._hear, server)

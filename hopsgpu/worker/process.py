@@ -113,8 +113,8 @@ class RankProcess:
         if self.stopped:
             raise InterruptedError("stopped before it had started")
         work = self.directory / rank_module.WORK
-        home, temporary = self.directory / "home", self.directory / "tmp"
-        for path in (work, home, temporary, self.model_dir):
+        home = self.directory / "home"
+        for path in (work, home, self.model_dir):
             path.mkdir(parents=True, mode=0o700)
         (self.directory / rank_module.CALL).write_bytes(call)
         self.log.touch(mode=0o600)
@@ -123,7 +123,6 @@ class RankProcess:
         environment = {
             **self._environment,
             "HOME": str(home),
-            "TMPDIR": str(temporary),
             VARIABLE: str(described),
         }
         self._spawning = asyncio.ensure_future(

@@ -27,7 +27,7 @@ from hopsgpu import frames, mainmodule
 from hopsgpu.worker import exiting
 
 # In a fork server too, so that no rank need import it itself, which takes longer than to fork.
-from hopsgpu.worker.context import context
+from hopsgpu.worker.context import VARIABLE, context
 from hopsgpu.worker.kernel import die_with
 from hopsgpu.worker.sharing import share_gpu
 from hopsgpu.worker.trial import is_pruning
@@ -40,6 +40,7 @@ OUTCOME = "outcome.json"
 _DRAFT = "outcome.draft"
 LOG = "log"
 WORK = "work"
+TEMPORARY = "tmp"
 
 _NONE = pickle.dumps(None)
 
@@ -84,30 +85,46 @@ def run(directory: Path) -> int:
     except OSError as error:
         _leave(directory, {"status": "not started", "error": str(error)})
         return 1
+    sys.argv[:] = [_script()]
     return _run(directory)
 
 
+def _script() -> str:
+    """What `sys.argv[0]` was at the driver; the driver's own arguments are not the function's."""
+    return context().script if VARIABLE in os.environ else ""
+
+
 def _run(directory: Path) -> int:
+    own = os.getpid()
     try:
         share_gpu()
         loaded = mainmodule.load(directory / TAKEN)
         _enter(directory)
         value = loaded.function(*loaded.args, **loaded.kwargs)
     except SystemExit as error:
+        if os.getpid() != own:
+            raise
         if error.code not in (None, 0):
-            _leave(directory, {"status": "exited", "traceback": _users_traceback(error)})
+            said = {} if isinstance(error.code, int) else {"error": _told(error)}
+            shown = _users_traceback(error)
+            _leave(directory, {"status": "exited", "traceback": shown, **said})
             raise
         _leave(directory, {"status": "exited normally"}, _NONE)
         return 0
     except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
-        if is_pruning(error) and context().trial is not None:
+        if os.getpid() == own and is_pruning(error) and context().trial is not None:
             _leave(directory, {"status": PRUNED}, _NONE)
             return 0
         text = _users_traceback(error)
         _say(text)
+        if os.getpid() != own:
+            return 1
         kind = f"{type(error).__name__}: {_told(error)}"
         _leave(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
+    if os.getpid() != own:
+        # A child that the function has forked: how the rank ends is its parent's to say.
+        return 0
     try:
         pickled = _pickled(value, loaded.names)
     except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises is reported

@@ -110,7 +110,12 @@ def to_end(servers: Iterable[Server], most: int = MOST_SERVERS) -> Server | None
 
 
 def start(
-    spec: ServerSpec, mark: Mapping[str, str], directory: Path, number: int, now: float
+    spec: ServerSpec,
+    mark: Mapping[str, str],
+    directory: Path,
+    temporary: Path,
+    number: int,
+    now: float,
 ) -> Server:
     """Starts a fork server as a child of this process, in a session of its own.
 
@@ -118,13 +123,14 @@ def start(
         spec: what it shares with its ranks.
         mark: variables that tell whose it is.
         directory: of the keeper; what frameworks leave at home while they are imported lies there.
+        temporary: for temporary files; made where it is not there.
         number: tells its log from others'.
         now: the clock's reading.
 
     Raises:
         OSError: it cannot be started.
     """
-    home, temporary = directory / "home", directory / "tmp"
+    home = directory / "home"
     for path in (home, temporary):
         path.mkdir(mode=0o700, exist_ok=True)
     log = directory / f"server-{number}.log"
