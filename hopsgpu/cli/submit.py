@@ -104,7 +104,7 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
         url = (_planned_url if dry_run else _on_lake)(python_env, plan.properties)
         job = replace(job, conf={**job.conf, _PYTHON_ENV: url})
         plan = planned(job, defaults, os.environ, sys.executable)
-    shipped = ship(_cache(), plan.properties, [job.script])
+    shipped = ship(_cache(), plan.properties, [job.script, *job.arguments])
     command = [str(binary.absolute()), *submit_arguments(plan.given, defaults, shipped)]
     if manager is None:
         click.echo(shlex.join(command))

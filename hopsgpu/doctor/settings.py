@@ -32,7 +32,7 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
     """
     name, mine = "settings", session_settings(defaults, conf)
     try:
-        check_session(mine.get)
+        check_session(mine)
         check_gang(mine.get, max(nodes, 1))
     except ConfigError as error:
         return wrong(
@@ -42,7 +42,7 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
             [str(error)],
         )
     try:
-        check_session({**defaults, **conf}.get)
+        check_session({**defaults, **conf})
     except ConfigError:
         other = "other contexts not yet (`hopsgpu submit`, spark-conf/)"
     else:

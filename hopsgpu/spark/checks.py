@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 
 from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError
+from hopsgpu.spark.shells import shell_findings
 from hopsgpu.units import counted
 
 _MISMATCH = "PYTHON_VERSION_MISMATCH"
@@ -18,6 +19,7 @@ _PLUGIN = "spark.resources.discoveryPlugin"
 # Spark's default, which runs the script.
 _OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
 _ATTEMPTS = "spark.yarn.maxAppAttempts"
+_PYSPARK_MEMORY = "spark.executor.pyspark.memory"
 SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
 # Read by spark-submit, or by the application master before it starts the driver.
 _AT_SUBMISSION = re.compile(
@@ -57,28 +59,32 @@ SESSION_DEFAULTS: Mapping[str, str] = {
 }
 
 
-def check_session(setting: Callable[[str], str | None]) -> None:
+def check_session(properties: Mapping[str, str]) -> None:
     """Whether an application with these settings can hold gangs.
 
     Args:
-        setting: a property's value, or None where it is not set.
+        properties: all that are set.
 
     Raises:
         ConfigError: naming every setting that is in the way, its value and what to set.
     """
+    setting = properties.get
     findings = [
         *_master(setting),
         *_dynamic_allocation(setting),
         *_scheduling(setting),
         *_shipping(setting),
     ]
+    unset = [*_memory(setting), *shell_findings(properties)]
     if findings:
         mend = "hopsgpu.session() sets all of this for a new application"
         if in_cluster_mode(setting):
             mend = f"{SUBMIT} has spark-submit set all of this"
         raise ConfigError(
-            f"this Spark application cannot hold gangs: {'; '.join(findings)}. {mend}"
+            f"this Spark application cannot hold gangs: {'; '.join(findings + unset)}. {mend}"
         )
+    if unset:
+        raise ConfigError(f"this Spark application cannot hold gangs: {'; '.join(unset)}")
 
 
 def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
@@ -217,6 +223,17 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
         if _on(setting, name):
             findings.append(f"{name}=true: it can abort a gang's stage at once; set it to false")
     return findings
+
+
+def _memory(setting: Callable[[str], str | None]) -> list[str]:
+    given = setting(_PYSPARK_MEMORY)
+    if given is None or given.strip().rstrip("bkmgtpBKMGTP") == "0":
+        return []
+    return [
+        f"{_PYSPARK_MEMORY}={given}: Spark limits the address space (RLIMIT_AS) of each Python"
+        " process to it, of ranks too, and frameworks and the GPU's driver map far more than they"
+        " use; leave it out: memory_per_worker= is the memory of a rank"
+    ]
 
 
 def _shipping(setting: Callable[[str], str | None]) -> list[str]:

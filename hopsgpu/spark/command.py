@@ -13,6 +13,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
 from hopsgpu.spark.log_level import quiet
 from hopsgpu.spark.masters import is_local
+from hopsgpu.spark.shells import check_line
 from hopsgpu.spark.shipping import ARCHIVES
 
 MODES = ("client", "cluster")
@@ -79,8 +80,8 @@ def planned(
         python: this one, which has hopsgpu and is the driver's in client mode.
 
     Raises:
-        ConfigError: the script is no Python file, a setting cannot hold gangs, or there is no
-            Spark.
+        ConfigError: the script is no Python file, a setting cannot hold gangs, there is no Spark,
+            or something would not reach the application as it is given.
     """
     if not Path(job.script).is_file() or not job.script.endswith(".py"):
         raise ConfigError(f"{job.script} is no Python file of this machine: give a script, *.py")
@@ -102,12 +103,13 @@ def planned(
             f"spark.master={master} is this machine alone, and `hopsgpu submit` is for YARN: leave"
             f" it out, or run `python {job.script}`"
         )
-    check_session({**properties, ARCHIVES: f"#{ALIAS}"}.get)
+    check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     words = ["--deploy-mode", mode]
     if job.name is not None:
         words += ["--name", job.name]
     for name, value in said.items():
         words += ["--conf", f"{name}={value}"]
+    check_line(words, properties, (), environ)
     # The line is the same from wherever it is run.
     given = (*words, str(Path(job.script).absolute()), *job.arguments)
     return Planned(mode, properties.get(_QUEUE, "default"), properties, given)

@@ -27,7 +27,7 @@ def settings_inside(
     """
     check_submitted(submitted.get, given)
     settings = {**ours, **submitted, **given}
-    check_session(settings.get)
+    check_session(settings)
     return settings
 
 

@@ -85,6 +85,10 @@ class Jvm:
         found = self._scala.conf().getOption(name)
         return str(found.get()) if found.isDefined() else None
 
+    def settings(self) -> dict[str, str]:
+        """All properties of the live Spark conf."""
+        return dict(self._context._conf.getAll())
+
     def hadoop(self, name: str) -> str | None:
         """A property of the Hadoop configuration (core, hdfs and yarn), or None."""
         value = self._yarn_configuration().get(name)

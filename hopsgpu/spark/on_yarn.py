@@ -80,7 +80,7 @@ def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
     Raises:
         ConfigError: its settings are in the way of gangs, or Hadoop's here do not know of GPUs.
     """
-    check_session(jvm.setting)
+    check_session(jvm.settings())
     check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")
     if not jvm.knows_resource(GPU):
         raise ConfigError(

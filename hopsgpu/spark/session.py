@@ -76,7 +76,7 @@ def session(
     master = default_master(given, os.environ)
     if master is not None and not is_local(master):
         # What can be refused is refused before a JVM is started.
-        check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"}.get)
+        check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"})
     find_spark()
     from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
@@ -148,7 +148,7 @@ def _ours(given: Mapping[str, str]) -> dict[str, str]:
 def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
     """Checks an application that runs already; what it was not started with comes too late."""
     if not is_local(facts.get("spark.master")):
-        check_session(facts.get)
+        check_session(facts)
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
     if late:
         raise ConfigError(
@@ -198,7 +198,7 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         # For the daemon, which is there before any task can bring it what Spark serves.
         package = pack_package(Path(directory) / PACKAGE)
         settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
-        check_session((environment | settings).get)
+        check_session(environment | settings)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
         # YARN has its copies when this returns.
         return _created(_builder(name, settings))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import shlex
@@ -22,7 +23,9 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
 from hopsgpu.modules import SHIPPED as MODULES
 from hopsgpu.modules import PackedModules, pack_modules, root_of_script
-from hopsgpu.spark.checks import SESSION_DEFAULTS
+from hopsgpu.spark.checks import SESSION_DEFAULTS, in_cluster_mode
+from hopsgpu.spark.job_file import job_file
+from hopsgpu.spark.shells import check_line
 from hopsgpu.spark.shipping import ARCHIVES, MARKERS, PACKAGE, PY_FILES, pack_package, with_entry
 
 # Of the driver in cluster mode, and of executors.
@@ -36,6 +39,9 @@ _SWITCHES = frozenset(
         "--load-spark-defaults",
     )
 )
+# Those that say the same as a property.
+_APP_NAME = "spark.app.name"
+_OPTIONS = {"--deploy-mode": "spark.submit.deployMode", "--name": _APP_NAME}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
 _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
@@ -49,23 +55,33 @@ class Shipped:
         package: the zip of hopsgpu.
         modules: the zip of the modules beside the user's script, as `pack_modules` has them;
             None where there are none.
+        job: the file that spark-submit runs in place of the user's script, as `job_file` makes it;
+            None where the script is no Python file of this machine.
     """
 
     scripts: Path
     package: Path
     modules: Path | None = None
+    job: Path | None = None
 
 
-def pack(directory: Path, markers: Iterable[str] = (), modules: bytes = b"") -> Shipped:
+def pack(
+    directory: Path,
+    markers: Iterable[str] = (),
+    modules: bytes = b"",
+    job: tuple[str, bytes] | None = None,
+) -> Shipped:
     """Writes what an application ships.
 
     Each file is replaced in one step, so that another submission never reads half of it; modules
-    have a name of their own for each content, and go when they have not been shipped for a week.
+    and jobs have a name of their own for each content, and are removed when they have not been
+    shipped for a week.
 
     Args:
         directory: where to; it is made.
         markers: YARN resources that mark nodes.
         modules: the zip of the user's, b"" for none.
+        job: name and content, as `job_file` gives them; None for none.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -75,18 +91,21 @@ def pack(directory: Path, markers: Iterable[str] = (), modules: bytes = b"") -> 
         directory / "hopsgpu-discovery.tar.gz",
         directory / PACKAGE,
         directory / own if modules else None,
+        directory / job[0] if job else None,
     )
+    # What is the user's is nobody else's to read.
+    private = {shipped.modules: modules, shipped.job: job[1] if job else b""}
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with _replaced(shipped.scripts) as fresh:
             pack_scripts(fresh, markers)
         with _replaced(shipped.package) as fresh:
             pack_package(fresh)
-        if shipped.modules is not None:
-            with _replaced(shipped.modules) as fresh:
-                # The user's code is nobody else's to read.
-                fresh.touch(mode=0o600)
-                fresh.write_bytes(modules)
+        for file, content in private.items():
+            if file is not None:
+                with _replaced(file) as fresh:
+                    fresh.touch(mode=0o600)
+                    fresh.write_bytes(content)
         _sweep(directory)
     except OSError as error:
         raise ConfigError(
@@ -109,7 +128,7 @@ def _replaced(target: Path) -> Iterator[Path]:
 
 def _sweep(directory: Path) -> None:
     oldest = time.time() - _KEPT_SECONDS
-    for file in directory.glob("modules-*"):
+    for file in itertools.chain(directory.glob("modules-*"), directory.glob("job-*")):
         # Another submission may sweep at the same time.
         with contextlib.suppress(FileNotFoundError):
             if file.stat().st_mtime < oldest:
@@ -131,17 +150,28 @@ def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) 
     Args:
         directory: where to.
         properties: of the application.
-        script: none, or the one.
+        script: none, or the one, and its arguments.
 
     Raises:
-        ConfigError: the directory cannot be written, or the markers are no markers.
+        ConfigError: the directory cannot be written, the script cannot be read, or the markers are
+            no markers.
     """
     markers = parse_markers(properties.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
     beside = modules_beside(script[0]) if script else pack_modules([])
     for warning in beside.warnings:
         print(f"hopsgpu: {warning}", file=sys.stderr)
     modules = beside.archive if beside.roots else b""
-    return pack(directory.absolute(), markers.values(), modules)
+    return pack(directory.absolute(), markers.values(), modules, _job(properties, script))
+
+
+def _job(properties: Mapping[str, str], script: Sequence[str]) -> tuple[str, bytes] | None:
+    if not script or not script[0].endswith(".py") or not Path(script[0]).is_file():
+        return None
+    try:
+        there = in_cluster_mode(properties.get)
+        return job_file(Path(script[0]), script[1:], with_source=there)
+    except OSError as error:
+        raise ConfigError(f"cannot read {script[0]}: {error.strerror or error}") from error
 
 
 def submit_arguments(
@@ -156,9 +186,17 @@ def submit_arguments(
         given: the user's arguments: options, script, and what the script gets.
         defaults: the properties of spark-defaults.conf.
         shipped: what goes along.
+
+    Raises:
+        ConfigError: something on the line would not reach the application as it was given.
     """
     options, rest = split_options(given)
     properties = all_properties(options, defaults)
+    named = {}
+    if shipped.job is not None:
+        # Spark would take the file's name.
+        named = {_APP_NAME: Path(rest[0]).name} if _APP_NAME not in properties else {}
+        rest = [shipped.job.as_uri()]
     archives = with_entry(properties.get(ARCHIVES), f"{shipped.scripts.as_uri()}#{ALIAS}")
     joined = {PY_FILES: with_entry(properties.get(PY_FILES), shipped.package.as_uri())}
     if shipped.modules is not None:
@@ -167,9 +205,13 @@ def submit_arguments(
             path = (f"{{{{PWD}}}}/{MODULES}/0", properties.get(name))
             joined[name] = os.pathsep.join(filter(None, path))
     joined = {ARCHIVES: archives, **joined}
-    ours, last = ([*_confs(SESSION_DEFAULTS)], [*_confs(joined)])
+    ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
     words = [word for option in options for word in option]
-    return ["--master", "yarn", *ours, *words, *last, *rest]
+    line = ["--master", "yarn", *ours, *words, *last, *rest]
+    # The arguments of a script that is on this machine are in the job's file.
+    arguments = rest[1:] if in_cluster_mode(properties.get) else []
+    check_line(line, {**properties, **joined}, arguments, os.environ)
+    return line
 
 
 def _confs(properties: Mapping[str, str]) -> Iterator[str]:
@@ -198,10 +240,14 @@ def all_properties(
         options: of spark-submit, as `split_options` gives them.
         defaults: of spark-defaults.conf.
     """
-    names = {option[0].partition("=")[0] for option in options}
-    if "--properties-file" in names and "--load-spark-defaults" not in names:
+    given = {}
+    for name, *value in options:
+        option, _, inside = name.partition("=")
+        given[option] = inside or "".join(value)
+    if "--properties-file" in given and "--load-spark-defaults" not in given:
         defaults = {}  # it is read in place of spark-defaults.conf
-    return {**defaults, **_properties(options)}
+    said = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
+    return {**defaults, **_properties(options), **said}
 
 
 def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
@@ -276,7 +322,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         defaults = spark_defaults(os.environ)
         options, rest = split_options(arguments[2:])
-        shipped = ship(Path(arguments[0]), all_properties(options, defaults), rest[:1])
+        shipped = ship(Path(arguments[0]), all_properties(options, defaults), rest)
         if arguments[1:2] == ["--"]:
             print(shlex.join(submit_arguments(arguments[2:], defaults, shipped)))
         else:

@@ -70,6 +70,41 @@ TRAVELLED_JOB = """
 """
 
 
+ARGUMENTS = [
+    '{"a": {"b": 1}}',
+    "{{PWD}} <LOG_DIR>",
+    "`id` $(id) $HOME \\$HOME a\\\\b \\",
+    "",
+    "two\nlines\r",
+    "é \udcff",
+    "--conf",
+    'it\'s "q"',
+    "x" * 3000,
+]
+ARGUMENTS_JOB = """
+    import dataclasses, os, pickle, sys, helper, hopsgpu
+
+    @dataclasses.dataclass
+    class Told:
+        variable: str
+        helper: str
+
+    def train():
+        return Told(os.environ["TOLD"], helper.WORD)
+
+    if __name__ == "__main__":
+        spark = hopsgpu.session("arguments")
+        told = '`id` {{PWD}} "é"\\n$(id)'
+        result = hopsgpu.launch(
+            train, gpus_per_worker=0, memory_per_worker="512m", progress="off",
+            env_vars={"TOLD": told}, acquire_timeout=None,
+        )
+        assert result.value == pickle.loads(pickle.dumps(Told(told, "beside")))
+        assert os.path.basename(__file__) == os.path.basename(sys.argv[0])
+        print("found", ascii([os.path.basename(__file__), *sys.argv[1:]]))
+"""
+
+
 @pytest.fixture(scope="module")
 def manager(cluster_env: Env) -> ResourceManager:
     """Without a session of the tests' own."""
@@ -196,6 +231,26 @@ def test_exit_codes_are_those_of_the_training(
     assert driver[2] == rank[2] == "packed"
     assert client[0] == 5, client[2][-4000:]
     assert "rank " in client[1]
+
+
+def test_a_script_gets_its_name_and_arguments_whole(
+    env: Env, tmp_path: Path, manager: ResourceManager
+) -> None:
+    """Neither Spark nor a shell of YARN's sees them; what goes through one is refused before."""
+    script = tmp_path / "my project" / 'it\'s a "jöb"; $(id)`id`{{PWD}}.py'
+    script.parent.mkdir()
+    script.write_text(textwrap.dedent(ARGUMENTS_JOB))
+    (script.parent / "helper.py").write_text("WORD = 'beside'\n")
+    client, cluster, refused = ends(
+        started(submitting("--deploy-mode", "client", str(script), *ARGUMENTS), client_env(env)),
+        started(submitting("--deploy-mode", "cluster", str(script), *ARGUMENTS), env),
+        started(submitting("--conf", "spark.executorEnv.A=`id`", str(script)), env),
+    )
+    wanted = f"found {ascii([script.name, *ARGUMENTS])}"
+    assert client[0] == 0 and wanted in client[1], client[2][-4000:]
+    assert cluster[0] == 0 and wanted in cluster[2], cluster[2][-4000:]
+    assert manager.standing(application_in(cluster[2])).name == script.name
+    assert refused[0] == 1 and "spark.executorEnv.A has '`', which the shell" in refused[2]
 
 
 def test_ranks_have_the_python_environment_of_the_command(

@@ -65,7 +65,7 @@ def test_the_file_says_what_a_session_sets(tmp_path: Path) -> None:
 
 
 def test_a_context_that_reads_the_whole_file_can_hold_gangs(tmp_path: Path) -> None:
-    check_session(with_every_line(tmp_path).get)
+    check_session(with_every_line(tmp_path))
 
 
 def test_the_daemon_is_named_only_where_the_package_is_shipped() -> None:
@@ -208,7 +208,7 @@ def test_what_a_session_sets_and_ships_is_on_the_command_line() -> None:
     assert words[-2:] == ["a.py", "1"]
     assert found[ARCHIVES] == f"file:///s/d.tar.gz#{ALIAS}"
     assert found[PY_FILES] == "file:///s/h.zip"
-    check_session({"spark.master": "yarn", **found}.get)
+    check_session({"spark.master": "yarn", **found})
 
 
 def test_the_users_own_word_wins_and_is_joined_where_ours_would_replace_it(tmp_path: Path) -> None:
@@ -281,6 +281,24 @@ def test_the_wrapper_hands_over_to_spark_submit(home: Path) -> None:
         "hopsgpu-discovery.tar.gz",
         "hopsgpu-shipped.zip",
     }
+
+
+def test_the_wrapper_has_no_shell_see_a_scripts_arguments(home: Path, tmp_path: Path) -> None:
+    weird = ["{{PWD}}", "`id`", '{"a": {"b": 1}}', "--x", "a\rb"]
+    script = tmp_path / "it's mine.py"
+    script.write_text("import json, sys; print(json.dumps(sys.argv))\n")
+    for mode in (["--deploy-mode", "cluster"], ["--conf", "spark.submit.deployMode=client"]):
+        ran = run_submit(home, *mode, str(script), *weird, PYSPARK_PYTHON=sys.executable)
+        words = json.loads(ran.stdout)[0]
+        assert conf_of(words)["spark.app.name"] == script.name
+        command = [sys.executable, words[-1].removeprefix("file://")]
+        shown = subprocess.run(command, cwd=home, capture_output=True, text=True, check=True)
+        here = home if "cluster" in mode else script.parent
+        assert json.loads(shown.stdout) == [str(here / script.name), *weird]
+    there = ("--deploy-mode=cluster", "hdfs:///a.py", "`id`")
+    ran = run_submit(home, *there, PYSPARK_PYTHON=sys.executable)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "argument 1 of the script has '`', which the shell" in ran.stderr
 
 
 def test_the_wrapper_reads_spark_defaults(home: Path) -> None:

@@ -23,7 +23,7 @@ GOOD = {
 
 
 def test_our_own_settings_are_accepted() -> None:
-    check_session(GOOD.get)
+    check_session(GOOD)
     check_gang(GOOD.get, 10_000)
 
 
@@ -49,18 +49,29 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
         ("spark.submit.deployMode", "both", "deployMode=both: client and cluster are accepted"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
+        (
+            "spark.executor.pyspark.memory",
+            "2g",
+            "pyspark.memory=2g: Spark limits the address space",
+        ),
+        ("spark.executorEnv.A", "`id`", "spark.executorEnv.A has '`', which the shell"),
         ("spark.resources.discoveryPlugin", "com.nvidia.X", "discoveryPlugin=com.nvidia.X: hops"),
     ],
 )
 def test_each_setting_in_the_way_is_named(name: str, value: str | None, words: str) -> None:
     settings = {k: v for k, v in {**GOOD, name: value}.items() if v is not None}
     with pytest.raises(ConfigError, match=words):
-        check_session(settings.get)
+        check_session(settings)
+
+
+def test_a_limit_of_zero_is_none() -> None:
+    for given in ("0", "0m", " 0g "):
+        check_session({**GOOD, "spark.executor.pyspark.memory": given})
 
 
 def test_all_findings_come_at_once() -> None:
     with pytest.raises(ConfigError) as error:
-        check_session({"spark.master": "spark://a:7077", "spark.executor.instances": "2"}.get)
+        check_session({"spark.master": "spark://a:7077", "spark.executor.instances": "2"})
     for part in ("spark.master=spark://a", "executor.instances=2", "dynamicAllocation.enabled"):
         assert part in str(error.value)
 

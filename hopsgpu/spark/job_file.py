@@ -1,0 +1,61 @@
+"""The file that spark-submit runs in place of a user's script: it starts the script unchanged.
+
+Spark and YARN write a script's name and arguments into shell scripts of the node, where `{{PWD}}`
+is expanded and a backtick is executed; spark-submit itself drops carriage returns, and Java the
+letters that its locale lacks. So they are given this file alone, whose name has letters and digits;
+the script's name and arguments are inside, as bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+# The process becomes `python script.py arguments`: nothing of this file is on the script's stack,
+# in its modules or between it and its signals.
+_TEXT = '''\
+"""Starts a script with its arguments; written by hopsgpu for spark-submit."""
+
+import os
+import sys
+
+SCRIPT = {script!r}
+ARGUMENTS = {arguments}
+# Of a script that is not on the machine where it runs.
+SOURCE = {source!r}
+
+path = SCRIPT
+try:
+    if SOURCE is not None:
+        path = os.path.join(os.getcwdb(), SCRIPT)
+        # In place of a link of that name, not through it.
+        with open(path + b".new", "xb") as file:
+            file.write(SOURCE)
+        os.replace(path + b".new", path)
+    os.execv(sys.executable, [os.fsencode(sys.executable), path, *ARGUMENTS])
+except OSError as error:
+    sys.exit("hopsgpu: %r cannot be started: %s" % (os.fsdecode(SCRIPT), error.strerror))
+'''
+
+
+def job_file(script: Path, arguments: Sequence[str], *, with_source: bool) -> tuple[str, bytes]:
+    """The file's name, which differs where its content does, and its content.
+
+    Args:
+        script: a Python file of this machine.
+        arguments: what it gets.
+        with_source: whether the script travels in the file, to the working directory of a container
+            (cluster mode); else it is run where it is.
+
+    Raises:
+        OSError: the script cannot be read.
+    """
+    words = ", ".join(repr(os.fsencode(word)) for word in arguments)
+    content = _TEXT.format(
+        script=os.fsencode(script.name if with_source else script.absolute()),
+        arguments=f"[{words}]",
+        source=script.read_bytes() if with_source else None,
+    ).encode()
+    return f"job-{hashlib.sha256(content).hexdigest()[:20]}.py", content

@@ -1,0 +1,166 @@
+"""What the shells between a submission and its processes on the nodes would change or execute.
+
+A container is started by a shell script that the NodeManager writes. Few properties get there;
+those that do are refused where a shell would not leave them as they were given. What users expect
+to be expanded may be given: `$NAME`, `${NAME}`, `{{NAME}}`, `<LOG_DIR>`.
+
+Sources: Hadoop's ContainerLaunch (`export NAME="value"`; `exec /bin/bash -c "command"`; `{{` is
+made `$` before, and `}}` is removed); Spark's YarnSparkHadoopUtil.escapeForShell (which escapes
+`$`, `"` and `'`, and neither backticks nor backslashes), Client and ExecutorRunnable;
+bin/spark-class.
+"""
+
+from __future__ import annotations
+
+import locale
+import re
+from collections.abc import Callable, Mapping, Sequence
+from urllib.parse import unquote
+
+from hopsgpu.errors import ConfigError
+
+# Inside YARN's double quotes. Variables and what a backslash protects are meant.
+_IN_QUOTES = re.compile(
+    r"""\\[$`"] | \{\{\w+\}\} | \$[A-Za-z_] | \$\{[A-Za-z_](?=\w*([:%#/^,+=?-][^{}]*)?\})
+    | (?P<bad> ` | " | \\\\ | \\\n | \\\Z | \$[($\[0-9!?#*@-] | \$\{ | \{\{ | \}\} )
+    | .""",
+    re.DOTALL | re.VERBOSE,
+)
+# Inside Spark's single quotes, which are inside YARN's double quotes.
+_IN_COMMAND = re.compile(
+    r"\{\{\w+\}\} | (?P<bad> ` | \\[$\"\\`] | \{\{ | \}\} ) | .", re.DOTALL | re.VERBOSE
+)
+_IN_NAMES = re.compile(r"(?P<bad> [`\"$\\\n] | \{\{ | \}\} ) | .", re.DOTALL | re.VERBOSE)
+_VARIABLE = re.compile(r"spark\.(?:executorEnv|yarn\.appMasterEnv)\.(?P<name>.*)", re.DOTALL)
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Words of Java's options, as Spark's Utils.splitCommandString takes them.
+_QUOTED = re.compile(r"\"(?P<double>(?:\\.|[^\"\\])*)\"?|'(?P<single>[^']*)'?", re.DOTALL)
+# Of the variables of spark-submit, and of a client's driver, those that Spark hands to containers.
+_HANDED_ON = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_DIST_CLASSPATH")
+# As the C library calls the character set of the locale C.
+_ASCII = frozenset(("ANSI_X3.4-1968", "US-ASCII"))
+_EXPANDED = "which the shell that starts a container would change or execute"
+
+
+def shell_findings(properties: Mapping[str, str]) -> list[str]:
+    """The properties that would not reach the nodes as they were given, with what to do.
+
+    Args:
+        properties: of the application.
+    """
+    # Of a driver on this machine no shell of YARN's knows.
+    here = properties.get("spark.submit.deployMode") != "cluster"
+    findings = []
+    for name, value in properties.items():
+        if here and name.startswith("spark.driver."):
+            continue
+        variable = _VARIABLE.fullmatch(name)
+        if variable and not _VARIABLE_NAME.fullmatch(variable["name"]):
+            findings.append(f"{name}: a shell accepts no variable of this name; leave it out")
+        for pattern, text_of, expanded, mend in _RULES:
+            if pattern.fullmatch(name):
+                if bad := _first(expanded, text_of(value)):
+                    findings.append(f"{name} has {bad!r}, {_EXPANDED}: {mend}")
+                break
+    return findings
+
+
+def check_line(
+    line: Sequence[str],
+    properties: Mapping[str, str],
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+) -> None:
+    """Refuses what spark-submit, or YARN after it, would not take as it is given.
+
+    Args:
+        line: the words that spark-submit gets.
+        properties: of the application.
+        arguments: those of the words that Spark writes on a command line of YARN's.
+        environ: the variables that spark-submit gets.
+
+    Raises:
+        ConfigError: naming what is in the way.
+    """
+    findings = shell_findings(properties)
+    for name in _HANDED_ON:
+        if bad := _first(_IN_QUOTES, environ.get(name, "")):
+            findings.append(f"the variable {name} has {bad!r}, {_EXPANDED}: change it")
+    for number, word in enumerate(arguments, start=1):
+        if bad := _first(_IN_COMMAND, word):
+            findings.append(f"argument {number} of the script has {bad!r}, {_EXPANDED}: change it")
+    if any("\r" in word for word in line):
+        findings.append("an option has a carriage return, which spark-submit drops: leave it out")
+    if locale.getencoding() in _ASCII and not all(map(str.isascii, line)):
+        findings.append(
+            "an option, the script's name or the path of what is shipped has letters beyond ASCII,"
+            " which Java does not take in this locale: set LC_ALL=C.UTF-8"
+        )
+    if findings:
+        raise ConfigError(f"this cannot be submitted as it is given: {'; '.join(findings)}")
+
+
+def _first(expanded: re.Pattern[str], text: str) -> str | None:
+    """The first thing in a text that would not stay as it is."""
+    return next((found["bad"] for found in expanded.finditer(text) if found["bad"]), None)
+
+
+def _as_it_is(value: str) -> str:
+    return value
+
+
+def _words(options: str) -> str:
+    """Java's options without the quotes that Spark takes off."""
+
+    def inside(match: re.Match[str]) -> str:
+        if match["double"] is None:
+            return match["single"] or ""
+        return re.sub(r"\\(.)", r"\1", match["double"], flags=re.DOTALL)
+
+    return _QUOTED.sub(inside, options)
+
+
+def _names(entries: str) -> str:
+    """What files that are shipped, and the links to them, are called in a container."""
+    names = []
+    for entry in entries.split(","):
+        path, _, alias = entry.strip().partition("#")
+        name = path.rpartition("/")[2]
+        names += [unquote(name) if ":" in path else name, unquote(alias)]
+    return " ".join(names)
+
+
+# Properties, what of their values gets into a shell, where in it that is, and what to do.
+_RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str], ...] = (
+    (
+        _VARIABLE,
+        _as_it_is,
+        _IN_QUOTES,
+        "ranks get variables by env_vars=, which no shell reads; leave it out",
+    ),
+    (
+        re.compile(r"spark\.(?:executor|driver|yarn\.am)\.extra(?:ClassPath|LibraryPath)"),
+        _as_it_is,
+        _IN_QUOTES,
+        "leave it out",
+    ),
+    (
+        re.compile(r"spark\.(?:executor|driver|yarn\.am)\.(?:extra|default)JavaOptions"),
+        _words,
+        _IN_COMMAND,
+        "leave it out",
+    ),
+    (
+        # SparkConf.isExecutorStartupConf: what an executor must know before it asks the driver.
+        re.compile(r"spark\.(?:auth|rpc|network|ssl).*|spark\..*\.port|spark\.port\..*"),
+        _as_it_is,
+        _IN_COMMAND,
+        "leave it out",
+    ),
+    (
+        re.compile(r"spark\.yarn\.dist\.\w+|spark\.(?:jars|files|archives|submit\.pyFiles)"),
+        _names,
+        _IN_NAMES,
+        "rename the file",
+    ),
+)
