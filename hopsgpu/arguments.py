@@ -291,9 +291,20 @@ def refuse_nested() -> None:
 
 
 def check_callable(train_fn: object) -> None:
-    """Raises ConfigError where it cannot be called."""
+    """Raises ConfigError where it cannot be called, or where a call would not run it."""
     if not callable(train_fn):
         raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
+    for function in (train_fn, type(train_fn).__call__):
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(
+                f"train_fn={name_of(train_fn)} is an async function: a call of it does not run it."
+                " Give a function that calls asyncio.run() on it"
+            )
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"train_fn={name_of(train_fn)} is a generator function (it has a yield): a call of"
+                " it does not run it. Give a function that returns its value"
+            )
 
 
 def _packed(
