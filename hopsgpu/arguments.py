@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hopsgpu.data.dealt import MOST_DEALT
 from hopsgpu.data.given import Datasets, datasets_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.frameworks.preload import likely_preloads, preloads
+from hopsgpu.frameworks.preload import Foreseen, foresee, likely_preloads
 from hopsgpu.modules import PackedModules, Packer, module_roots
 from hopsgpu.pickling import name_of, pickle_call
 from hopsgpu.progress import Shielded, progress_of
@@ -45,7 +45,7 @@ class Arguments:
         spec: the gang asked for.
         call: the pickled function with its arguments.
         modules: the user's own modules.
-        frameworks: packages that the function imports and that are slow to import.
+        foreseen: what the function's code tells ahead.
         progress: what is shown.
         application: in which it runs.
         provenance: of the model that is to be published, or of the run in MLflow; None where there
@@ -58,7 +58,7 @@ class Arguments:
     spec: GangSpec
     call: bytes
     modules: PackedModules
-    frameworks: tuple[str, ...]
+    foreseen: Foreseen
     progress: Shielded
     application: Site
     provenance: Provenance | None = None
@@ -69,7 +69,7 @@ class Arguments:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know of what travels."""
-        return (*self.modules.warnings, *warnings_of(self.python_env))
+        return (*self.modules.warnings, *warnings_of(self.python_env), *self.foreseen.warnings)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def arguments(
         spec,
         call,
         modules,
-        preloads(train_fn, modules),
+        foresee(train_fn, modules),
         shown,
         application,
         _provenance(model, tracking, train_fn, args, kwargs, modules),
@@ -252,7 +252,7 @@ def launch_on(
         spec,
         call,
         modules,
-        preloads(train_fn, modules),
+        foresee(train_fn, modules),
         shown,
         held.application,
         _provenance(model, tracking, train_fn, args, kwargs, modules),
@@ -294,17 +294,14 @@ def check_callable(train_fn: object) -> None:
     """Raises ConfigError where it cannot be called, or where a call would not run it."""
     if not callable(train_fn):
         raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
-    for function in (train_fn, type(train_fn).__call__):
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(
-                f"train_fn={name_of(train_fn)} is an async function: a call of it does not run it."
-                " Give a function that calls asyncio.run() on it"
-            )
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigError(
-                f"train_fn={name_of(train_fn)} is a generator function (it has a yield): a call of"
-                " it does not run it. Give a function that returns its value"
-            )
+    for one in (train_fn, type(train_fn).__call__):
+        if inspect.iscoroutinefunction(one):
+            problem = "is an async function: give one that calls asyncio.run() on it"
+        elif inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            problem = "is a generator function (it has a yield), which a call does not run"
+        else:
+            continue
+        raise ConfigError(f"train_fn={name_of(train_fn)} {problem}")
 
 
 def _packed(
