@@ -11,6 +11,7 @@ from typing import Any
 
 import cloudpickle
 
+from hopsgpu.enumerations import EnumPickler, dumps
 from hopsgpu.errors import ConfigError
 
 # Nested deeper than this, the culprit is named by the path so far.
@@ -27,7 +28,7 @@ def _reduce_code(code: CodeType) -> tuple[Any, ...]:
     return kind, tuple(code.co_filename if one == _NO_FILE else one for one in args)
 
 
-class _NamingPickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _NamingPickler(EnumPickler):
     """cloudpickle's, but tracebacks of what travels by value name the file that it stands in."""
 
     dispatch_table = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
@@ -56,9 +57,7 @@ def pickle_call(
     """
     buffer = io.BytesIO()
     try:
-        (_NamingPickler if files else cloudpickle.Pickler)(buffer).dump(
-            (function, args, dict(kwargs))
-        )
+        (_NamingPickler if files else EnumPickler)(buffer).dump((function, args, dict(kwargs)))
         return buffer.getvalue()
     except (MemoryError, KeyboardInterrupt):
         raise
@@ -93,7 +92,7 @@ def _describe(value: object) -> str:
 
 def _pickles(value: object) -> bool:
     try:
-        cloudpickle.dumps(value)
+        dumps(value)
     except Exception:  # noqa: BLE001 - any refusal means the same: it does not pickle
         return False
     return True

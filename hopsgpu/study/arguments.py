@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from hopsgpu.arguments import (
     Duration,
     check_call,
@@ -21,6 +19,7 @@ from hopsgpu.arguments import (
     refuse_nested,
     with_python,
 )
+from hopsgpu.enumerations import dumps
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks.preload import Foreseen, foresee
 from hopsgpu.modules import PackedModules, Packer
@@ -259,4 +258,4 @@ def _function(
     # For the message that names what cannot be pickled.
     call = pickle_call(train_fn, (), fixed)
     function = functools.partial(train_fn, **fixed) if fixed else train_fn
-    return bytes(cloudpickle.dumps(function)), packed_modules(Packer(), train_fn, call)
+    return dumps(function), packed_modules(Packer(), train_fn, call)

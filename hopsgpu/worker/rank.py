@@ -158,9 +158,9 @@ def _fit(text: str) -> str:
 
 
 def _pickled(value: Any) -> bytes:
-    import cloudpickle
+    from hopsgpu.enumerations import dumps
 
-    return bytes(cloudpickle.dumps(value))
+    return dumps(value)
 
 
 def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 LAYERS = (
     ("errors",),
     ("units", "spec", "gpu_types", "html", "screens", "outlet"),
+    ("enumerations",),
     ("pickling", "modules", "sources"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
