@@ -29,6 +29,8 @@ class Blame(Enum):
     HOST = "host"
 
 
+_NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
+_NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
 # What an error's text says of its cause, the most telling first; what to do; what is to blame.
 _ADVICE = (
     (
@@ -74,6 +76,8 @@ _ADVICE = (
         " modules: python_env= can bring it",
         Blame.NOTHING,
     ),
+    (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, Blame.NOTHING),
+    (r"Gloo connectFullMesh failed", _NO_STORE, Blame.NOTHING),
 )
 _NO_GPU = (
     "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
@@ -296,6 +300,12 @@ def _how_without_a_word(end: Ended) -> str:
         return (
             f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
             " library, called os._exit"
+        )
+    if end.signal == "SIGBUS":
+        return (
+            "was ended by SIGBUS: memory that it had mapped could not be had, most often because"
+            f" /dev/shm on {end.place.container.host} is full (df -h /dev/shm), which DataLoader"
+            " workers and NCCL use; the Python stack of its threads is in its log"
         )
     if end.signal in _CRASHES:
         return (
