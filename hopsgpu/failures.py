@@ -30,6 +30,7 @@ class Blame(Enum):
 
 
 _NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
+_UUIDS = "CUDA_VISIBLE_DEVICES holds UUIDs: count GPUs by range(torch.cuda.device_count())"
 _NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
 # What an error's text says of its cause, the most telling first; what to do; what is to blame.
 _ADVICE = (
@@ -77,6 +78,7 @@ _ADVICE = (
         Blame.NOTHING,
     ),
     (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, Blame.NOTHING),
+    (r"invalid literal for int\(\) .*'(GPU|MIG)-", _UUIDS, Blame.NOTHING),
     (r"Gloo connectFullMesh failed", _NO_STORE, Blame.NOTHING),
 )
 _NO_GPU = (

@@ -104,6 +104,10 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         ),
         (raised("RuntimeError: No CUDA GPUs are available"), "cannot open GPU GPU-1 of node1"),
         (raised("EOFError: EOF when reading a line"), "has no terminal: to debug the function"),
+        (
+            raised("ValueError: invalid literal for int() with base 10: 'GPU-99db41de-ff1e'"),
+            "CUDA_VISIBLE_DEVICES holds UUIDs",
+        ),
         (raised("BdbQuit: "), "call it without launch()"),
         (raised("RuntimeError: Gloo connectFullMesh failed with x"), "a store of its own"),
         (raised("MemoryError: Unable to allocate"), "raise memory_per_worker, or use less"),
