@@ -83,12 +83,12 @@ def make_enum(
         tracker: cloudpickle's number of the class.
         extra: the boundary of flags, where the class has one.
     """
-    metaclass = type(bases[-1])
+    metaclass: Any = type(bases[-1])
     namespace = metaclass.__prepare__(name, bases)
     for member, value in values.items():
         # Else a function would be taken for a method.
         namespace[member] = enum.member(value) if hasattr(value, "__get__") else value
-    made: Any = metaclass.__new__(metaclass, name, bases, namespace, **(extra or {}))
+    made = metaclass.__new__(metaclass, name, bases, namespace, **(extra or {}))
     made.__module__, made.__qualname__ = module, qualname
     tracked: type[enum.Enum] = internals._lookup_class_or_track(tracker, made)
     return tracked
