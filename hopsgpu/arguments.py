@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.given import Datasets, datasets_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.frameworks.preload import likely_preloads, preloads
+from hopsgpu.frameworks.preload import Foreseen, foresee, likely_preloads
 from hopsgpu.imports import Imported
 from hopsgpu.modules import PackedModules, Packer
 from hopsgpu.pickling import name_of
@@ -42,7 +42,7 @@ class Arguments:
         spec: the gang asked for.
         call: the pickled function with its arguments.
         modules: the user's own modules.
-        frameworks: packages that the function imports and that are slow to import.
+        foreseen: what the function's code tells ahead.
         progress: what is shown.
         application: in which it runs.
         provenance: of the model that is to be published, or of the run in MLflow; None where there
@@ -56,7 +56,7 @@ class Arguments:
     spec: GangSpec
     call: bytes
     modules: PackedModules
-    frameworks: tuple[str, ...]
+    foreseen: Foreseen
     progress: Shielded
     application: Site
     provenance: Provenance | None = None
@@ -68,7 +68,7 @@ class Arguments:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a person should know of what travels."""
-        return (*self.modules.warnings, *warnings_of(self.python_env))
+        return (*self.modules.warnings, *warnings_of(self.python_env), *self.foreseen.warnings)
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def arguments(
         spec,
         call,
         modules,
-        preloads(train_fn, modules),
+        foresee(train_fn, modules),
         shown,
         application,
         _provenance(model, tracking, train_fn, args, kwargs, modules),
@@ -254,7 +254,7 @@ def launch_on(
         spec,
         call,
         modules,
-        preloads(train_fn, modules),
+        foresee(train_fn, modules),
         shown,
         held.application,
         _provenance(model, tracking, train_fn, args, kwargs, modules),
@@ -294,9 +294,17 @@ def refuse_nested() -> None:
 
 
 def check_callable(train_fn: object) -> None:
-    """Raises ConfigError where it cannot be called."""
+    """Raises ConfigError where it cannot be called, or where a call would not run it."""
     if not callable(train_fn):
         raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
+    for one in (train_fn, type(train_fn).__call__):
+        if inspect.iscoroutinefunction(one):
+            problem = "is an async function: give one that calls asyncio.run() on it"
+        elif inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one):
+            problem = "is a generator function (it has a yield), which a call does not run"
+        else:
+            continue
+        raise ConfigError(f"train_fn={name_of(train_fn)} {problem}")
 
 
 def _pickled(train_fn: Callable[..., Any], args: object, kwargs: object) -> tuple[bytes, Imported]:

@@ -29,6 +29,8 @@ class Call:
         timeout: seconds that the ranks may take, None for no bound.
         visible: which GPUs a rank sees, as `frameworks.environment` takes it.
         frameworks: what the function imports of the packages that are slow to import.
+        own_master: whether the function has ranks meet at an address of its own; then no agent
+            serves torch's store, of which torch would make use at any address.
         interface: of the network, that an administrator wants, or None.
         resumed: the run whose checkpoints are gone on from, on the lake, or None.
         data: the shards of each worker, as `data.dealt.Dealt` dumps them; none without data.
@@ -52,6 +54,7 @@ class Call:
     timeout: float | None = None
     visible: str | None = None
     frameworks: tuple[str, ...] = ()
+    own_master: bool = False
     interface: str | None = None
     resumed: Lake | None = None
     data: Sequence[bytes] = ()

@@ -223,7 +223,7 @@ class Execution:
             imports = asked_of_executors(self._given.needs, self._python_env, asked)
             request = request_of(
                 self._plan,
-                self._given.frameworks,
+                self._given.foreseen.imports,
                 self._board,
                 self._cancelled,
                 self._python_env,
@@ -275,7 +275,8 @@ class Execution:
             memory=plan.spec.memory_per_worker,
             timeout=plan.spec.run_timeout,
             visible=plan.spec.visible,
-            frameworks=self._given.frameworks,
+            frameworks=self._given.foreseen.imports,
+            own_master=self._given.foreseen.has_own_master,
             interface=application.interface,
             resumed=Lake(plan.paths["resume"]) if "resume" in plan.paths else None,
             data=self._feed.parts,
@@ -349,7 +350,7 @@ class Execution:
             run_id=self._board.run_id,
             application=application.id,
             user=application.user,
-            framework=next((f for f in self._given.frameworks if f in _FRAMEWORKS), None),
+            framework=next((f for f in self._given.foreseen.imports if f in _FRAMEWORKS), None),
             code_digest=provenance.code_digest,
             parameters=provenance.parameters,
             data=self._feed.reference,

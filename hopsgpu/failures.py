@@ -32,6 +32,9 @@ class Blame(Enum):
     HOST = "host"
 
 
+_NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
+_UUIDS = "CUDA_VISIBLE_DEVICES holds UUIDs: count GPUs by range(torch.cuda.device_count())"
+_NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
 # What an error's text says of its cause, the most telling first; what to do; what is to blame.
 _ADVICE = (
     (
@@ -77,6 +80,9 @@ _ADVICE = (
         " travelled: python_env= can bring it",
         Blame.NOTHING,
     ),
+    (r"^(EOFError: EOF when|BdbQuit)", _NO_TERMINAL, Blame.NOTHING),
+    (r"invalid literal for int\(\) .*'(GPU|MIG)-", _UUIDS, Blame.NOTHING),
+    (r"Gloo connectFullMesh failed", _NO_STORE, Blame.NOTHING),
 )
 _NO_GPU = (
     "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
@@ -315,6 +321,12 @@ def _how_without_a_word(end: Ended) -> str:
         return (
             f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
             " library, called os._exit"
+        )
+    if end.signal == "SIGBUS":
+        return (
+            "was ended by SIGBUS: memory that it had mapped could not be had, most often because"
+            f" /dev/shm on {end.place.container.host} is full (df -h /dev/shm), which DataLoader"
+            " workers and NCCL use; the Python stack of its threads is in its log"
         )
     if end.signal in _CRASHES:
         why = why_aborted(end.log_tail) or "native code crashed or gave up"

@@ -100,7 +100,7 @@ def imports_of_source(name: str, source: str, package: bool) -> tuple[Import, ..
     """
     parent = name if package else name.rpartition(".")[0]
     found: list[Import] = []
-    for node, called in _executed(_parsed(source)):
+    for node, called in executed(parsed(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -137,7 +137,7 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
             yield from codes_of(constant)
 
 
-def _parsed(source: str) -> ast.Module:
+def parsed(source: str) -> ast.Module:
     """A source's tree; an empty one where it does not parse."""
     for _ in range(_PARSINGS):
         try:
@@ -151,7 +151,7 @@ def _parsed(source: str) -> ast.Module:
     return ast.Module([], [])
 
 
-def _executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
+def executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
     """A tree's nodes but those that only a type checker reads; whether only a call runs them."""
     # A long sum is a tree too deep to descend by calls.
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]

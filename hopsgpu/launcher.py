@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 
 from hopsgpu.arguments import Arguments, HeldArguments, arguments, held_arguments
 from hopsgpu.background import Background
 from hopsgpu.execution import execute
+from hopsgpu.frameworks.variables import carried
 from hopsgpu.holding import Gang
 from hopsgpu.interrupts import takes, wait_for
 from hopsgpu.planning import new_run_id, plan_of
@@ -28,7 +30,7 @@ def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
     Raises:
         ConfigError, CapacityError: as `launch`.
     """
-    return plan_of(given.spec, given.application, "<run_id>", given.warnings, given.data)
+    return _planned(given, "<run_id>")
 
 
 @takes(arguments)
@@ -138,13 +140,25 @@ def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
         ConfigError, CapacityError: as `launch`.
     """
     told = warnings_of(given.python_env)
-    plan = plan_of(given.spec, given.application, "<run_id>", told)
+    environment = carried(os.environ)
+    plan = plan_of(given.spec, given.application, "<run_id>", told, environment=environment)
     return Gang(given, plan)
+
+
+def _planned(given: Arguments, run_id: str) -> LaunchPlan:
+    return plan_of(
+        given.spec,
+        given.application,
+        run_id,
+        given.warnings,
+        given.data,
+        given.foreseen.environment(os.environ),
+    )
 
 
 def _started(given: Arguments) -> Run:
     run_id = new_run_id(given.spec.name)
-    planned = plan_of(given.spec, given.application, run_id, given.warnings, given.data)
+    planned = _planned(given, run_id)
     board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
     cancelled = threading.Event()
     leasing = functools.partial(leased, given.application.lease)

@@ -75,7 +75,7 @@ def meet(
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
     first = world.places[0].container.key
-    has_stores = _STORES in call.frameworks
+    has_stores = _STORES in call.frameworks and not call.own_master
     for key in containers:
         send(
             key,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -29,8 +30,17 @@ def plan_of(
     run_id: str,
     warnings: tuple[str, ...],
     data: Datasets | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
     """The plan of a launch.
+
+    Args:
+        spec: the gang asked for.
+        application: in which it runs.
+        run_id: of the run.
+        warnings: known already.
+        data: what the ranks read, or None.
+        environment: variables of the ranks beside the user's, which win over them.
 
     Raises:
         ConfigError: the application may not have so many executors, no node has GPUs of the
@@ -46,7 +56,9 @@ def plan_of(
         ranks_per_executor=fit.ranks_per_executor,
         shape=fit.shape,
         queue=fit.queue,
-        environment=_environment(spec, fit.shape.cores // fit.ranks_per_executor),
+        environment=_environment(
+            spec, fit.shape.cores // fit.ranks_per_executor, environment or {}
+        ),
         paths=_paths(Lake(application.root).url, spec, run_id, data, application),
         warnings=(*warnings, *fit.warnings),
         hosts=fit.hosts,
@@ -67,14 +79,16 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
     return replace(
         held,
         spec=spec,
-        environment=_environment(spec, cores),
+        environment=_environment(spec, cores, given.foreseen.environment(os.environ)),
         paths=_paths(held.paths["root"], spec, run_id, given.data, given.application),
         warnings=(*held.warnings, *given.warnings),
     )
 
 
-def _environment(spec: GangSpec, cores: int) -> Mapping[str, str]:
-    return {"OMP_NUM_THREADS": str(cores), **inherited(), **spec.env_vars}
+def _environment(spec: GangSpec, cores: int, more: Mapping[str, str]) -> Mapping[str, str]:
+    # joblib's, and so scikit-learn's n_jobs=-1, are the node's cores otherwise.
+    of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
+    return {**of_cores, **inherited(), **more, **spec.env_vars}
 
 
 def _paths(

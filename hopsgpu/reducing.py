@@ -21,6 +21,7 @@ from typing import Any
 import cloudpickle
 from cloudpickle import cloudpickle as internals
 
+from hopsgpu.enumerations import reduce_enum
 from hopsgpu.refusing import is_broadcast, may_be_refused, refuse
 
 MAIN = "__main__"
@@ -81,7 +82,7 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
             args = (kind, name, bases, namespace, *rest)
             return self.class_by_value(obj, (make_class, args, *state))
         if make is internals._make_skeleton_enum:
-            return self.class_by_value(obj, reduced)
+            return self.class_by_value(obj, reduce_enum(obj, reduced))
         return reduced
 
     def _function_reduce(self, obj: FunctionType) -> Any:

@@ -211,7 +211,7 @@ def become_of(passed: Collection[GangState], timeline: Timeline, gpus: int) -> s
         if timeline.released is None:
             return f"it could not be confirmed that its {what} are back: `hopsgpu gpus` shows them"
         return f"its {what} are back"
-    if GangState.KEEPING in passed:
+    if GangState.FINISHING in passed:
         return f"{KEPT} its {what}"
     return f"it held no {what}"
 

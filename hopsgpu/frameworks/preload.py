@@ -1,7 +1,8 @@
-"""What a fork server imports ahead of a function: of known slow packages what it will import.
+"""What a function's code tells ahead: which packages it will import, which variables it will set.
 
-Found without importing or running anything: in the bytecode of the function and of what it
-refers to, and in the sources of the user's modules that these import.
+A fork server imports those of the packages that are known to be slow. Found without importing or
+running anything: in the bytecode of the function and of what it refers to, and in the sources of
+the user's modules that these import.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import PurePosixPath
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
-from hopsgpu.imports import codes_of, imports_of_code, imports_of_source
+from hopsgpu.frameworks import variables
+from hopsgpu.frameworks.variables import Setting
+from hopsgpu.imports import codes_of, executed, imports_of_code, imports_of_source, parsed
 from hopsgpu.modules import PackedModules
 
 # Slow to import, and known to compute nothing and to touch no GPU when they are.
@@ -52,28 +55,77 @@ _ON_TORCH = frozenset(
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
 # A function that refers to more than this is not followed to the end.
 _MOST_OBJECTS = 10_000
+# Sources are read once for all launches of a held gang.
+_MOST_SOURCES = 4096
 
 
-def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str, ...]:
-    """The packages of `PRELOADABLE` that a function will import, in that order, and modules below.
+class Foreseen(NamedTuple):
+    """What a function's code tells before it runs.
 
-    An import counts wherever it stands in the function, in what it refers to (globals, closures,
+    Attributes:
+        imports: the packages of `PRELOADABLE` that it will import, in that order, and then dotted
+            names of what may be a module in one of them, or an attribute of one. None where it
+            sets variables that frameworks read while they are imported.
+        sets: the environment variables that it sets.
+    """
+
+    imports: tuple[str, ...] = ()
+    sets: frozenset[Setting] = frozenset()
+
+    @property
+    def has_own_master(self) -> bool:
+        """Whether it has ranks meet at an address of its own."""
+        return variables.has_own_master(self.sets)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of it."""
+        return variables.warnings(self.sets)
+
+    def environment(self, driver: Mapping[str, str]) -> dict[str, str]:
+        """Variables that its ranks have beside the user's `env_vars`, which win over them.
+
+        Args:
+            driver: the driver's own.
+        """
+        return {**variables.carried(driver), **variables.environment(self.sets)}
+
+
+def foresee(function: Callable[..., Any], modules: PackedModules) -> Foreseen:
+    """What a function will import and set.
+
+    It counts wherever it stands in the function, in what it refers to (globals, closures,
     defaults, what it decorates) and in the user's modules that are imported on the way, but for
     those under `if TYPE_CHECKING`. Of the modules in which these objects stand only what runs at
     their import counts: other functions there are not called. A name that only running the code
-    would tell is not found: then the import takes its time in the rank.
+    would tell is not found: then an import takes its time in the rank.
 
     Args:
         function: the user's.
         modules: the user's own.
-
-    Returns:
-        Names of packages, and then dotted ones of what may be a module in one of them, or an
-        attribute of one.
     """
+    reached = _reached(function, modules)
+    sets = set(reached.sets)
+    for name, every in reached.modules:
+        if name in reached.sources:
+            sets.update(_set_by_source(reached.sources[name][0], every))
+    imports = () if variables.read_at_import(sets) else _preloads(reached)
+    return Foreseen(imports, frozenset(sets))
+
+
+class _Reached(NamedTuple):
+    """What a function comes by: modules, the user's sources, and what its functions set."""
+
+    modules: set[_Module]
+    sources: Mapping[str, tuple[str, bool]]
+    sets: set[Setting]
+
+
+def _reached(function: Callable[..., Any], modules: PackedModules) -> _Reached:
     sources = _sources(modules.archive)
     own = {name.partition(".")[0] for name in sources}
-    pending = list(_imports_of(function, own | {"__main__", _home(function)}))
+    sets: set[Setting] = set()
+    pending = list(_imports_of(function, own | {"__main__", _home(function)}, sets))
     met: set[_Module] = set()
     while pending:
         module = pending.pop()
@@ -85,6 +137,11 @@ def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str,
         if name in sources:
             found = imports_of_source(name, *sources[name])
             pending += [_Module(i.name, module.all) for i in found if module.all or not i.called]
+    return _Reached(met, sources, sets)
+
+
+def _preloads(reached: _Reached) -> tuple[str, ...]:
+    met, own = reached.modules, {name.partition(".")[0] for name in reached.sources}
     firsts = {module.name.partition(".")[0] for module in met}
     if firsts & _ON_TORCH:
         firsts.add("torch")
@@ -128,8 +185,22 @@ def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
     return found
 
 
-def _imports_of(function: object, own: set[str]) -> Iterator[_Module]:
-    """Modules that a function, or what it refers to, belongs to or imports."""
+@functools.lru_cache(maxsize=_MOST_SOURCES)
+def _set_by_source(source: str, functions: bool) -> tuple[Setting, ...]:
+    if variables.ENVIRON not in source and variables.PUTENV not in source:
+        return ()
+    nodes = executed(parsed(source))
+    return tuple(variables.of_nodes(node for node, called in nodes if functions or not called))
+
+
+def _imports_of(function: object, own: set[str], sets: set[Setting]) -> Iterator[_Module]:
+    """Modules that a function, or what it refers to, belongs to or imports.
+
+    Args:
+        function: the user's.
+        own: top-level names of the user's modules.
+        sets: environment variables that these functions set are added to it.
+    """
     pending, met = [function], dict[int, object]()
     while pending and len(met) < _MOST_OBJECTS:
         value = pending.pop()
@@ -145,6 +216,8 @@ def _imports_of(function: object, own: set[str]) -> Iterator[_Module]:
                 package = str(value.__globals__.get("__package__") or "")
                 for name in imports_of_code(value.__code__, package):
                     yield _Module(name, True)
+                for code in codes_of(value.__code__):
+                    sets.update(variables.of_code(code))
                 pending += _referred_to(value, own)
         elif isinstance(value, type):
             yield from (_Module(kind.__module__, False) for kind in value.__mro__)

@@ -24,6 +24,7 @@ from hopsgpu.spark.log4j import silenced
 from hopsgpu.spark.masters import is_local
 from hopsgpu.spark.shipping import ARCHIVES, MARKERS, PACKAGE, PY_FILES, pack_package, with_entry
 from hopsgpu.spark.submission import spark_defaults
+from hopsgpu.worker.context import VARIABLE
 from hopsgpu.yarn.hadoop_conf import is_configured
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -68,10 +69,16 @@ def session(
         conf: more Spark properties; they win over ours, and are refused where they cannot work.
 
     Raises:
-        ConfigError: a setting that cannot hold gangs, with what mends it; nothing was started.
+        ConfigError: a setting that cannot hold gangs, with what mends it, or a call in a rank;
+            nothing was started.
         CapacityError: the queue (`spark.yarn.queue`) takes no applications; nothing was submitted.
         HopsGpuError: the ResourceManager does not answer.
     """
+    if VARIABLE in os.environ:
+        raise ConfigError(
+            "a rank cannot start a Spark session: call session() at the driver, under"
+            ' `if __name__ == "__main__":` in modules that ranks import, and give rows by data='
+        )
     given = _checked_conf(name, master, conf)
     master = default_master(given, os.environ)
     if master is not None and not is_local(master):

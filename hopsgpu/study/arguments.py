@@ -17,7 +17,7 @@ from hopsgpu.arguments import (
     with_python,
 )
 from hopsgpu.errors import ConfigError
-from hopsgpu.frameworks.preload import preloads
+from hopsgpu.frameworks.preload import Foreseen, foresee
 from hopsgpu.imports import Imported, Noted
 from hopsgpu.modules import PackedModules, Packer
 from hopsgpu.pickling import pickle_call
@@ -59,7 +59,7 @@ class SearchArguments:
         function: the pickled call with what all trials give it.
         modules: the user's own modules.
         code: a digest of the function and the user's modules.
-        frameworks: packages that the function imports and that are slow to import.
+        foreseen: what the function's code tells ahead.
         progress: what is shown.
         application: in which it runs.
         python_env: that the ranks run with, to be made or there already; or None.
@@ -80,7 +80,7 @@ class SearchArguments:
     function: bytes
     modules: PackedModules
     code: str
-    frameworks: tuple[str, ...]
+    foreseen: Foreseen
     progress: ShieldedSearch
     application: Site
     python_env: Wanted | None
@@ -186,7 +186,7 @@ def search_arguments(
         function=function,
         modules=modules,
         code=code_digest(train_fn, modules),
-        frameworks=preloads(train_fn, modules),
+        foreseen=foresee(train_fn, modules),
         progress=shown,
         application=application,
         python_env=wanted,

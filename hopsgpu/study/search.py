@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -118,8 +119,14 @@ def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
     terms = given.terms
     least = terms.executors(terms.least) * terms.slots
     fit = given.application.fit(replace(given.spec, workers=least))
-    told = (*given.modules.warnings, *warnings_of(given.python_env), *fit.warnings)
-    plan = plan_of(given.spec, given.application, run_id, ())
+    told = (
+        *given.modules.warnings,
+        *warnings_of(given.python_env),
+        *given.foreseen.warnings,
+        *fit.warnings,
+    )
+    environment = given.foreseen.environment(os.environ)
+    plan = plan_of(given.spec, given.application, run_id, (), environment=environment)
     return replace(plan, warnings=tuple(dict.fromkeys((*told, *plan.warnings))))
 
 
@@ -246,7 +253,12 @@ class _Search:
         imports = asked_of_executors(given.needs, python_env, given.application)
         board.state(GangState.WAITING)
         request = request_of(
-            self._plan, given.frameworks, board, self._cancelled, python_env, imports=imports
+            self._plan,
+            given.foreseen.imports,
+            board,
+            self._cancelled,
+            python_env,
+            imports=imports,
         )
         most = given.terms.executors(given.terms.most)
         with given.application.elastic(replace(request, executors=most)) as lease:

@@ -94,6 +94,9 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
+    # CPU's, which importing torch has seeded; each process seeds those of its GPUs by itself.
+    if generator := getattr(sys.modules.get("torch"), "default_generator", None):
+        generator.seed()
     if "multiprocessing.process" in sys.modules:
         process = sys.modules["multiprocessing.process"].current_process()
         process.authkey = os.urandom(32)

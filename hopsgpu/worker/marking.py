@@ -9,6 +9,8 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
+from hopsgpu.worker.cleaners import await_cleaners, cleaners
+
 # Set for every fork server and rank: the token of the keeper that they belong to.
 VARIABLE = "HOPSGPU_KEEPER"
 # Where all cores are busy, what was killed may not run to its end for seconds.
@@ -36,10 +38,19 @@ def _is_marked(process: Path, token: str) -> bool:
 def sweep(token: str) -> int:
     """Kills all processes with a keeper's token and waits for their end; how many there were."""
     count = 0
+    cleaned = False
     while pids := marked(token):
+        cleaning = cleaners(pids)
+        if not cleaned and cleaning.issuperset(pids):
+            # What they clean up after has ended.
+            await_cleaners(cleaning)
+            cleaned = True
+            continue
         with contextlib.ExitStack() as stack:
             killed = []
             for pid in pids:
+                if pid in cleaning and not cleaned:
+                    continue
                 descriptor = _opened(pid, stack)
                 # Looked at again, for the number may have become a stranger's meanwhile.
                 if descriptor is not None and _is_marked(Path(f"/proc/{pid}"), token):

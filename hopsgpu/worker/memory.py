@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hopsgpu.units import MIB
+from hopsgpu.worker.cleaners import cleaners
 from hopsgpu.worker.kernel import comm, parent_of
 
 _GIB = 2**30
@@ -171,10 +172,15 @@ def tree(root: int) -> dict[int, int]:
 def kill_tree(root: int) -> None:
     """SIGKILL to a process that leads a group, to its group and to what descends from it.
 
+    But not to what cleans up after them, which ends by itself.
+
     `root` must not have been reaped, or its number may be a stranger's.
     """
     pids = tree(root)
-    for kill, pid in [(os.killpg, root), *((os.kill, pid) for pid in pids)]:
+    spared = cleaners(pids)
+    # A signal to the group reaches what is forked meanwhile; but those that are spared are in it.
+    groups = [] if spared else [(os.killpg, root)]
+    for kill, pid in [*groups, *((os.kill, pid) for pid in pids if pid not in spared)]:
         # Gone already, or another user's (setuid).
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(pid, signal.SIGKILL)

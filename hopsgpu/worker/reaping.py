@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from hopsgpu.worker.cleaners import CLEANING_SECONDS, await_cleaners, cleaners
 from hopsgpu.worker.kernel import parent_of
 from hopsgpu.worker.memory import children, kill_tree, session, tree
 
@@ -48,6 +49,8 @@ class Reaper:
         self._serving: set[int] = set()
         # Their sessions; no number of these is given out while a process is left in it.
         self._ended: set[int] = set()
+        # Strays that are spared, until some readings of the clock.
+        self._cleaning: dict[int, float] = {}
 
     def add(self, rank: int, *, serves: bool = False) -> None:
         """Takes in a child that is a rank, or one that serves ranks and starts nothing itself."""
@@ -92,10 +95,14 @@ class Reaper:
         return ended
 
     def sweep(self) -> None:
-        """Kills what ended ranks have left."""
+        """Kills what ended ranks have left; but what cleans up after them may do so first."""
         # Each that dies of this hands its children to us, and has us called again.
-        for stray in self._strays():
-            _kill(tree(stray))
+        left = {pid for stray in self._strays() for pid in tree(stray)}
+        now = time.monotonic()
+        self._cleaning = {
+            pid: self._cleaning.get(pid, now + CLEANING_SECONDS) for pid in cleaners(left)
+        }
+        _kill(pid for pid in left if self._cleaning.get(pid, now) <= now)
 
     def adopt(self, ranks: Iterable[int]) -> list[int]:
         """Takes in a dead child's ranks; those that it had reaped, or that have been reaped here.
@@ -114,7 +121,11 @@ class Reaper:
         return gone
 
     def kill_all(self) -> None:
-        """Kills and reaps every descendant; waits for their end."""
+        """Kills and reaps every descendant; waits for their end, and for what cleans up before."""
+        spared = cleaners(tree(os.getpid()))
+        if spared:
+            _kill(tree(os.getpid()).keys() - spared - {os.getpid()})
+            await_cleaners(spared)
         with contextlib.suppress(ChildProcessError):
             while True:
                 _kill(tree(os.getpid()).keys() - {os.getpid()})

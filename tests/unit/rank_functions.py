@@ -196,12 +196,13 @@ def loads_for_ever(file: str) -> None:
     list(DataLoader(Busy(file), batch_size=2, num_workers=2))
 
 
-def numbers() -> tuple[int, int, float, list[float]]:
+def numbers() -> tuple[int, int, float, list[float], list[float]]:
     """torch's threads, the fork server, and what random generators give."""
     import numpy
     import torch
 
-    return torch.get_num_threads(), os.getppid(), random.random(), list(numpy.random.rand(3))
+    drawn = random.random(), list(numpy.random.rand(3)), torch.rand(3).tolist()
+    return torch.get_num_threads(), os.getppid(), *drawn
 
 
 def first_line(asked: float) -> tuple[bool, float]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,47 @@ def test_bad_arguments(call: Callable[..., Any], arguments: dict[str, Any], word
 def test_what_cannot_be_called(call: Callable[..., Any]) -> None:
     with pytest.raises(ConfigError, match="train_fn=5: a function"):
         call(5)
+
+
+async def waits() -> int:
+    return 1
+
+
+def yields() -> Iterator[int]:
+    yield 1
+
+
+async def yields_later() -> AsyncIterator[int]:
+    yield 1
+
+
+class Waiting:
+    async def __call__(self) -> int:
+        return 1
+
+    async def train(self) -> int:
+        return 1
+
+
+def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run() -> Any:
+        return asyncio.run(function())
+
+    return run
+
+
+def test_functions_that_a_call_does_not_run() -> None:
+    asynchronous = [waits, functools.partial(waits), Waiting(), Waiting().train]
+    for function in asynchronous:
+        with pytest.raises(ConfigError, match="is an async function.*asyncio.run"):
+            hopsgpu.launch(function)
+    for function in (yields, yields_later, functools.partial(yields)):
+        with pytest.raises(ConfigError, match="is a generator function.*yield"):
+            hopsgpu.launch(function)
+    for function in (awaited(waits), Waiting, train, lambda: None):
+        with pytest.raises(ConfigError, match=r"hopsgpu\.session\(name\)"):
+            hopsgpu.launch(function)
 
 
 def anything(*args: object) -> None: ...

@@ -108,6 +108,12 @@ def test_session_wants_a_name(name: object) -> None:
         hopsgpu.session(name)  # type: ignore[arg-type]
 
 
+def test_session_is_refused_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOPSGPU_CONTEXT", "/somewhere")
+    with pytest.raises(ConfigError, match="a rank cannot start a Spark session"):
+        hopsgpu.session("inner", master="local[1]")
+
+
 def test_session_on_yarn_without_a_cluster_says_what_to_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

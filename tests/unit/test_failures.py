@@ -67,6 +67,7 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         (ended(outcome={"status": "exited"}, exit_code=3), "called sys.exit: exit code 3"),
         (ended(exit_code=5), "ended with exit code 5 and without a value or an exception: it, or"),
         (ended(signal="SIGSEGV", exit_code=None), "ended by SIGSEGV: native code crashed"),
+        (ended(signal="SIGBUS", exit_code=None), "most often because /dev/shm on node1 is full"),
         (ended(signal="SIGKILL", exit_code=None), "by SIGKILL, which hopsgpu did not send"),
         (
             ended(signal="SIGKILL", exit_code=None, oom_kills=1),
@@ -102,6 +103,13 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
             "GPU GPU-1 of node1 is broken or lost",
         ),
         (raised("RuntimeError: No CUDA GPUs are available"), "cannot open GPU GPU-1 of node1"),
+        (raised("EOFError: EOF when reading a line"), "has no terminal: to debug the function"),
+        (
+            raised("ValueError: invalid literal for int() with base 10: 'GPU-99db41de-ff1e'"),
+            "CUDA_VISIBLE_DEVICES holds UUIDs",
+        ),
+        (raised("BdbQuit: "), "call it without launch()"),
+        (raised("RuntimeError: Gloo connectFullMesh failed with x"), "a store of its own"),
         (raised("MemoryError: Unable to allocate"), "raise memory_per_worker, or use less"),
         (raised("ModuleNotFoundError: No module named 'x'"), "Python (spark.pyspark.python)"),
     ],

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 LAYERS = (
     ("errors", "frames"),
     ("boundary", "units", "spec", "gpu_types", "html", "screens", "outlet"),
-    ("imports", "sources", "refusing"),
+    ("enumerations", "imports", "sources", "refusing"),
     ("mainmodule", "reducing"),
     ("pickling", "spawned", "locating", "module_files", "modules"),
     ("gang", "turns"),

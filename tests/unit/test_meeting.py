@@ -37,10 +37,14 @@ def met(**said: Any) -> Meeting | Unmet:
     )
 
 
-@pytest.mark.parametrize(("ranks", "store"), [(1, 0), (2, 2)])
-def test_only_ranks_with_others_need_a_store_of_an_agent(ranks: int, store: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "own_master", "store"), [(1, False, 0), (2, False, 2), (2, True, 0)]
+)
+def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
+    ranks: int, own_master: bool, store: int
+) -> None:
     world = assign_ranks([WORLD.places[0].container], ranks)
-    call = dataclasses.replace(CALL, frameworks=("torch",), slots={0: 4})
+    call = dataclasses.replace(CALL, frameworks=("torch",), own_master=own_master, slots={0: 4})
     asked: list[dict[str, Any]] = []
     told = Message("reserved", {"ports": range(9), "store": 7 if store else None, **ADDRESS})
     met = meet(

@@ -17,13 +17,18 @@ import numpy as np
 import pytest
 
 import hopsgpu
-from hopsgpu.frameworks.preload import PRELOADABLE, preloads
+from hopsgpu.frameworks.preload import PRELOADABLE, foresee
 from hopsgpu.modules import PackedModules, pack_modules
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.lines import Lines
 from hopsgpu.worker.servers import Server, serving
 
 NONE = pack_modules([])
+
+
+def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str, ...]:
+    return foresee(function, modules).imports
+
 
 Project = Callable[..., tuple[Any, PackedModules]]
 
@@ -226,11 +231,11 @@ def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import torch\n")
     (tmp_path / "script.py").write_text(
         "import json, numpy\nimport sklearn as unused\n"
-        "from hopsgpu.frameworks.preload import preloads\n"
+        "from hopsgpu.frameworks.preload import foresee\n"
         "from hopsgpu.modules import pack_modules, roots_of\n"
         "def net():\n    import mine\n    return numpy\n"
         "def train():\n    return net()\n"
-        "print(*preloads(train, pack_modules(roots_of(train))))\n"
+        "print(*foresee(train, pack_modules(roots_of(train))).imports)\n"
     )
     ran = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -240,15 +245,45 @@ def test_a_script(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_at_the_driver() -> None:
     code = (
-        "import sys\nfrom hopsgpu.frameworks.preload import preloads, PRELOADABLE\n"
+        "import sys\nfrom hopsgpu.frameworks.preload import foresee, PRELOADABLE\n"
         "from hopsgpu.modules import pack_modules\n"
         "def train():\n    import torch, tensorflow, jax, keras, sklearn\n"
-        "print(*preloads(train, pack_modules([])))\n"
+        "print(*foresee(train, pack_modules([])).imports)\n"
         "assert not set(PRELOADABLE) & set(sys.modules)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.split() == [p for p in PRELOADABLE if p in ran.stdout]
     assert len(ran.stdout.split()) == 5
+
+
+def test_variables_that_are_set_are_found_where_imports_are(project: Project) -> None:
+    train, packed = project(
+        train=(
+            "import os\nfrom own import settings\nfrom own.other import unused\n"
+            "def train():\n    import torch\n    helper()\n"
+            "def helper():\n    os.environ['IN_HELPER'] = '1'\n"
+        ),
+        settings="import os\nos.environ['IN_MODULE'] = '1'\n"
+        "def never():\n    os.environ['NOT_CALLED'] = '1'\n",
+        other="def unused():\n    import os\n    os.environ['MASTER_PORT'] = '1'\n",
+    )
+    foreseen = foresee(train.train, packed)
+    assert {setting.name for setting in foreseen.sets} == {"IN_HELPER", "IN_MODULE"}
+    assert foreseen.imports == ("torch",) and foreseen.warnings == ()
+
+
+def test_nothing_is_imported_ahead_of_variables_that_imports_read(project: Project) -> None:
+    train, packed = project(
+        train=(
+            "import os\ndef train():\n    os.environ['KERAS_BACKEND'] = 'torch'\n"
+            "    import keras\n"
+            "def quiet():\n    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n    import keras\n"
+        ),
+    )
+    late, ahead = foresee(train.train, packed), foresee(train.quiet, packed)
+    assert late.imports == () and ahead.imports == ("keras",)
+    # So that a fork server that has imported them for others does not serve these ranks.
+    assert late.environment({}) != ahead.environment({}) == {}
 
 
 def test_modules_below_a_package_are_found_where_it_takes_them_long(project: Project) -> None:

@@ -1,0 +1,178 @@
+"""Environment variables that a function's code sets, and what that means for its ranks.
+
+Found without running anything: assignments to `os.environ` under names that the code spells out.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import enum
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType
+from typing import NamedTuple
+
+ENVIRON, PUTENV = "environ", "putenv"
+
+# What frameworks read while they are imported. Variables that only change what is logged are left
+# out: ranks that start at once are worth more.
+_AT_IMPORT = re.compile(
+    r"KERAS_\w+|TF_(?!CPP_)\w+|JAX_\w+|XLA_\w+|PYTORCH_\w+|MPL\w+|NUMBA_\w+"
+    r"|(OMP|MKL|KMP|OPENBLAS|BLIS|GOTO|NUMEXPR|NPY)_\w+"
+)
+# Tells a fork server that has imported frameworks from one whose ranks import them themselves.
+_LATE = {"HOPSGPU_IMPORTS_AHEAD": "none"}
+# They decide which code runs, and scripts set them at their top, which ranks do not run.
+_CARRIED = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "JAX_ENABLE_X64")
+_MASTER = frozenset({"MASTER_ADDR", "MASTER_PORT"})
+_WHOSE_GPU = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+_PLACE = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"})
+
+
+class Setting(NamedTuple):
+    """A variable that code sets; `default` where it does so only if nobody else has."""
+
+    name: str
+    default: bool
+
+
+def read_at_import(settings: Iterable[Setting]) -> bool:
+    """Whether frameworks read one of these variables while they are imported."""
+    return any(_AT_IMPORT.fullmatch(setting.name) for setting in settings)
+
+
+def environment(settings: Iterable[Setting]) -> Mapping[str, str]:
+    """What the ranks' environment has because their function sets these variables."""
+    return _LATE if read_at_import(settings) else {}
+
+
+def carried(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those of the driver's variables that ranks have without being given them."""
+    return {name: environ[name] for name in _CARRIED if name in environ}
+
+
+def has_own_master(settings: Iterable[Setting]) -> bool:
+    """Whether a function that sets these variables has ranks meet at an address of its own."""
+    return not _MASTER.isdisjoint(_imposed(settings))
+
+
+def warnings(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """What a person should know of a function that sets these variables."""
+    imposed = _imposed(settings)
+    consequences = (
+        (_MASTER, "ranks of several containers do not meet"),
+        (_WHOSE_GPU, "ranks use GPUs that are not theirs"),
+        (_PLACE, "ranks take each other's place"),
+    )
+    return tuple(
+        f"train_fn sets {' and '.join(sorted(imposed & names))}, which hopsgpu has set in every"
+        f" rank: leave that out, else {consequence}"
+        for names, consequence in consequences
+        if imposed & names
+    )
+
+
+def _imposed(settings: Iterable[Setting]) -> frozenset[str]:
+    """What is set whoever has set it before."""
+    return frozenset(setting.name for setting in settings if not setting.default)
+
+
+def of_code(code: CodeType) -> tuple[Setting, ...]:
+    """Variables that a function's code sets, without functions that it contains."""
+    return _settings(_accesses_of_code(code))
+
+
+def of_nodes(nodes: Iterable[ast.AST]) -> tuple[Setting, ...]:
+    """Variables that statements and expressions of a source set."""
+    return _settings(access for node in nodes for access in _accesses_of_node(node))
+
+
+def _settings(accesses: Iterable[_Access]) -> tuple[Setting, ...]:
+    """What is set; code that looks whether a variable is set knows what it does."""
+    known = list(accesses)
+    looked_up = {name for kind, name in known if kind is _Kind.LOOK}
+    return tuple(
+        Setting(name, kind is _Kind.DEFAULT or name in looked_up)
+        for kind, name in known
+        if kind is not _Kind.LOOK
+    )
+
+
+class _Kind(enum.Enum):
+    SET = enum.auto()
+    DEFAULT = enum.auto()
+    LOOK = enum.auto()
+
+
+_Access = tuple[_Kind, str]
+_METHODS = {
+    "setdefault": _Kind.DEFAULT,
+    PUTENV: _Kind.SET,
+    "get": _Kind.LOOK,
+    "getenv": _Kind.LOOK,
+}
+
+
+def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
+    if {ENVIRON, PUTENV}.isdisjoint(code.co_names):
+        return
+    updates = False
+    # What was loaded last, and before that: a name, or a constant in a tuple of its own.
+    before: object = None
+    last: object = None
+    for instruction in dis.get_instructions(code):
+        operation, value = instruction.opname, instruction.argval
+        if operation == "STORE_SUBSCR" and before == ENVIRON:
+            yield from _accesses(_Kind.SET, last)
+        elif operation == "CONTAINS_OP" and last == ENVIRON:
+            yield from _accesses(_Kind.LOOK, before)
+        elif operation == "POP_TOP":
+            updates = False
+        elif operation == "KW_NAMES" and updates:  # Python 3.11's dis does not resolve it
+            yield from _accesses(_Kind.SET, code.co_consts[instruction.arg or 0])
+        elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
+            updates = updates or (value == "update" and last == ENVIRON)
+            last = value  # in the place of what it is looked up in
+        elif operation.startswith("LOAD_"):
+            loaded = (value,) if operation == "LOAD_CONST" else value
+            kind = _Kind.SET if updates else _METHODS.get(str(last))
+            if kind is not None:
+                yield from _accesses(kind, loaded)
+            before, last = last, loaded
+
+
+def _accesses(kind: _Kind, constants: object) -> Iterator[_Access]:
+    """Of the strings in a tuple of constants; of nothing else."""
+    for constant in constants if isinstance(constants, tuple) else ():
+        if isinstance(constant, str):
+            yield kind, constant
+        else:
+            yield from _accesses(kind, constant)
+
+
+def _accesses_of_node(node: ast.AST) -> Iterator[_Access]:
+    match node:
+        case ast.Assign():
+            for target in node.targets:
+                if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                    yield from _accesses_of_names(_Kind.SET, [target.slice])
+        case ast.Compare():
+            if any(map(_is_environ, node.comparators)):
+                yield from _accesses_of_names(_Kind.LOOK, [node.left])
+        case ast.Call(func=ast.Attribute(attr="update", value=value)) if _is_environ(value):
+            keys = [key for one in node.args for key in getattr(one, "keys", ())]
+            yield from _accesses_of_names(_Kind.SET, keys)
+            yield from ((_Kind.SET, named.arg) for named in node.keywords if named.arg)
+        case ast.Call(func=ast.Attribute(attr=method)) if method in _METHODS:
+            yield from _accesses_of_names(_METHODS[method], node.args[:1])
+
+
+def _accesses_of_names(kind: _Kind, nodes: Iterable[ast.expr | None]) -> Iterator[_Access]:
+    for node in nodes:
+        if isinstance(node, ast.Constant):
+            yield from _accesses(kind, (node.value,))
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return ENVIRON in (getattr(node, "id", None), getattr(node, "attr", None))

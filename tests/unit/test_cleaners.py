@@ -1,0 +1,101 @@
+"""What ranks leave in /dev/shm is removed, however they end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from hopsgpu.worker.cleaners import await_cleaners, cleaners
+from tests.unit.containers import SECONDS, Container, container, until
+
+SHARED = Path("/dev/shm")
+# As multiprocessing starts it; the second process holds the pipe, so it does not end.
+TRACKER = "from multiprocessing.resource_tracker import main;main(0)"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Container]:
+    with container(tmp_path / "container") as there:
+        yield there
+
+
+def share(name: str, end: str) -> str:
+    """Makes shared memory of a name, which nobody unlinks, and ends."""
+    import signal
+    import sys
+    import time
+    from multiprocessing.shared_memory import SharedMemory
+
+    sys.modules["__main__"].shared = SharedMemory(name, create=True, size=4096)  # type: ignore[attr-defined]
+    match end:
+        case "returns":
+            return name
+        case "raises":
+            raise ValueError(name)
+        case "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(600)
+    return name
+
+
+@pytest.mark.parametrize(
+    "end", ["returns", "raises", "is killed", "tree", "group", "server", "keeper", "jvm"]
+)
+def test_what_a_rank_leaves_in_shared_memory(here: Container, end: str) -> None:
+    name = f"hopsgpu-test-{uuid4().hex}"
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            rank = await here.start(keeper, here.spec(), share, name, end)
+            if end in ("tree", "group", "server", "keeper", "jvm"):
+                assert await asyncio.to_thread(until, (SHARED / name).exists, SECONDS), rank.log
+            server = await here.value(here.spec(), os.getppid)
+            match end:
+                case "tree" | "group":
+                    number = signal.SIGKILL if end == "tree" else signal.SIGTERM
+                    keeper.signal(rank.pid, number, end)
+                case "server" | "keeper" | "jvm":
+                    victim = {"server": server, "keeper": keeper.pid, "jvm": here.jvm}[end]
+                    os.kill(victim, signal.SIGKILL)
+            if end != "jvm":
+                await rank.end()
+            gone = await asyncio.to_thread(until, lambda: not (SHARED / name).exists(), SECONDS)
+            assert gone, rank.log
+        if end == "keeper":
+            # Another takes its place, and its directory.
+            await here.value(here.spec(), os.getppid)
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        (SHARED / name).unlink(missing_ok=True)
+
+
+def test_who_cleans_up_is_told_by_its_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with (
+        subprocess.Popen([sys.executable, "-c", TRACKER], stdin=reading) as tracker,
+        subprocess.Popen(["sleep", "600"], stdin=reading) as other,
+    ):
+        os.close(reading)
+        try:
+            assert until(lambda: tracker.pid in cleaners([tracker.pid]), SECONDS)
+            assert cleaners([tracker.pid, other.pid, 2**22 + 1]) == {tracker.pid}
+            monkeypatch.setattr("hopsgpu.worker.cleaners.CLEANING_SECONDS", 0.05)
+            await_cleaners([tracker.pid])
+            assert tracker.poll() is None, "it is not waited for for ever"
+            monkeypatch.setattr("hopsgpu.worker.cleaners.CLEANING_SECONDS", SECONDS)
+            os.close(writing)
+            await_cleaners([tracker.pid])
+            assert tracker.wait() == 0
+        finally:
+            tracker.kill()
+            other.kill()
