@@ -20,7 +20,6 @@ from pyspark.ml.feature import Binarizer
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
-from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 
@@ -219,16 +218,6 @@ def test_what_is_sparks_is_refused_by_name(kind: type, name: str, remedy: str) -
         assert f"has one as {where}" in said
         assert remedy in said
     assert "has one as kwargs['x']. " in refused(print, x=mine)
-
-
-def test_a_function_of_spark_sql_is_refused_by_name() -> None:
-    @udf("int")
-    def shifted(x: int) -> int:
-        return x + 1
-
-    said = refused(lambda: shifted(1))
-    assert said.startswith("a UserDefinedFunction cannot travel to ranks: train_fn=")
-    assert "has one as closure variable 'shifted'. " in said
 
 
 def test_a_broadcast_variables_value_travels() -> None:
