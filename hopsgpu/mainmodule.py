@@ -150,10 +150,13 @@ class _Part:
 
 def _parts(call: Path, main: dict[str, Any]) -> Iterator[_Part]:
     """The parts of a call; each must be loaded before the next."""
+    described = False
     with call.open("rb") as stream:
         while stream.peek(1):
             head = pickle.load(stream)
-            _describe(main, head["main"])
+            if not described:
+                _describe(main, head["main"])
+                described = True
             sources, script = head["sources"], main.get("__file__")
             add_sources(sources, script is not None)
             if script in sources:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from cloudpickle import cloudpickle as internals
+
 from hopsgpu.errors import ConfigError
 from hopsgpu.imports import Noted
 from hopsgpu.mainmodule import Namespace, described_main
@@ -29,7 +31,6 @@ from hopsgpu.reducing import (
     DigestPickler,
     ReducingPickler,
     ValuePickler,
-    internals,
     reduce_singleton,
     resolved,
 )
@@ -65,7 +66,12 @@ class _CallPickler(ReducingPickler):
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
         if kind is CodeType:
             return self._reduce_code
-        if kind.__module__ == MAIN and kind.__reduce__ is not object.__reduce__:
+        own: Any = kind.__reduce__
+        if (
+            kind.__module__ == MAIN
+            and own is not object.__reduce__
+            and kind not in self.dispatch_table
+        ):
             return self._reduce_customized
         return super().reducer_of(kind)
 
@@ -227,13 +233,8 @@ def _definitions(
     if isinstance(inner, FunctionType) and inner.__globals__ is main:
         names = internals._extract_code_globals(inner.__code__)
         found += [main[name] for name in names if name in main]
-    return {
-        value.__qualname__: value
-        for value in found
-        if isinstance(value, (FunctionType, type))
-        and value.__module__ == MAIN
-        and main.get(value.__qualname__) is value
-    }
+    defined = [v for v in found if isinstance(v, (FunctionType, type)) and v.__module__ == MAIN]
+    return {v.__qualname__: v for v in defined if main.get(v.__qualname__) is v}
 
 
 def _unwrapped(function: Any) -> Any:

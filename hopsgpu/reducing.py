@@ -52,6 +52,8 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
         """What reduces objects of a type; None where cloudpickle does."""
+        if kind is _ALIAS:
+            return functools.partial(_reduce_alias, {})
         return _reduce_of_spark if may_be_refused(kind) else _REDUCERS.get(kind)
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
@@ -230,7 +232,8 @@ def _reduce_new_type(value: Any) -> _Reduced:
 
 def make_new_type(name: str, qualname: str, module: str) -> Any:
     """A `typing.NewType`, whose supertype follows."""
-    made = typing.NewType(name, object)
+    kind: Any = typing.NewType
+    made = kind(name, object)
     made.__qualname__, made.__module__ = qualname, module
     return made
 
@@ -257,9 +260,35 @@ def make_parameter(kind: Any, name: str, module: str, given: Mapping[str, Any]) 
     return made
 
 
-@_unless_importable
-def _reduce_alias(value: Any) -> _Reduced:
-    return type(value), (value.__name__, value.__value__), None
+def _reduce_alias(held: dict[int, list[Any]], value: Any) -> Any:
+    """Of a `type` statement, which may name what it makes.
+
+    Args:
+        held: the values of those that were met, by their identities.
+        value: what the statement made.
+    """
+    if _is_importable(value):
+        return NotImplemented
+    own = held.setdefault(id(value), [value.__value__])
+    return make_alias, (value.__name__, value.__module__, own, value.__type_params__)
+
+
+def make_alias(name: str, module: str, held: list[Any], parameters: tuple[Any, ...]) -> Any:
+    """What a `type` statement makes.
+
+    Args:
+        name, module: of it.
+        held: its value, which may be there later; but with parameters, at once.
+        parameters: as of generic classes.
+    """
+    scope: dict[str, Any] = {"__name__": module, "_held": held}
+    if not parameters:
+        exec(f"type {name} = _held[0]", scope)  # it is the user's own code that has this name
+        return scope[name]
+    value = held[0] if held else typing.ForwardRef(name)
+    scope |= {"_make": _ALIAS, "_given": (name, value), "_parameters": parameters}
+    exec("_made = _make(*_given, type_params=_parameters)", scope)
+    return scope["_made"]
 
 
 def _by_name(module: types.ModuleType, name: str) -> tuple[type, Callable[[Any], _Reduced]]:
@@ -267,13 +296,14 @@ def _by_name(module: types.ModuleType, name: str) -> tuple[type, Callable[[Any],
     return type(getattr(module, name)), lambda _: (getattr, (module, name))
 
 
+# From Python 3.12 on.
+_ALIAS: type | None = vars(typing).get("TypeAliasType")
 _REDUCERS: Mapping[type, Callable[[Any], Any]] = {
     type(functools.lru_cache(lambda: None)): _reduce_cache,
     functools.cached_property: _reduce_cached_property,
     typing.NewType: _reduce_new_type,
     typing.ParamSpec: _reduce_param_spec,
     typing.TypeVarTuple: _reduce_type_var_tuple,
-    **({typing.TypeAliasType: _reduce_alias} if sys.version_info >= (3, 12) else {}),
     # dataclasses compares them by identity.
     **dict(_by_name(dataclasses, name) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")),
 }

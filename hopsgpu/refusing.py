@@ -14,6 +14,7 @@ _SESSION = (
     "Ranks have no Spark. Read the data at the driver and give it by data=, or collect it first and"
     " pass the result in args or kwargs"
 )
+_UDF, _UDFS = "UserDefinedFunction", "pyspark.sql.udf"
 # By the name of a class of pyspark, in the order in which they are looked for.
 _OF_SPARK = {
     "SparkSession": _SESSION,
@@ -27,8 +28,7 @@ _OF_SPARK = {
     "Column": "Compute it before the launch and give the DataFrame by data=",
     "Accumulator": "What ranks add to it would be lost. Return the number from the function, or"
     " report it by hopsgpu.context().report()",
-    "UserDefinedFunction": "Ranks have no Spark. Call the Python function that it was made from,"
-    " which is its .func",
+    _UDF: "Ranks have no Spark. Call the Python function that it was made from, which is its .func",
 }
 _OF_JVM = "It lives in the driver's JVM. Collect first what the ranks need of it"
 # By module and name of a class, or of one of its bases.
@@ -57,6 +57,9 @@ class Refused(Exception):
 def refusal_of(value: object) -> tuple[str, str] | None:
     """What a value of Spark is, and what to do instead of sending it; None of what may travel."""
     kind = type(value)
+    if isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == _UDFS:
+        # Made by @udf, around an object of the class.
+        return (_UDF, _OF_SPARK[_UDF]) if hasattr(value, "func") else None
     if not may_be_refused(kind):
         return None
     if _package(kind) == "py4j":

@@ -7,7 +7,7 @@ import io
 import linecache
 import re
 import sysconfig
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -35,7 +35,7 @@ def sources_of(
     if classes and script is not None:
         wanted.setdefault(script)
     elif classes:
-        known = [file for file, entry in linecache.cache.items() if len(entry) > 1][::-1]
+        known = [file for file, entry in list(linecache.cache.items()) if len(entry) > 1][::-1]
         wanted |= dict.fromkeys(
             file for name, cls in classes.items() if (file := _file_of(name, cls, known))
         )
@@ -100,7 +100,7 @@ def _find_classes_in(files: list[str]) -> None:
     inspect.getfile = getfile
 
 
-def _file_of(name: str, cls: type, files: Iterable[str]) -> str | None:
+def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
     """The file in which a class stands: its functions', or one of these that defines such a class.
 
     Args:
@@ -116,8 +116,9 @@ def _file_of(name: str, cls: type, files: Iterable[str]) -> str | None:
         while isinstance(member, FunctionType) and hasattr(member, "__wrapped__"):
             member = member.__wrapped__
         if isinstance(member, FunctionType) and member.__qualname__.startswith(f"{name}."):
+            # Not "<string>", of which dataclasses make theirs.
             file = member.__code__.co_filename
-            if linecache.getlines(file):
+            if file in files:
                 return file
     definition = re.compile(rf"^\s*class\s+{re.escape(name.rpartition('.')[2])}\b", re.MULTILINE)
     for file in files:

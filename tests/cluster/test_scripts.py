@@ -10,12 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import optuna
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import hopsgpu
 
+SPACE = {"x": optuna.distributions.IntDistribution(0, 1)}
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 
 
@@ -42,7 +44,9 @@ def test_what_a_script_defines_is_on_the_nodes(
     with hopsgpu.hold(workers=1, progress="off") as gang:
         with monkeypatch.context() as patch:
             script = as_main("ordinary", tmp_path, patch)
-            failed, values = gang.launch(script.train, args=(script.Config(),)).value
+            # A fork server's socket is not what this is about.
+            given = (script.Config(), script.Argument(), ("forkserver_pool",))
+            failed, values = gang.launch(script.train, args=given).value
             assert (failed, script.not_of_the_driver(values)) == ({}, [])
         with monkeypatch.context() as patch:
             script = as_main("torch_script", tmp_path, patch)
@@ -66,7 +70,7 @@ def test_what_is_sparks_is_refused_before_gpus_are_asked_for(
     frame.select(shifted("id")).collect()
     for function, told in (
         (lambda: spark, "a SparkSession cannot travel to ranks: train_fn="),
-        (lambda: spark.sparkContext, "has one as closure variable 'spark'. Ranks have no Spark."),
+        (lambda: spark.sparkContext, "closure variable 'spark'. Ranks have no Spark."),
         (lambda: frame.count(), "a DataFrame cannot travel"),
         (lambda: frame.id, "closure variable 'frame'"),
         (lambda: counter.add(1), "an Accumulator cannot travel"),
@@ -77,7 +81,7 @@ def test_what_is_sparks_is_refused_before_gpus_are_asked_for(
             lambda train: hopsgpu.launch(train, workers=1, progress="off"),
             lambda train: hopsgpu.submit(train, workers=1, progress="off"),
             lambda train: hopsgpu.search(
-                lambda x: train(), {"x": [1]}, trials=1, max_concurrent=1, progress="off"
+                lambda x: train(), SPACE, trials=1, max_concurrent=1, progress="off"
             ),
         ):
             with pytest.raises(hopsgpu.ConfigError) as error:

@@ -141,6 +141,29 @@ class Missing:
 MISSING = Missing()
 
 
+LOADED: list[int] = []
+
+
+class Argument:
+    """Knows where it is unpickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return loaded, ()
+
+
+def loaded() -> Argument:
+    LOADED.append(os.getpid())
+    return Argument()
+
+
+def number_loaded() -> int:
+    return len(LOADED)
+
+
+class Deep:
+    """Its instances are where nobody sees them but a pickler."""
+
+
 class Counted:
     count = 0
 
@@ -279,6 +302,12 @@ def forkserver_pool() -> None:
     _pool("forkserver")
 
 
+def spawned_processes_load_no_arguments() -> None:
+    assert number_loaded() == 1
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply_async(number_loaded).get(SECONDS) == 0
+
+
 CASES = (
     of_functools,
     of_typing,
@@ -290,6 +319,7 @@ CASES = (
     fork_pool,
     spawn_pool,
     forkserver_pool,
+    spawned_processes_load_no_arguments,
 )
 NAMES = tuple(case.__name__ for case in CASES)
 
@@ -307,7 +337,17 @@ def _failed(cases: typing.Iterable[Callable[[], None]]) -> Iterator[tuple[str, s
             yield case.__name__, traceback.format_exc()
 
 
-def train(config: Config, leave_out: tuple[str, ...] = ()) -> tuple[dict[str, str], list[Any]]:
+def dig(values: list[Any]) -> str:
+    """What a spawned process makes of what is deep in the arguments."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply_async(type, [values[0]["deep"]]).get(SECONDS)
+    assert found is type(values[0]["deep"])
+    return found.__name__
+
+
+def train(
+    config: Config, argument: Argument, leave_out: tuple[str, ...] = ()
+) -> tuple[dict[str, str], list[Any]]:
     """What of the cases fails in a rank, and values of the script's classes."""
     Counted.count += 1
     return failures(leave_out), [
@@ -332,5 +372,7 @@ def not_of_the_driver(values: list[Any]) -> list[str]:
 if __name__ == "__main__":
     from tests.unit.script_ranks import drive
 
-    failed, returned = drive(train, Config())
-    print(json.dumps({"failed": failed, "not of the driver": not_of_the_driver(returned)}))
+    deep = drive(dig, [{"deep": Deep()}], hidden=False)
+    failed, returned = drive(train, Config(), Argument())
+    told = {"failed": failed, "not of the driver": not_of_the_driver(returned), "deep": deep}
+    print(json.dumps(told))

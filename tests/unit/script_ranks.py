@@ -20,13 +20,16 @@ ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
 
 
-def drive(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def drive(function: Callable[..., Any], *args: Any, hidden: bool = True) -> Any:
     """The value that a function has in a rank, which is a fresh interpreter.
 
-    Where `HIDDEN` is set, the running script is removed first: nodes have no scripts.
+    Args:
+        function: of the running script.
+        *args: for it.
+        hidden: whether the script is removed first, where `HIDDEN` is set: nodes have no scripts.
     """
-    call = pickle_call(function, args, kwargs)
-    if "HIDDEN" in os.environ:
+    call = pickle_call(function, args, {})
+    if hidden and "HIDDEN" in os.environ:
         Path(sys.modules["__main__"].__file__ or "").unlink()
     return run(call)
 
@@ -40,7 +43,7 @@ def run(call: bytes) -> Any:
         ran = subprocess.run(
             [sys.executable, "-m", "hopsgpu.worker.rank", name, str(os.getpid())],
             cwd=directory / rank.WORK,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={"PYTHONPATH": str(ROOT), **os.environ},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
