@@ -73,7 +73,9 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
 
 
 def _environment(spec: GangSpec, cores: int) -> Mapping[str, str]:
-    return {"OMP_NUM_THREADS": str(cores), **spec.env_vars}
+    # The second is what n_jobs=-1 of joblib and scikit-learn comes to: else all cores of the node.
+    threads = {"OMP_NUM_THREADS": str(cores), "LOKY_MAX_CPU_COUNT": str(cores)}
+    return {**threads, **spec.env_vars}
 
 
 def _paths(
