@@ -70,7 +70,7 @@ def train(epochs: int, loader_workers: int = 2) -> dict[str, Any]:
     layers = torch.nn.Conv2d(1, 8, 3), torch.nn.ReLU(), torch.nn.AdaptiveMaxPool2d(4)
     model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(8 * 16, 2)).to(device)
     model = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     loader = DataLoader(
         Pictures(gang.data.to_arrow()),
         batch_size=32,
@@ -96,7 +96,7 @@ def train(epochs: int, loader_workers: int = 2) -> dict[str, Any]:
 def main() -> None:
     spark = hopsgpu.session("images")
     frame = spark.range(512).mapInPandas(pictures, "png binary, label long")
-    result = hopsgpu.launch(train, kwargs={"epochs": 4}, workers=WORKERS, data=frame)
+    result = hopsgpu.launch(train, kwargs={"epochs": 6}, workers=WORKERS, data=frame)
     spark.stop()
     print(f"loss {result.value['losses'][0]:.4f} -> {result.value['losses'][-1]:.4f}")
 
