@@ -108,6 +108,8 @@ def test_images_of_parquet_by_a_dataloaders_workers(
     spark: SparkSession, gang: hopsgpu.Gang, example: Example
 ) -> None:
     images = example("images_from_parquet")
+    # To Spark's own tasks nothing travels by itself.
+    spark.sparkContext.addPyFile(str(EXAMPLES / "images_from_parquet.py"))
     frame = spark.range(512).mapInPandas(images.pictures, "png binary, label long")
     result = gang.launch(images.train, kwargs={"epochs": 6}, data=frame)
     assert [value["rows"] for value in result.values] == [256, 256]
