@@ -3,6 +3,7 @@
 One rank with as many GPUs as are wanted: `fit` shares each batch among them. Several ranks take
 another loop (examples/tensorflow_workers.py) or Keras 2 (docs/tensorflow.md).
 
+    pip install hopsgpu tensorflow
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/keras_tf_data.py
 """
