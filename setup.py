@@ -25,7 +25,7 @@ RUNTIME = [
 DEMO = ["torch>=2.6", "scikit-learn>=1.4", "fsspec>=2024.2"]
 # What examples/lake_pipeline.py scores with (Spark's mapInArrow wants pandas) and draws with.
 PIPELINE = ["pandas>=2.2,<3", "matplotlib>=3.8"]
-# What the other examples train with, and `make soak` with it. Where XGBoost is to use GPUs: xgboost.
+# What the other examples, and `make soak`, train with. XGBoost on GPUs is the package xgboost.
 LIBRARIES = [
     *DEMO,
     "accelerate>=1.10",

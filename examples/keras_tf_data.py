@@ -43,9 +43,7 @@ def train(epochs: int) -> dict[str, list[float]]:
         model = keras.Sequential([keras.Input((2,)), *layers])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"])
-    report = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: gang.report(epoch, **logs)
-    )
+    report = keras.callbacks.LambdaCallback(on_epoch_end=lambda n, logs: gang.report(n, **logs))
     stop = keras.callbacks.EarlyStopping("val_loss", patience=3)
     fitted = model.fit(
         training, validation_data=testing, epochs=epochs, callbacks=[report, stop], verbose=0
