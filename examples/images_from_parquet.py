@@ -28,12 +28,10 @@ def pictures(numbers: Iterator[Any]) -> Iterator[Any]:
         rows = []
         for number in batch["id"]:
             draw, label = random.Random(int(number)), int(number) % 2
-            image = Image.new("L", (SIDE, SIDE), draw.randrange(60))
-            at = draw.randrange(2, SIDE - 4)
+            image, at = Image.new("L", (SIDE, SIDE), draw.randrange(60)), draw.randrange(2, 12)
             bar = (at, 1, at + 2, SIDE - 2) if label else (1, at, SIDE - 2, at + 2)
             ImageDraw.Draw(image).rectangle(bar, fill=draw.randrange(120, 256))
-            file = io.BytesIO()
-            image.save(file, "PNG")
+            image.save(file := io.BytesIO(), "PNG")
             rows.append((file.getvalue(), label))
         yield pd.DataFrame(rows, columns=["png", "label"])
 
@@ -53,12 +51,11 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
         image = Image.open(io.BytesIO(self.png[row].as_py()))
         pixels = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
-        if torch.rand(()) < 0.5:  # augmented: both kinds of bars stay what they are
-            pixels = pixels.flip(0, 1)
-        return pixels[None], self.label[row].as_py()
+        flipped = pixels.flip(0) if torch.rand(()) < 0.5 else pixels  # augmented
+        return flipped[None], self.label[row].as_py()
 
 
-def train(epochs: int, loader_workers: int = 2) -> dict[str, Any]:
+def train(epochs: int) -> dict[str, Any]:
     """The loss of each epoch, and the weights' sum."""
     import torch.distributed as dist
 
@@ -75,8 +72,8 @@ def train(epochs: int, loader_workers: int = 2) -> dict[str, Any]:
         Pictures(gang.data.to_arrow()),
         batch_size=32,
         shuffle=True,
-        num_workers=loader_workers,
-        persistent_workers=loader_workers > 0,
+        num_workers=2,
+        persistent_workers=True,
         pin_memory=cuda,
     )
     losses = []
@@ -86,8 +83,8 @@ def train(epochs: int, loader_workers: int = 2) -> dict[str, Any]:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+        gang.report(epoch, loss=loss)
         losses.append(loss.item())
-        gang.report(epoch, loss=losses[-1])
     weights = float(sum(p.detach().double().abs().sum() for p in model.parameters()))
     dist.destroy_process_group()
     return {"losses": losses, "weights": weights, "rows": len(loader.dataset)}
