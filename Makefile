@@ -12,7 +12,7 @@ SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
 SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
 LONGEST := $(addprefix tests/cluster/test_,lease.py submit.py ranks.py launch.py)
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
-SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py nodes.py gpus.py)
+SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
 
 .PHONY: help install demo test unit soak bench check docs python java clean
 
@@ -65,7 +65,7 @@ test: java $(VENV)/.installed-dev
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit
 
-soak: java $(VENV)/.installed-dev
+soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
 	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
 	  $(filter-out $(SOAK_LONGEST),$(wildcard tests/soak/test_*.py))
 

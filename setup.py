@@ -25,6 +25,16 @@ RUNTIME = [
 DEMO = ["torch>=2.6", "scikit-learn>=1.4", "fsspec>=2024.2"]
 # What examples/lake_pipeline.py scores with (Spark's mapInArrow wants pandas) and draws with.
 PIPELINE = ["pandas>=2.2,<3", "matplotlib>=3.8"]
+# What the other examples, and `make soak`, train with. XGBoost on GPUs is the package xgboost.
+LIBRARIES = [
+    *DEMO,
+    "accelerate>=1.10",
+    "lightning>=2.6",
+    "pandas>=2.2,<3",
+    "pillow>=10",
+    "transformers>=5",
+    "xgboost-cpu>=3",
+]
 TEST = ["pytest>=8", "pytest-timeout>=2.3", "pytest-xdist>=3.7"]
 # The other frameworks that examples and tests train with.
 FRAMEWORKS = ["tensorflow-cpu>=2.21", "jax>=0.10"]
@@ -69,6 +79,7 @@ setup(
         "conda": CONDA,
         "demo": DEMO,
         "pipeline": PIPELINE,
+        "libraries": LIBRARIES,
         "dev": DEV,
         "bench": BENCH,
         "check": CHECK,

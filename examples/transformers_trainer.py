@@ -43,6 +43,7 @@ def train(epochs: int) -> dict[str, float]:
     from hopsgpu.frameworks.transformers import gang_callback
 
     gang = hopsgpu.context()
+    callbacks = [gang_callback(gang)]  # metrics to the driver, checkpoints to the lake
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -66,7 +67,7 @@ def train(epochs: int) -> dict[str, float]:
         train_dataset=sentences(512, seed=0),
         eval_dataset=sentences(128, seed=1),
         compute_metrics=lambda p: {"accuracy": float(np.mean(p[0].argmax(-1) == p[1]))},
-        callbacks=[gang_callback(gang)],  # metrics to the driver, checkpoints to the lake
+        callbacks=callbacks,
     )
     found = gang.latest_checkpoint(all_ranks=True)  # of an earlier attempt, or of resume=
     trainer.train(resume_from_checkpoint=found)

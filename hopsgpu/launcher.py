@@ -94,8 +94,8 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
             requirements file, of a directory (modules, or a virtual or conda environment) or of
             a packed archive; or the name of a conda environment. It is made before GPUs are asked
             for, kept on the lake for the next launch, and unpacked once on each node.
-        env_vars: environment variables of every rank; `OMP_NUM_THREADS`, by default the rank's
-            cores, may be among them.
+        env_vars: environment variables of every rank; `OMP_NUM_THREADS` and `LOKY_MAX_CPU_COUNT`,
+            by default the rank's cores, may be among them.
         progress: "rich" for a live display, in a notebook's cell or in the terminal; "lines" for
             plain lines; None for the one that fits; "off" for nothing; or a callable that is given
             a RunStatus at each change.

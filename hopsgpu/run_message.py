@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.call import Call
-from hopsgpu.frameworks import Restarts, environment
+from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import WORKER, RankPlace, World
 from hopsgpu.meeting import Meeting
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
@@ -20,6 +23,7 @@ import hopsgpu
 from hopsgpu import arguments, cluster
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BACK_SECONDS = 10.0
 CONTAINERS_ENV = "yarn.nodemanager.admin-env"
 
@@ -125,3 +129,18 @@ def gpus_back(manager: ResourceManager) -> Iterator[Callable[[], int]]:
     before = manager.gpus()[0]
     yield lambda: manager.gpus()[0]
     assert gpus_become(manager, before), f"{manager.gpus()} GPUs in use, {before} before"
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    """Imports an example by name; it travels to the ranks as a module beside a script does."""
+
+    def load(name: str) -> ModuleType:
+        spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
+        assert spec is not None and spec.loader is not None
+        module = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        return module
+
+    return load

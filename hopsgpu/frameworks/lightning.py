@@ -37,8 +37,8 @@ def environment(world: World) -> dict[str, str]:
 def gang_callback(gang: Gang) -> Any:
     """A Callback: metrics to the driver at each epoch's end, and each checkpoint to the lake.
 
-    Go on with `trainer.fit(..., ckpt_path=gang.latest_checkpoint())`. Sharded checkpoints of FSDP
-    are not brought.
+    Go on with `trainer.fit(..., ckpt_path=gang.latest_checkpoint())`. Checkpoints of weights alone
+    and FSDP's sharded ones are not brought.
 
     Args:
         gang: `hopsgpu.context()`.
@@ -74,7 +74,9 @@ def _to_the_lake(package: str, gang: Gang) -> Any:
 
         def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
             self._own.save_checkpoint(checkpoint, path, storage_options)
-            gang.save_checkpoint(Path(path), checkpoint["global_step"])
+            # One of weights alone is a model: no training goes on from it.
+            if "optimizer_states" in checkpoint:
+                gang.save_checkpoint(Path(path), checkpoint["global_step"])
 
         def load_checkpoint(self, *args: Any, **kwargs: Any) -> Any:
             return self._own.load_checkpoint(*args, **kwargs)

@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.cluster.test_launch import quiet
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
-    """Imports an example by name; it travels to the ranks as a module beside a script does."""
-
-    def load(name: str) -> ModuleType:
-        spec = spec_from_file_location(name, EXAMPLES / f"{name}.py")
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
 
 
 def test_tensorflow_workers(

@@ -276,6 +276,33 @@ def test_a_rank_that_fails_to_import_never_runs(gang: Gang) -> None:
     gang.run(functools.partial(print, Broken()))
     assert "no such module" in gang.wait_for("ended")["outcome"]["error"]
     assert not [m for m in gang.seen if m.kind == "entered"]
+def uses_cpu() -> str | None:
+    return os.environ.get("ACCELERATE_USE_CPU")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "name", "given", "told"),
+    [
+        ((), "", {}, "true"),
+        (("GPU-1",), "Simulated GPU", {}, "true"),
+        (("GPU-1",), "NVIDIA A100", {}, None),
+        ((), "", {"ACCELERATE_USE_CPU": "false"}, "false"),
+    ],
+)
+def test_accelerate_is_told_of_ranks_without_a_real_gpu(
+    gang: Gang,
+    tmp_path: Path,
+    gpus: tuple[str, ...],
+    name: str,
+    given: dict[str, str],
+    told: str | None,
+) -> None:
+    """It goes by what the discovery script gave out, and by the user's own value first."""
+    gpu = {"name": name, "driver": "", "state": "healthy", "reason": ""}
+    found = {"gpus": [{**gpu, "address": address} for address in gpus], "isolated": False}
+    (tmp_path / "container" / GIVEN_OUT).write_text(json.dumps(found))
+    gang.run(uses_cpu, gpus=gpus, **given)
+    assert pickle.loads(gang.wait_for("ended").payload) == told
 
 
 def fails_in_user_code() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from hopsgpu.call import Call
 from hopsgpu.errors import ConfigError
-from hopsgpu.frameworks import Restarts, environment
+from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import Avoid, Container, assign_ranks
 from hopsgpu.meeting import Meeting, Unmet, meet
 from hopsgpu.stores.lake import Lake

@@ -1,0 +1,138 @@
+"""How ranks find XGBoost's tracker; XGBoost itself is a stand-in here, and real in the soak."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hopsgpu.frameworks import xgboost
+from hopsgpu.frameworks.reporting import numbers
+from hopsgpu.worker.addresses import held_ports
+
+WHERE = {"dmlc_tracker_uri": "127.0.0.1", "dmlc_tracker_port": 5}
+
+
+@pytest.fixture
+def address() -> Iterator[tuple[str, int]]:
+    """As an agent holds it for rank 0."""
+    with held_ports(1, "127.0.0.1") as held:
+        yield "127.0.0.1", held.ports[0]
+
+
+def test_all_ranks_are_told_whoever_else_comes(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgboost, "_STRANGER_SECONDS", 0.1)
+    with ThreadPoolExecutor() as pool:
+        others = [pool.submit(xgboost._told, address, rank) for rank in (1, 2)]
+        serving = pool.submit(xgboost._tell, address, WHERE, 4)
+        for _ in range(2):
+            silent = _connected(address)
+            with _connected(address) as brief:
+                brief.sendall(b"\1")
+        others.append(pool.submit(xgboost._told, address, 3))
+        assert [other.result(30) for other in others] == [WHERE] * 3
+        serving.result(30)
+        silent.close()
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    while True:
+        try:
+            return socket.create_connection(address)
+        except ConnectionRefusedError:
+            threading.Event().wait(0.01)
+
+
+def test_who_waits_too_long_says_for_whom(
+    address: tuple[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgboost, "_SECONDS", 0.2)
+    with pytest.raises(TimeoutError, match="rank 0 has not called communicator"):
+        xgboost._told(address, 1)
+    with pytest.raises(TimeoutError, match=r"ranks \[1, 2\] have not called communicator"):
+        xgboost._tell(address, WHERE, 3)
+
+
+class Standins:
+    """XGBoost's two modules, and what was asked of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        monkeypatch.setitem(sys.modules, "xgboost.tracker", SimpleNamespace(RabitTracker=self))
+        collective = SimpleNamespace(
+            CommunicatorContext=lambda **given: SimpleNamespace(args=given),
+            init=lambda **given: self.said.append(f"init {given['dmlc_task_id']}"),
+            finalize=lambda: self.said.append("finalize"),
+        )
+        monkeypatch.setitem(sys.modules, "xgboost.collective", collective)
+
+    def __call__(self, **given: Any) -> Standins:
+        assert given == {"n_workers": 12, "host_ip": "127.0.0.1", "sortby": "task"}
+        return self
+
+    def start(self) -> None:
+        self.said.append("start")
+
+    def worker_args(self) -> dict[str, Any]:
+        return WHERE
+
+    def wait_for(self) -> None:
+        self.said.append("wait")
+
+    def free(self) -> None:
+        self.said.append("free")
+
+
+@pytest.fixture
+def standins(monkeypatch: pytest.MonkeyPatch, address: tuple[str, int]) -> Iterator[Standins]:
+    """For rank 0 of twelve, of which the others are there."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "12")
+    monkeypatch.setenv("HOPSGPU_COORDINATOR", f"{address[0]}:{address[1]}")
+    with ThreadPoolExecutor(11) as pool:
+        others = [pool.submit(xgboost._told, address, rank) for rank in range(1, 12)]
+        yield Standins(monkeypatch)
+        assert [other.result(30) for other in others] == [WHERE] * 11
+
+
+def test_the_tracker_outlives_the_last_rank(standins: Standins) -> None:
+    with xgboost.communicator():
+        # Its tasks are sorted as text: 10 comes after 09.
+        assert standins.said == ["start", "init 00"]
+    assert standins.said[2:] == ["finalize", "wait", "free"]
+
+
+def test_a_failure_is_told_before_the_others_lose_their_connections(standins: Standins) -> None:
+    with pytest.raises(LookupError), xgboost.communicator():
+        raise LookupError
+    assert standins.said[2:] == ["free"]
+
+
+def test_a_rank_that_is_alone_needs_no_tracker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    with xgboost.communicator():
+        pass
+
+
+def test_callbacks_report_what_is_a_number() -> None:
+    measured = {
+        "loss": np.float32(0.5),
+        "step": 3,
+        "scalar": np.array(2.0),
+        "table": np.zeros(2),
+        "name": "1.5",
+        "none": None,
+        "by_class": {"a": 1.0},
+    }
+    assert numbers(measured) == {"loss": 0.5, "step": 3.0, "scalar": 2.0}
+    assert numbers(None) == {}
