@@ -6,6 +6,8 @@ as it is, without a traceback of ours.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 
@@ -18,6 +20,20 @@ class HopsGpuError(Exception):
     """
 
     result: Any = None
+
+    @property
+    def _render_traceback_(self) -> Callable[[], list[str]]:
+        """What IPython asks an exception for, to show it: here lines of the cell and the message.
+
+        Raises:
+            AttributeError: hopsgpu's own frames are to be shown; IPython does that itself.
+        """
+        # It imports this module.
+        from hopsgpu import frames
+
+        if frames.shows_all():
+            raise AttributeError("_render_traceback_")
+        return functools.partial(frames.in_notebook, self)
 
 
 class ConfigError(HopsGpuError):

@@ -16,15 +16,16 @@ from typing import Any
 
 from hopsgpu.arguments import HeldArguments, launch_on
 from hopsgpu.background import Background
+from hopsgpu.boundary import public
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.execution import execute, request_of, state_of_failure
 from hopsgpu.gang import Avoid, GangState
-from hopsgpu.interrupts import check_call, interrupts_noted, wait_for
+from hopsgpu.interrupts import check_call, interruption, interrupts_noted, wait_for
 from hopsgpu.planning import new_run_id, plan_on
 from hopsgpu.preparing import python_of
 from hopsgpu.python_env.value import PythonEnv
 from hopsgpu.results import GangResult
-from hopsgpu.run import Board, Run
+from hopsgpu.run import KEPT, Board, Run
 from hopsgpu.spark.granted import Lease, Leasing, Owner
 from hopsgpu.spark.request import Request
 from hopsgpu.spark.threads import start_daemon
@@ -253,12 +254,11 @@ class Gang:
         # Once it is on the lake, for all launches.
         self._python_env: PythonEnv | None = None
         self._background = Background(f"hopsgpu-{given.spec.name}-records")
-        self._keeper = Keeper(
-            given.application.lease,
-            given.idle_timeout,
-            lambda: self._request(self._board(), threading.Event()),
-        )
+        # On which the gang has written last what it did by itself.
+        self._own: Board | None = None
+        self._keeper = Keeper(given.application.lease, given.idle_timeout, self._own_request)
 
+    @public
     def __enter__(self) -> Gang:
         board, cancelled = self._board(), threading.Event()
 
@@ -279,12 +279,13 @@ class Gang:
             with interrupts_noted() as interrupted:
                 wait_for(Run(board, cancelled, acquire, self._keeper.put), interrupted)
             if interrupted.is_set():
-                raise KeyboardInterrupt
+                raise interruption(f"{board.run_id} was cancelled once it was whole")
         except BaseException:
             self._close()
             raise
         return self
 
+    @public
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -292,16 +293,21 @@ class Gang:
         trace: TracebackType | None,
     ) -> None:
         self._close()
+        if isinstance(error, KeyboardInterrupt):
+            # That the gang keeps them is true no longer.
+            said = str(error).partition(f", and {KEPT}")[0]
+            error.args = ("; ".join(filter(None, (said, self._how_closed))),)
 
     def _close(self) -> None:
         with interrupts_noted() as interrupted:
             self._keeper.close()
             self._background.flush(_KEEP_SECONDS)
         for problem in self._background.problems():
-            warnings.warn(problem, stacklevel=3)
+            warnings.warn(problem, stacklevel=4)
         if interrupted.is_set():
-            raise KeyboardInterrupt
+            raise interruption(self._how_closed)
 
+    @public
     def launch(self, *args: Any, **kwargs: Any) -> GangResult:
         """Trains on the held gang, as `hopsgpu.launch`, and keeps the GPUs.
 
@@ -346,8 +352,17 @@ class Gang:
             )
             result = wait_for(Run(board, cancelled, work, start), interrupted)
         if interrupted.is_set():
-            raise KeyboardInterrupt
+            raise interruption(f"{run_id} had ended well, and {board.held}")
         return result
+
+    @property
+    def _how_closed(self) -> str:
+        held = "it held nothing" if self._own is None else self._own.held
+        return f"the gang was closed, and {held}"
+
+    def _own_request(self) -> Request:
+        self._own = self._board()
+        return self._request(self._own, threading.Event())
 
     def _board(self) -> Board:
         plan = self._plan

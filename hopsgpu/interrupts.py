@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
+from hopsgpu import frames
+from hopsgpu.boundary import CallError, public
 from hopsgpu.run import Handle, Run
 
 P = ParamSpec("P")
@@ -59,11 +61,41 @@ def wait_for(run: Handle[R], interrupted: threading.Event) -> R:
     # In slices, because Python runs a signal's handler only between two of them.
     while not run.wait(_SLICE_SECONDS):
         if interrupted.is_set():
-            run.cancel()
-            run.wait()
+            raise cancelled_by_interrupt(run)
     if interrupted.is_set():
-        raise KeyboardInterrupt
+        raise interruption(run.end)
     return run.result()
+
+
+def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
+    """Cancels a run and waits for its end; what is to be raised then.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed again.
+    """
+    run.cancel()
+    try:
+        while not run.wait(_SLICE_SECONDS):
+            pass
+    except KeyboardInterrupt:
+        raise interruption(
+            f"{run.run_id} is being cancelled; this was interrupted again before it was seen that"
+            " what it held is back"
+        ) from None
+    return interruption(run.end)
+
+
+def interruption(words: str) -> KeyboardInterrupt:
+    """What Ctrl-C raises; a notebook shows it in a line.
+
+    Args:
+        words: what has become of what was interrupted.
+    """
+    raised = KeyboardInterrupt(words)
+    if not frames.shows_all():
+        # Of this very class, or Python would not end as who is interrupted ends.
+        vars(raised)["_render_traceback_"] = functools.partial(frames.in_words, raised)
+    return raised
 
 
 def takes(
@@ -76,14 +108,16 @@ def takes(
     signature = inspect.signature(checked)
 
     def decorate(function: Callable[[A, threading.Event], R]) -> Callable[P, R]:
+        @public
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             check_call(function.__name__, signature, args, kwargs)
             with interrupts_noted() as interrupted:
                 result = function(checked(*args, **kwargs), interrupted)
+                if interrupted.is_set() and isinstance(result, Run):
+                    # Its handle is lost with this.
+                    raise cancelled_by_interrupt(result)
             if interrupted.is_set():
-                if isinstance(result, Run):  # its handle is lost with this
-                    result.cancel()
                 raise KeyboardInterrupt
             return result
 
@@ -116,7 +150,7 @@ def check_call(
             if given not in known:
                 like = difflib.get_close_matches(given, known, n=1)
                 meant = f": did you mean {like[0]!r}?" if like else f"; it has {', '.join(known)}"
-                raise TypeError(
+                raise CallError(
                     f"{name}() got an unexpected keyword argument {given!r}{meant}"
                 ) from None
-        raise TypeError(f"{name}() {error}") from None
+        raise CallError(f"{name}() {error}") from None

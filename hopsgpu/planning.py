@@ -11,6 +11,7 @@ from dataclasses import replace
 from hopsgpu.arguments import Arguments
 from hopsgpu.data.given import Datasets
 from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.frames import inherited
 from hopsgpu.spark.site import Site
 from hopsgpu.spec import GangSpec, LaunchPlan
 from hopsgpu.stores.checkpoints import Checkpoints, complete
@@ -73,7 +74,7 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
 
 
 def _environment(spec: GangSpec, cores: int) -> Mapping[str, str]:
-    return {"OMP_NUM_THREADS": str(cores), **spec.env_vars}
+    return {"OMP_NUM_THREADS": str(cores), **inherited(), **spec.env_vars}
 
 
 def _paths(

@@ -6,16 +6,20 @@ import dataclasses
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 
-from hopsgpu.errors import HopsGpuError
+from hopsgpu.boundary import public
+from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.gang import GangState, may_follow
 from hopsgpu.progress import Progress
 from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
 
 R = TypeVar("R")
 
+# What becomes of them where the run's gang is held.
+KEPT = "the gang keeps"
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
 
 
@@ -42,6 +46,7 @@ class Board:
         self._timeline = Timeline(requested=time.time())
         self._began = time.monotonic()
         self._took: float | None = None
+        self._passed: set[GangState] = set()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
         """Notes a state, or the same one again with other hosts or another reason to wait."""
@@ -52,6 +57,7 @@ class Board:
                 if self._state is GangState.PUBLISHING:
                     self._uploaded = time.time()
                 self._state = state
+                self._passed.add(state)
             self._why = why
             if state in _WITH_HOSTS:
                 self._hosts = tuple(hosts)
@@ -130,6 +136,12 @@ class Board:
                 gpu_seconds=self._seconds(time.time()),
             )
 
+    @property
+    def held(self) -> str:
+        """What has become of what the run held, in words; to be asked at its end."""
+        with self._lock:
+            return become_of(self._passed, self._timeline, self._gpus)
+
     def _seconds(self, now: float) -> GpuSeconds:
         return gpu_seconds(
             self._timeline,
@@ -178,12 +190,38 @@ def gpu_seconds(
     return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
 
 
+def become_of(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
+    """What has become of the executors of a run that has ended, in words.
+
+    Args:
+        passed: the states that it came through.
+        timeline: of the run.
+        gpus: of each executor.
+    """
+    what = "GPUs" if gpus else "executors"
+    if GangState.RELEASING in passed:
+        if timeline.released is None:
+            return f"it could not be confirmed that its {what} are back: `hopsgpu gpus` shows them"
+        return f"its {what} are back"
+    if GangState.KEEPING in passed:
+        return f"{KEPT} its {what}"
+    return f"it held no {what}"
+
+
 class Named(Protocol):
     """What has a run's id."""
 
     @property
     def run_id(self) -> str:
         """Names the run and its directory on the lake."""
+
+
+class Noted(Named, Protocol):
+    """On which a run writes how it stands."""
+
+    @property
+    def held(self) -> str:
+        """What has become of what the run held, in words; to be asked at its end."""
 
 
 class Handle(Generic[R]):
@@ -198,7 +236,7 @@ class Handle(Generic[R]):
 
     def __init__(
         self,
-        board: Named,
+        board: Noted,
         cancelled: threading.Event,
         work: Callable[[], R],
         start_thread: Callable[[Callable[[], None]], None],
@@ -209,6 +247,7 @@ class Handle(Generic[R]):
         self._finished = threading.Event()
         self._result: R | None = None
         self._error: BaseException | None = None
+        self._trace: TracebackType | None = None
         start_thread(self._body)
 
     @property
@@ -224,6 +263,16 @@ class Handle(Generic[R]):
         """Ends the run at whatever state it is; its executors go back. Returns at once."""
         self._cancelled.set()
 
+    @property
+    def end(self) -> str:
+        """How it ended, in a line; to be asked once it has."""
+        if isinstance(self._error, Cancelled):
+            how = "was cancelled"
+        else:
+            how = "had ended well" if self._error is None else "had failed"
+        return f"{self.run_id} {how}, and {self._board.held}"
+
+    @public
     def result(self) -> R:
         """Waits for the end and gives the result.
 
@@ -232,7 +281,8 @@ class Handle(Generic[R]):
         """
         self._finished.wait()
         if self._error is not None:
-            raise self._error
+            # Asked again, it does not show where it was asked before.
+            raise self._error.with_traceback(self._trace)
         assert self._result is not None
         return self._result
 
@@ -242,7 +292,7 @@ class Handle(Generic[R]):
         except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
             # Connections to the lake among its frames' locals would last until a collection.
             traceback.clear_frames(error.__traceback__)
-            self._error = error
+            self._error, self._trace = error, error.__traceback__
         finally:
             self._finished.set()
 

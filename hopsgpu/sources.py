@@ -5,7 +5,8 @@ from __future__ import annotations
 import linecache
 import re
 
-_FRAME = re.compile(r'  File "(.+)", line (\d+), in .+')
+# As Python's own tracebacks have it, and as faulthandler does.
+_FRAME = re.compile(r'  File "(.+)", line (\d+),? in .+')
 
 
 def with_sources(traceback: str) -> str:
@@ -15,7 +16,7 @@ def with_sources(traceback: str) -> str:
     cells too: IPython has `linecache` know them.
 
     Args:
-        traceback: as Python's module of that name formats it.
+        traceback: as Python's module of that name formats it, or as faulthandler does.
     """
     lines = traceback.splitlines()
     shown = []

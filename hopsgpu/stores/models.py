@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.boundary import public
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.stores import publication, tags
 from hopsgpu.stores.lake import Lake
@@ -41,6 +42,7 @@ class ModelStore:
         ConfigError: another URL.
     """
 
+    @public
     def __init__(self, url: str) -> None:
         if not isinstance(url, str):
             raise ConfigError(f"ModelStore({url!r}): a URL is wanted, as hdfs:///user/ann/models")
@@ -49,6 +51,7 @@ class ModelStore:
     def __repr__(self) -> str:
         return f"ModelStore({self._root.url!r})"
 
+    @public
     def publish(
         self,
         local_dir: str | Path,
@@ -96,6 +99,7 @@ class ModelStore:
                 error.add_note(f"what was uploaded goes with a later publish: {problem}")
             raise
 
+    @public
     def list(self) -> tuple[str, ...]:
         """Names of the models that have a version, sorted."""
         # What others put there is passed over: files, names that no model can have, and
@@ -116,6 +120,7 @@ class ModelStore:
             found = list(pool.map(has_version, names))
         return tuple(name for name, listed in zip(names, found, strict=True) if listed)
 
+    @public
     def versions(self, name: str) -> tuple[ModelVersion, ...]:
         """All versions of a model, oldest first; none where there is no such model.
 
@@ -131,6 +136,7 @@ class ModelStore:
             if there
         )
 
+    @public
     def get(self, name: str, version: int | str = LATEST) -> ModelVersion:
         """One version of a model.
 
@@ -151,6 +157,7 @@ class ModelStore:
             raise self._unknown(home, version)
         return self._version(home, number)
 
+    @public
     def tag(self, name: str, version: int | str, tag: str) -> None:
         """Has a tag lead to a version, wherever it led before.
 
@@ -166,6 +173,7 @@ class ModelStore:
         wanted = tag_name(tag)
         tags.put_tag(self._home(name), wanted, self.get(name, version).version)
 
+    @public
     def untag(self, name: str, tag: str) -> None:
         """Removes a tag; the version stays.
 
@@ -177,10 +185,12 @@ class ModelStore:
         if not tags.drop_tag(home, wanted):
             raise self._unknown(home, wanted)
 
+    @public
     def tags(self, name: str) -> dict[str, int]:
         """All tags of a model, with the numbers of the versions that they lead to."""
         return tags.read_tags(self._home(name))
 
+    @public
     def delete(self, name: str, version: int | str) -> None:
         """Removes a version; its number is never used again.
 

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from hopsgpu import html
+from hopsgpu.boundary import public
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.stores import manifest
 from hopsgpu.stores.digests import Facts
@@ -63,6 +64,7 @@ class ModelVersion:
         return html.box(html.title(self.name, f"version {self.version}", self.url))
 
     @property
+    @public
     def manifest(self) -> dict[str, Any]:
         """What was said of it when it was published: `hopsgpu.stores.manifest` has the schema.
 
@@ -76,6 +78,7 @@ class ModelVersion:
         return copied
 
     @property
+    @public
     def files(self) -> dict[str, Facts]:
         """Sizes and digests of its files, by path."""
         return dict(self._manifest.files)
@@ -89,6 +92,7 @@ class ModelVersion:
         with _deletion_told(Lake(self.url)):
             return manifest.parse(file.read(), file.url)
 
+    @public
     def download(self, dst: str | Path) -> Path:
         """Copies the version's files into a local directory, which is made.
 
@@ -129,6 +133,7 @@ class ModelVersion:
             shutil.rmtree(draft, ignore_errors=True)
         return target
 
+    @public
     def verify(self) -> None:
         """Reads all files, and compares them with the manifest, which is read anew.
 
@@ -140,6 +145,7 @@ class ModelVersion:
         with _deletion_told(Lake(self.url)):
             check_files(files, Lake(self.url))
 
+    @public
     def open(self, path: str | PurePosixPath) -> BinaryIO:
         """One file of the version, for reading bytes; to be closed, as by `with`.
 

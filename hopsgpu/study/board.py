@@ -13,6 +13,7 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.gang import GangState, may_follow
 from hopsgpu.progress import ShieldedSearch
 from hopsgpu.results import GpuSeconds, Timeline
+from hopsgpu.run import become_of
 from hopsgpu.study.placing import Terms
 from hopsgpu.study.tally import Tally
 from hopsgpu.trials import COMPLETE, FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport
@@ -73,6 +74,7 @@ class SearchBoard:
         self._counts = {COMPLETE: 0, PRUNED: 0, FAILED: 0}
         self._best: Best | None = None
         self._curve: list[tuple[int, float]] = []
+        self._passed: set[GangState] = set()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
         """Notes a state, or the same one again with another reason to wait."""
@@ -81,6 +83,7 @@ class SearchBoard:
                 if not may_follow(self._state, state):
                     raise HopsGpuError(f"a search cannot go from {self._state} to {state}")
                 self._state = state
+                self._passed.add(state)
             self._why = why
             if state.is_terminal:
                 self._took = time.monotonic() - self._began
@@ -199,6 +202,12 @@ class SearchBoard:
                 curve=tuple(self._curve),
                 moments=tuple(self._tally.moments),
             )
+
+    @property
+    def held(self) -> str:
+        """What has become of what the search held, in words; to be asked at its end."""
+        with self._lock:
+            return become_of(self._passed, self._timeline, self._gpus)
 
     @property
     def best(self) -> Best | None:

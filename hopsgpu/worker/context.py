@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
+from hopsgpu.boundary import public
 from hopsgpu.errors import ConfigError
 from hopsgpu.stores import restoring
 from hopsgpu.stores.checkpoints import Checkpoints, files_of
@@ -85,6 +86,7 @@ class Context:
         return cls(**{**fields, "gpus": tuple(fields["gpus"]), **given})
 
     @property
+    @public
     def data(self) -> RankData | dict[str, RankData] | None:
         """This rank's rows of the launch's data: a RankData, or one by name of a dict.
 
@@ -98,6 +100,7 @@ class Context:
         file = os.environ.get(VARIABLE)
         return None if file is None else _opened(file, self.disk_sharers)
 
+    @public
     def report(self, /, step: int, **metrics: SupportsFloat) -> None:
         """Has the driver know of metrics at a step, and keeps them in the run's directory.
 
@@ -130,6 +133,7 @@ class Context:
         file = os.environ.get(VARIABLE)
         return file is not None and self.trial is not None and is_to_end(_directory(file))
 
+    @public
     def save_checkpoint(
         self,
         path: str | Path,
@@ -172,6 +176,7 @@ class Context:
         else:
             Saves(Path(file).parent).hand_over(given, saving)
 
+    @public
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
         """A local copy of what was saved last: by this run, in an earlier attempt too, else by the
         run that it goes on from.
@@ -201,6 +206,7 @@ class Context:
             begun=file is None or Saves(Path(file).parent).begun,
         )
 
+    @public
     def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
         """A local copy of the checkpoint with the best metric, of this run and the one that it goes
         on from; of equals the newest.
@@ -217,6 +223,7 @@ class Context:
         return restoring.best(self._places, _copies(), all_ranks=all_ranks)
 
     @property
+    @public
     def log_dir(self) -> Path:
         """A local directory for TensorBoard's summary writers, made when it is first asked for.
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from hopsgpu.boundary import public
 from hopsgpu.errors import ConfigError
 from hopsgpu.spec import GangSpec, shape_of
 from hopsgpu.turns import Bound
@@ -65,6 +66,7 @@ class Observer:
         return cluster_gpus(overview, told, self._user, time.time())
 
 
+@public
 def inventory(*, user: str | None = None) -> ClusterGpus:
     """The GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many are free.
 

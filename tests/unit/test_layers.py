@@ -13,14 +13,24 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 
 # From the bottom; a module may import from its own row and from those above it here.
 LAYERS = (
-    ("errors",),
-    ("units", "spec", "gpu_types", "html", "screens", "outlet"),
+    ("errors", "frames"),
+    ("boundary", "units", "spec", "gpu_types", "html", "screens", "outlet"),
     ("pickling", "modules", "sources"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
     ("worker", "data", "python_env"),
     ("spark", "yarn", "cluster", "local"),
-    ("failures", "retries", "values", "background", "call", "provenance", "tracking", "mlflow_log"),
+    (
+        "failures",
+        "native",
+        "retries",
+        "values",
+        "background",
+        "call",
+        "provenance",
+        "tracking",
+        "mlflow_log",
+    ),
     (
         "results",
         "trials",
