@@ -13,6 +13,7 @@ from enum import Enum
 from hopsgpu.discovery.health import HEALTHY
 from hopsgpu.errors import RankFailed
 from hopsgpu.gang import Avoid, Container, RankPlace
+from hopsgpu.native import why_aborted
 from hopsgpu.sources import with_sources
 from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.rank import WELL
@@ -79,6 +80,8 @@ _NO_GPU = (
     "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
     " keep the function to the CPU"
 )
+# Lines of an exception's own words, ahead of its traceback.
+_MOST_SAID = 3
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
@@ -145,6 +148,8 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     # In the first line, which is all that is kept of an attempt that is tried again.
     because = f"failed, likely because {cause}. It " if cause else ""
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
+    if besides := end.outcome.get("besides"):
+        parts.append(_below(*besides.splitlines()))
     traceback = end.outcome.get("traceback")
     if traceback:
         traceback = with_sources(traceback)
@@ -182,10 +187,10 @@ def ran_too_long(
         cause: what `likely_cause` says.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
+    others = f", as were {len(running)} in all (ranks {which})" if len(running) > 1 else ""
     parts = [
-        f"{where(place)} was still running after run_timeout={seconds:g} s, as were {len(running)}"
-        f" in all (ranks {which}){_likely(cause)}; where each thread of them was is at the end of"
-        " their logs"
+        f"{where(place)} was still running after run_timeout={seconds:g} s{others}{_likely(cause)};"
+        " the stacks of all threads are at the end of the logs"
     ]
     tail = tuple(end.log_tail) if end is not None else ()
     if tail:
@@ -264,14 +269,20 @@ def _likely(cause: str) -> str:
 
 
 def _tail(lines: Sequence[str]) -> str:
-    return "the last lines of its log:\n" + "\n".join(f"  {line}" for line in lines)
+    return _below("the last lines of its log:", *lines)
+
+
+def _below(what: str, *lines: str) -> str:
+    return "\n".join([what, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())])
 
 
 def _how(end: Ended) -> str:
     outcome = end.outcome
     match end.status:
         case "raised":
-            return f"raised {outcome['error']}"
+            # All of it is in the traceback, as are the tracebacks that some bear.
+            lines = outcome["error"].strip().splitlines()
+            return f"raised {outcome['error'] if len(lines) <= _MOST_SAID else lines[0] + ' ...'}"
         case "exited":
             return f"called sys.exit: exit code {end.exit_code}"
         case "unpicklable":
@@ -298,10 +309,8 @@ def _how_without_a_word(end: Ended) -> str:
             " library, called os._exit"
         )
     if end.signal in _CRASHES:
-        return (
-            f"was ended by {end.signal}: native code crashed or gave up; the Python stack of its"
-            " threads is in its log"
-        )
+        why = why_aborted(end.log_tail) or "native code crashed or gave up"
+        return f"was ended by {end.signal}: {why}; the Python stack of its threads is in its log"
     if end.signal == "SIGKILL" and end.oom_kills:
         return (
             "was ended by SIGKILL: the kernel killed it because its container, or the node, had no"

@@ -34,7 +34,7 @@ from hopsgpu.worker.given import read_given
 from hopsgpu.worker.gpu_events import GpuEvent
 from hopsgpu.worker.gpus import GpuSample
 from hopsgpu.worker.keeping import Keeper
-from hopsgpu.worker.logs import follow, follow_reports
+from hopsgpu.worker.logs import follow, follow_output, follow_reports
 from hopsgpu.worker.oom import oom_kills
 from hopsgpu.worker.process import RankEnd, RankProcess
 from hopsgpu.worker.rank import PRUNED, WELL, reserve
@@ -249,8 +249,9 @@ class Attempt:
 
         async with asyncio.TaskGroup() as following:
             ending = following.create_task(_kill_when(broken, kill))
+            follow_shown = functools.partial(follow_output, keep_own=rank.shows_all_frames)
             for kind, path, follower in (
-                ("output", rank.log, follow),
+                ("output", rank.log, follow_shown),
                 ("record", file, follow),
                 ("reports", file, follow_reports),
             ):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hopsgpu.worker.measures import Fold
+from hopsgpu.worker.stacks import OwnFrames, as_shown
 
 # A look costs 0.2 ms: an idle rank takes 0.2 % of a core.
 _LOOK_SECONDS = 0.1
@@ -21,8 +22,6 @@ _REPORT_SECONDS = 0.05
 _LONGEST = 64 * 1024
 _STATE_SECONDS = 1.0
 _MARK = "…"
-# ECMA-48 control sequences, but for colours: nested bars move the cursor, and it is the driver's.
-_CURSOR = re.compile(r"\x1b\[[0-?]*[ -/]*[@-ln-~]")
 _UP = re.compile(r"\x1b\[[0-9]*[AF]")
 
 
@@ -41,6 +40,30 @@ async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaita
         async for chunk in _appended(file.fileno(), ended):
             if chunk:
                 await send(chunk)
+
+
+async def follow_output(
+    log: Path,
+    ended: asyncio.Event,
+    send: Callable[[bytes], Awaitable[None]],
+    *,
+    keep_own: bool = False,
+) -> None:
+    """As `follow`, without hopsgpu's own frames in the stacks of a crash.
+
+    Args:
+        log, ended, send: as of `follow`.
+        keep_own: whether these frames are to stay.
+    """
+    shown = OwnFrames(keep=keep_own)
+
+    async def send_shown(chunk: bytes) -> None:
+        if left := shown.without(chunk):
+            await send(left)
+
+    await follow(log, ended, send_shown)
+    if left := shown.rest():
+        await send(left)
 
 
 async def follow_reports(
@@ -130,7 +153,7 @@ class LineSplitter:
         """The state of a line that rewrites itself, where it is time to show it again."""
         if "\r" not in self._rest or self._is_early():
             return []
-        state = _state(self._rest)
+        state = as_shown(self._rest)
         if state in ("", self._shown):
             return []
         self._shown, self._shown_at = state, self._clock()
@@ -154,7 +177,7 @@ class LineSplitter:
         """What is still to be shown of a line that has ended."""
         cut, shown = self._cut, self._shown
         self._cut, self._shown = False, None
-        state = _state(line)
+        state = as_shown(line)
         if state == shown or (cut and not state):
             return []
         if _UP.search(line):
@@ -173,13 +196,6 @@ class LineSplitter:
         self._rest = rest[len(rest) - keep :]
         self._cut = True
         return pieces
-
-
-def _state(line: str) -> str:
-    """What a terminal would show of a line, roughly: what follows the last carriage return."""
-    if "\r" in line:
-        line = next((state for state in reversed(line.split("\r")) if state.strip()), "")
-    return _CURSOR.sub("", line) if "\x1b" in line else line
 
 
 def _newest(rest: str) -> str:

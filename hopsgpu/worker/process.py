@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.frames import shows_all
 from hopsgpu.worker import rank as rank_module
 from hopsgpu.worker.context import VARIABLE, Context
 from hopsgpu.worker.environment import ServerSpec
 from hopsgpu.worker.keeping import Keeper, Started
 from hopsgpu.worker.kernel import handles
 from hopsgpu.worker.memory import Watch
+from hopsgpu.worker.stacks import besides, end_of, last_lines
 
 STOP_SECONDS = 5.0
 _FAILED_LOOK_SECONDS = 1.0
@@ -26,8 +28,6 @@ MOST_VALUE = 100 * 2**20
 # Of a process that gets no core meanwhile, the signal would overtake the stacks.
 _DUMP_SECONDS = 4.0
 _LOOK_SECONDS = 0.01
-_TAIL_LINES = 20
-_TAIL_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ class RankEnd:
         peak_memory: bytes, the larger of the largest resident set of one process (wait4's
             ru_maxrss) and the most that was seen of all together (memory.Watch).
         outcome: what the rank left: "status", and "error" and "traceback" where it failed;
+            with "besides", of what its log tells besides an exception that it raised;
             "over memory" where it left nothing because we killed it for that; else empty.
         value: the pickled value, b"" where there is none.
-        log_tail: the last lines of its output.
+        log_tail: the last lines of its output, as `stacks.last_lines` has them.
         time: when it failed or, where it does not tell, when it had ended; seconds since the epoch
             by this node's clock.
         stopped: whether we ended it.
@@ -132,6 +133,11 @@ class RankProcess:
         return self._spawning.result()
 
     @property
+    def shows_all_frames(self) -> bool:
+        """Whether stacks in its output are to have hopsgpu's own frames too."""
+        return shows_all({**self._spec.environment, **self._environment})
+
+    @property
     def _pid(self) -> int | None:
         """The process's number, None where it has not been started."""
         spawning = self._spawning
@@ -157,13 +163,17 @@ class RankProcess:
         self._gone.set()
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
+        wrote, keep_own = end_of(self.log), self.shows_all_frames
+        told = besides(wrote, keep_own=keep_own) if outcome.get("status") == "raised" else None
+        if told is not None:
+            outcome["besides"] = told
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,
             peak_memory=max(ended.peak_memory, self._peak),
             outcome=outcome,
             value=value,
-            log_tail=tail(self.log),
+            log_tail=last_lines(wrote, keep_own=keep_own),
             time=told_at or ended.time,
             stopped=self.stopped,
         )
@@ -255,11 +265,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def tail(log: Path) -> tuple[str, ...]:
-    """The last 20 lines of a log."""
-    with log.open("rb") as file:
-        file.seek(max(log.stat().st_size - _TAIL_BYTES, 0))
-        text = file.read().decode(errors="backslashreplace")
-    return tuple(text.splitlines()[-_TAIL_LINES:])

@@ -18,10 +18,10 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
+from hopsgpu import frames
 from hopsgpu.worker import exiting
 
 # In a fork server too, so that no rank need import it itself, which takes longer than to fork.
@@ -127,17 +127,14 @@ def prepare_output() -> None:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without the frames of this module."""
-    own, frames = _users_traceback.__code__.co_filename, error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == own:
-        frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames))
+    """The traceback without hopsgpu's frames."""
+    return frames.text_of(error)
 
 
 def _told(error: BaseException) -> str:
     """What an exception says of itself, where it does."""
     try:
-        return str(error)
+        return frames.without_own(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
         return f"(its __str__ raised {type(problem).__name__})"
 

@@ -239,6 +239,12 @@ def test_a_value_that_cannot_be_pickled_names_its_rank(gang: hopsgpu.Gang) -> No
     [
         ("import ctypes; ctypes.string_at(0)", "SIGSEGV: native code crashed", "SIGSEGV"),
         (
+            "import ctypes; ctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()",
+            "SIGABRT: terminate called without an active exc.* Fatal Python error: Aborted\n"
+            r"  Current thread \(most recent call first\):\n.* in crash\n",
+            "SIGABRT",
+        ),
+        (
             "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
             "was ended by SIGKILL, which hopsgpu did",
             "SIGKILL",
@@ -269,6 +275,7 @@ def test_each_way_to_fail_has_its_words_and_the_others_are_stopped(
     assert (other.stopped, first.stopped) == (True, False)
     log = Lake(error.log_url or "").read().decode()
     assert log.startswith(f"about to {how}\n")
+    assert "hopsgpu/worker" not in str(error) and "hopsgpu/worker" not in log
     if "SIGSEGV" in words:
         assert "Fatal Python error: Segmentation fault" in log and "in crash" in log
 

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import re
@@ -411,6 +412,74 @@ def test_a_keeper_that_is_killed_takes_its_ranks_along_and_another_comes(
     assert pickle.loads(gang.wait_for("ended").payload) > 0
 
 
+def aborts(how: str) -> None:
+    import ctypes
+
+    print(f"about to {how}")
+    # More of what crowds out the reason.
+    for _ in range(3):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    if how == "throw":
+        ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+    elif how == "free twice":
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        taken = ctypes.c_void_p(libc.malloc(64))
+        libc.free(taken)
+        libc.free(taken)
+    else:
+        with multiprocessing.get_context("fork").Pool(1) as pool:
+            pool.apply_async(aborts, ("throw",))
+            until(lambda: "terminate called" in Path("../log").read_text(), SECONDS)
+            raise RuntimeError("a worker has died")
+
+
+def test_a_native_abort_shows_its_reason_and_no_frames_of_hopsgpu(gang: Gang) -> None:
+    for how, why in (
+        ("throw", "terminate called without an active exception"),
+        ("free twice", "free(): double free detected in tcache 2"),
+    ):
+        gang.run(aborts, how)
+        ended = gang.wait_for("ended")
+        assert ended["signal"] == "SIGABRT"
+        assert ended["log_tail"][:4] == [
+            f"about to {how}",
+            why,
+            "Fatal Python error: Aborted",
+            "Current thread (most recent call first):",
+        ]
+        (frame,) = ended["log_tail"][4:]
+        assert re.fullmatch(r'  File ".*test_agent.py", line \d+ in aborts', frame)
+        # Nor has the log, but for threads of the user's.
+        log = gang.output().decode()
+        assert why in log and "in aborts" in log and "Thread 0x" in log
+        assert "hopsgpu/worker" not in log and "runpy" not in log
+
+
+def test_debug_keeps_hopsgpus_frames_in_ranks(gang: Gang) -> None:
+    gang.run(aborts, "throw", HOPSGPU_LOG="debug")
+    tail = "\n".join(gang.wait_for("ended")["log_tail"])
+    for told in (tail, gang.output().decode()):
+        assert "in aborts" in told and "worker/rank.py" in told
+    gang.run(fails_in_user_code, HOPSGPU_LOG="debug")
+    assert "worker/rank.py" in gang.wait_for("ended")["outcome"]["traceback"]
+
+
+def test_the_crash_of_what_a_rank_had_started_is_told_beside_its_exception(gang: Gang) -> None:
+    gang.run(aborts, "fork")
+    outcome = gang.wait_for("ended")["outcome"]
+    assert outcome["error"] == "RuntimeError: a worker has died"
+    said = outcome["besides"].splitlines()
+    assert said[:5] == [
+        "a process that it had started crashed:",
+        "about to fork",
+        "about to throw",
+        "terminate called without an active exception",
+        "Fatal Python error: Aborted",
+    ]
+    assert "in aborts" in said[6] and "hopsgpu/worker" not in outcome["besides"]
+
+
 def waits_in_a_named_function() -> None:
     print("waiting")
     threading.Event().wait()
@@ -422,7 +491,10 @@ def test_stacks_are_in_the_log_of_a_rank_that_is_stopped_for_hanging(gang: Gang)
     gang.stop(dump_stacks=True)
     ended = gang.wait_for("ended")
     assert ended["signal"] == "SIGTERM"
-    assert "in waits_in_a_named_function" in "\n".join(ended["log_tail"])
+    waiting, begin, *stack = ended["log_tail"]
+    assert (waiting, begin) == ("waiting", "Current thread (most recent call first):")
+    assert "in waits_in_a_named_function" in stack[-1]
+    assert "hopsgpu/worker" not in gang.output().decode()
 
 
 def test_a_rank_is_forked_from_what_its_container_has_imported(gang: Gang) -> None:

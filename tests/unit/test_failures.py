@@ -121,6 +121,41 @@ def test_an_end_without_an_exception_shows_the_last_of_the_log() -> None:
     assert failure.log_tail == ("one", "two")
 
 
+def test_an_abort_says_why_in_its_first_line_and_shows_where_with_the_source() -> None:
+    frame = f'  File "{__file__}", line 1 in step'
+    said = ("  what():  the shard is broken", "Fatal Python error: Aborted", frame)
+    thrown = "terminate called after throwing an instance of 'std::runtime_error'"
+    end = ended(signal="SIGABRT", exit_code=None, log_tail=(thrown, *said))
+    first, *rest = str(rank_failed(end, URL)).splitlines()
+    assert first.endswith(
+        "was ended by SIGABRT: std::runtime_error: the shard is broken; the Python stack of its"
+        " threads is in its log"
+    )
+    assert rest[-3:-1] == [f"  {frame}", "      from __future__ import annotations"]
+
+
+def test_a_process_of_the_rank_that_crashed_is_told_beside_what_the_rank_raised() -> None:
+    outcome = {
+        "status": "raised",
+        "error": "RuntimeError: DataLoader worker (pid 7) is killed by signal: Aborted.",
+        "traceback": "frames",
+        "besides": "a process that it had started crashed:\nfree(): invalid pointer\n"
+        "Fatal Python error: Aborted",
+    }
+    said = str(rank_failed(ended(outcome=outcome), URL))
+    assert "a process that it had started crashed:\n  free(): invalid pointer\n" in said
+    # What a list of trials shows is the last line of the traceback.
+    assert said.endswith(f"  Fatal Python error: Aborted\nframes\nwhole log: {URL}")
+
+
+def test_an_error_of_many_lines_is_told_once() -> None:
+    words = "KeyError: Caught KeyError in DataLoader worker process 0.\n" + "frame\n" * 20
+    outcome = {"status": "raised", "error": words, "traceback": f"Traceback:\n{words}"}
+    said = str(rank_failed(ended(outcome=outcome), URL))
+    assert said.count("frame\n") == 20
+    assert "raised KeyError: Caught KeyError in DataLoader worker process 0. ...\n" in said
+
+
 def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() -> None:
     end = ended(stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
     failure = ran_too_long(place(1), 90.0, list(range(1, 31)), end, URL)

@@ -1,0 +1,59 @@
+"""Why native code gave up, from what it said: C++, glibc, absl, OpenMP and others say it so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_LONGEST = 500
+_THROWN = re.compile(r"terminate called after throwing an instance of '(?P<kind>.+)'")
+_WHAT = re.compile(r"  what\(\): +(?P<why>.+)")
+_FATAL = "Fatal Python error: "
+# What faulthandler calls a signal, which says no more than the signal.
+_SIGNALS = ("Aborted", "Segmentation fault", "Bus error", "Illegal instruction", "Floating-point")
+# The most telling first; of several lines the last one counts.
+_SAID = (
+    # absl and glog, of TensorFlow, JAX and others: F0000 00:00:00.0  123 file.cc:80] why
+    re.compile(r"F\d{4}(?:\d{4})? [\d:.]+ +\d+ (?P<why>\S+:\d+\] .+)"),
+    re.compile(r"(?P<why>\[libprotobuf FATAL .+)"),
+    re.compile(r"(?P<why>.*\bCHECK failed: .+|.*\bCheck failed: .+)"),
+    re.compile(r"(?P<why>.*: Assertion [`'].+' failed\.?)"),
+    re.compile(r"(?P<why>libc\+\+abi: .+|terminating (?:due to|with) .+)"),
+    re.compile(
+        r"(?P<why>(?:free|malloc|realloc|calloc|munmap_chunk|malloc_consolidate)\(\): .+"
+        r"|double free or corruption.*|corrupted (?:size|double).*"
+        r"|\*\*\* .+ \*\*\*: .*(?:terminated|unknown).*)"
+    ),
+    re.compile(r"(?P<why>OMP: Error #\d+: .+|.*\bMKL (?:FATAL )?ERROR: .+|LLVM ERROR: .+)"),
+    re.compile(r"(?P<why>fatal runtime error: .+|thread '.*' panicked at .+)"),
+    re.compile(r"(?P<why>terminate called without an active exception|pure virtual method called)"),
+)
+
+
+def why_aborted(lines: Sequence[str]) -> str:
+    """What the last lines of a process that a signal ended say of why; "" where they do not.
+
+    Args:
+        lines: of its log.
+    """
+    at = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
+    before = list(lines[: at[-1]] if at else lines)
+    if thrown := _thrown(before):
+        return _short(thrown)
+    for said in _SAID:
+        found = [match["why"] for line in before if (match := said.fullmatch(line.strip()))]
+        if found:
+            return _short(found[-1])
+    own = lines[at[-1]].removeprefix(_FATAL) if at else ""
+    return "" if own.startswith(_SIGNALS) else _short(own)
+
+
+def _thrown(lines: Sequence[str]) -> str:
+    """A C++ exception that nobody caught: its class and what it says."""
+    kind = [match["kind"] for line in lines if (match := _THROWN.fullmatch(line))]
+    why = [match["why"] for line in lines if (match := _WHAT.fullmatch(line))]
+    return ": ".join([*kind[-1:], *why[-1:]]) if kind else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
