@@ -81,8 +81,10 @@ class YarnElasticLease(JobsLease):
 
     def _grow(self) -> None:
         try:
-            while self._is_missing():
-                self._ask()
+            # Until the first executor has come, which ends Spark's own words of it for good.
+            with self._application.jvm.wait_told():
+                while self._is_missing():
+                    self._ask()
         except HopsGpuError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more

@@ -18,7 +18,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, SparkStageInfo
 
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.spark.log4j import silenced
 
+# What Spark's scheduler says every 15 s, until the application's first task runs.
+_NO_RESOURCES = "Initial job has not accepted any resources"
 _DYNAMIC = "spark.dynamicAllocation.enabled"
 # The flip must not refuse anyone else's barrier job for longer, whatever happens.
 FLIP_SECONDS = 1.0
@@ -241,6 +244,15 @@ class Jvm:
             for stage in told.stageIds
         ]
         return [info for info in infos if info is not None]
+
+    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+        """While inside, Spark does not say that no executor has come.
+
+        For waits that hopsgpu explains itself: Spark's words are of a cluster's page, and of
+        workers. Of another thread's job that waits too it says nothing meanwhile either.
+        """
+        scheduler = str(self._scala.taskScheduler().getClass().getName())
+        return silenced(self._context._jvm, scheduler, _NO_RESOURCES)
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:

@@ -113,7 +113,8 @@ class GpuLease(Owner):
                 patience,
                 place,
             )
-            holders = bringing.run()
+            with self._application.jvm.wait_told():
+                holders = bringing.run()
             if holders is None:
                 return None
             watcher.mark("granted")

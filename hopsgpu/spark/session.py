@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.boundary import public
 from hopsgpu.discovery.shipping import ALIAS, pack_scripts
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu_types import parse_markers
@@ -19,6 +20,7 @@ from hopsgpu.spark.checks import (
     in_cluster_mode,
 )
 from hopsgpu.spark.console import gateway
+from hopsgpu.spark.log4j import silenced
 from hopsgpu.spark.masters import is_local
 from hopsgpu.spark.shipping import ARCHIVES, MARKERS, PACKAGE, PY_FILES, pack_package, with_entry
 from hopsgpu.spark.submission import spark_defaults
@@ -39,8 +41,13 @@ _LOCAL_DEFAULTS = {
 }
 # A frame of Spark's user interface in a Java stack, as py4j prints it.
 _IN_UI = "\tat org.apache.spark.ui."
+_CONTEXT = "org.apache.spark.SparkContext"
+# Logged with a Java stack, which is raised here too; and with the next start, of the one before.
+_FAILED = "Error initializing SparkContext"
+_FAILED_BEFORE = "Another SparkContext is being constructed (or threw an exception"
 
 
+@public
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
@@ -224,14 +231,24 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
     Spark has stopped that context then, and the JVM takes a new one.
     """
     from py4j.protocol import Py4JJavaError
+    from pyspark import SparkContext
 
-    for _ in range(_STARTS - 1):
+    for start in range(1, _STARTS + 1):
         try:
-            return builder.getOrCreate()
+            known = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
+            with silenced(SparkContext._jvm, _CONTEXT, *known):
+                return builder.getOrCreate()
         except Py4JJavaError as error:
-            if _IN_UI not in str(error):
+            if start == _STARTS or _IN_UI not in str(error):
                 raise
-    return builder.getOrCreate()
+            why = str(error.java_exception.toString()).splitlines()[0]
+        print(
+            "hopsgpu: Spark's user interface failed as it started, which happens on busy machines"
+            f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
+            file=sys.stderr,
+            flush=True,
+        )
+    raise AssertionError("the last start returns or raises")
 
 
 def _checked_conf(

@@ -132,15 +132,16 @@ def write_frame(
         Cancelled: it was cancelled; the Spark job is over.
         HopsGpuError: the Spark job failed.
     """
-    write = _Write(application, frame, url, tag, f"hopsgpu writes {what}")
-    tell_at = time.monotonic()
-    while not write.ended.wait(_LOOK_SECONDS):
-        if cancelled.is_set():
-            # Again and again: what Spark still plans has no job yet.
-            application.jvm.cancel(tag)
-        elif time.monotonic() >= tell_at:
-            told(Written(*application.jvm.progress(tag)))
-            tell_at = time.monotonic() + _TELL_SECONDS
+    with application.jvm.wait_told():
+        write = _Write(application, frame, url, tag, f"hopsgpu writes {what}")
+        tell_at = time.monotonic()
+        while not write.ended.wait(_LOOK_SECONDS):
+            if cancelled.is_set():
+                # Again and again: what Spark still plans has no job yet.
+                application.jvm.cancel(tag)
+            elif time.monotonic() >= tell_at:
+                told(Written(*application.jvm.progress(tag)))
+                tell_at = time.monotonic() + _TELL_SECONDS
     error = write.error
     if error is None and not cancelled.is_set():
         return

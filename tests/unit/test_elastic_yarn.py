@@ -54,6 +54,9 @@ class Site:
     def setting(self, name: str) -> None:
         return None
 
+    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def task_failures(self, tag: str) -> tuple[str, ...]:
         return ()
 

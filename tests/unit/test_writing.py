@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -31,7 +32,10 @@ class Spark:
         self.running = 1
         self.context = SimpleNamespace(setJobGroup=self.group, addJobTag=self.tags.append)
         self.jvm = SimpleNamespace(
-            cancel=self.cancel, progress=lambda tag: (1, 1, 2), active_tasks=self.active
+            cancel=self.cancel,
+            progress=lambda tag: (1, 1, 2),
+            active_tasks=self.active,
+            wait_told=contextlib.nullcontext,
         )
         self.schema = SimpleNamespace(fields=[SimpleNamespace(name="n", dataType=3)])
         self.write = SimpleNamespace(options=self.options)

@@ -1,0 +1,105 @@
+"""What a plain script leaves on its terminal, of the real Spark on the real YARN."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyspark
+import pytest
+
+# Fails the start of Spark's user interface, once, as its own race does: in a filter, while the
+# pages are attached. Spark loads and starts it anew for each.
+FILTER = """
+import jakarta.servlet.*;
+
+public class Tripping implements Filter {
+  public void init(FilterConfig config) {
+    for (StackTraceElement frame : Thread.currentThread().getStackTrace())
+      if (frame.getMethodName().contains("attachAllHandler"))
+        if (new java.io.File(System.getenv("TRIPS")).delete())
+          throw new java.util.ConcurrentModificationException();
+  }
+  public void doFilter(ServletRequest request, ServletResponse response, FilterChain chain)
+      throws java.io.IOException, ServletException {
+    chain.doFilter(request, response);
+  }
+  public void destroy() {}
+}
+"""
+SCRIPT = """
+import sys
+import hopsgpu
+
+def train():
+    raise ValueError("no batch")
+
+def helper():
+    return hopsgpu.launch(train, workers=2, progress="off")
+
+spark = hopsgpu.session("console", conf={
+    "spark.ui.filters": "Tripping",
+    "spark.driver.extraClassPath": sys.argv[1],
+    # In place of the 15 s after which Spark says that no executor has come.
+    "spark.starvation.timeout": "500ms",
+})
+print("the session is there", file=sys.stderr)
+try:
+    helper()
+finally:
+    # Spark says so again, of other waits.
+    scheduler = spark._jsc.sc().taskScheduler().getClass().getName()
+    logger = spark._jvm.org.slf4j.LoggerFactory.getLogger(scheduler)
+    logger.warn("Initial job has not accepted any resources; of another wait")
+"""
+
+
+@pytest.fixture(scope="module")
+def tripping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a filter of Spark's user interface that fails once."""
+    directory = tmp_path_factory.mktemp("filter")
+    source = directory / "Tripping.java"
+    source.write_text(FILTER)
+    jars = Path(pyspark.__file__).parent / "jars" / "*"
+    subprocess.run(["javac", "-cp", str(jars), str(source)], check=True)
+    return directory
+
+
+def test_a_script_that_fails_shows_its_own_frames_and_nothing_of_java(
+    cluster_env: dict[str, str], tripping: Path, gpus_back: Callable[[], int]
+) -> None:
+    script, trips = tripping / "train.py", tripping / "trips"
+    script.write_text(SCRIPT)
+    trips.touch()
+    ran = subprocess.run(
+        [sys.executable, script, tripping],
+        env={**cluster_env, "TRIPS": str(trips)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert ran.returncode == 1
+    said, _, trace = ran.stderr.partition("Traceback (most recent call last):\n")
+    # The race itself may come on top.
+    line, *_ = [line for line in said.splitlines() if line.startswith("hopsgpu: ")]
+    assert re.fullmatch(
+        r"hopsgpu: Spark's user interface failed as it started, .*"
+        r"\(java.util.ConcurrentModificationException\); Spark is started again \(start 2 of 3\)",
+        line,
+    )
+    start = said.partition("the session is there")[0]
+    assert not re.search(r"^(\tat |java\.|org\.)", start, re.MULTILINE), start
+    # The wait was explained, and not by Spark; who waits for something else is told again.
+    (told,) = re.findall("Initial job has not accepted any resources(.*)", said)
+    assert told == "; of another wait"
+    frames, _, error = trace.partition("hopsgpu.errors.RankFailed: ")
+    assert re.findall(r'File "(.+)", line', frames) == [str(script)] * 2
+    first, *rest = error.splitlines()
+    assert first.endswith("raised ValueError: no batch")
+    assert [line for line in rest if line.startswith("  File ")] == [
+        f'  File "{script}", line 6, in train'
+    ]
