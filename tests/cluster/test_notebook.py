@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 
@@ -38,6 +39,7 @@ class Cell:
         self._client = client
         self._message = client.execute(textwrap.dedent(code))
         self.text = ""
+        self.error: list[str] = []
         self.pages: list[str] = []
         self.displays: set[str] = set()
         self.is_over = False
@@ -55,6 +57,7 @@ class Cell:
             self.text += content["text"]
         elif got["msg_type"] == "error":
             self.text += f"{content['ename']}: {content['evalue']}"
+            self.error = "\n".join(content["traceback"]).splitlines()
         elif got["msg_type"] in ("display_data", "update_display_data"):
             self.pages.append(content["data"]["text/html"])
             self.displays.add(content["transient"]["display_id"])
@@ -107,6 +110,8 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
     kernels.interrupt_kernel()
     assert gpus_become(manager, 0)  # within the bound of a release
     assert "KeyboardInterrupt" in cell.rest()
+    (line,) = cell.error
+    assert re.fullmatch(r"KeyboardInterrupt: sleep-\S+ was cancelled, and its GPUs are back", line)
     assert "cancelled" in cell.pages[-1] and len(cell.displays) == 1
     # ETL in another thread went on, and ran once.
     said = run_cell(client, "thread.join(); print('rows', rows.value)")
@@ -130,3 +135,42 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         # The ranks' lines are in the display, and the display is in its own cell.
         assert "rank 1" not in cell.text and len(cell.displays) == 1
     assert not cells[0].displays & cells[1].displays
+    # What fails shows the cell's line and the error, and nothing of hopsgpu's own.
+    cell = Cell(
+        client,
+        """
+        def divides(x):
+            return x / 0
+        def helper():
+            return hopsgpu.launch(divides, args=(1,), workers=2, progress="off")
+        helper()
+        """,
+    )
+    cell.rest()
+    *where, why, begin, at, source, error, log = cell.error
+    number = where[0].removeprefix("Cell In[").partition("]")[0]
+    assert where == [
+        f"Cell In[{number}], line 5",
+        "    helper()",
+        f"Cell In[{number}], line 4, in helper",
+        '    return hopsgpu.launch(divides, args=(1,), workers=2, progress="off")',
+        "",
+    ]
+    assert re.fullmatch(r"RankFailed: rank . on \S+ \(.*\) raised ZeroDivisionError: .*", why)
+    assert (begin, at, source) == (
+        "Traceback (most recent call last):",
+        f"  Cell In[{number}], line 2, in divides",
+        "    return x / 0",
+    )
+    assert error.startswith("ZeroDivisionError: ") and log.startswith("whole log: ")
+    for call, kind in (
+        ("hopsgpu.launch(divides, workers=0)", "ConfigError"),
+        ("hopsgpu.launch(divides, args=(1,), workers=999)", "CapacityError"),
+        ("with hopsgpu.hold(workers=4, acquire_timeout=0.1, progress='off'): pass", "GangTimeout"),
+        ("run = hopsgpu.submit(divides, args=(1,)); run.cancel(); run.result()", "Cancelled"),
+    ):
+        cell = Cell(client, call)
+        cell.rest()
+        place, line, empty, said = cell.error
+        assert (line, empty) == (f"    {call}", "") and place.endswith("line 1")
+        assert said.startswith(f"{kind}: ")
