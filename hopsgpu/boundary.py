@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from hopsgpu import frames
 from hopsgpu.errors import HopsGpuError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class CallError(TypeError):
@@ -39,3 +40,11 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return call
+
+
+def public_class(kind: type[T]) -> type[T]:
+    """Marks a class that users make values of, as `public` does a function."""
+    # As an attribute of any: a dataclass has its own only now.
+    made: Any = kind
+    made.__init__ = public(made.__init__)
+    return kind

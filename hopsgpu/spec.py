@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hopsgpu import html
+from hopsgpu.boundary import public_class
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB, counted
 
@@ -118,6 +119,7 @@ MOST_SHARING = 16
 _FRACTION_ERROR = 0.02
 
 
+@public_class
 @dataclass(frozen=True)
 class GpuRequest:
     """GPUs of one rank.
@@ -153,6 +155,7 @@ class GpuRequest:
         return ranks // self.sharing if self.sharing > 1 else int(self.per_worker) * ranks
 
 
+@public_class
 @dataclass(frozen=True)
 class GangSpec:
     """A gang, as asked for.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hopsgpu.boundary import public_class
 from hopsgpu.data.plan import check_dealing
 from hopsgpu.errors import ConfigError
 from hopsgpu.spec import check_name
@@ -18,6 +19,7 @@ ONLY = "data"
 _SHOWN = 99
 
 
+@public_class
 @dataclass(frozen=True)
 class Data:
     """Data for `launch(data=...)`, with the way in which its rows are dealt to the ranks.

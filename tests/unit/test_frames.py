@@ -392,6 +392,16 @@ def test_sources_are_shown_of_both_sorts_of_frames() -> None:
         ]
 
 
+def test_a_value_that_cannot_be_made_shows_who_made_it() -> None:
+    # A dataclass's own methods are in no file.
+    for make in (
+        lambda: hopsgpu.Data("hdfs:///x", remainder="all"),
+        lambda: hopsgpu.GpuRequest(-1),
+    ):
+        text = shown(make)
+        assert names_in(text) == ["shown", "<lambda>"] and "errors.ConfigError: " in text
+
+
 def test_all_public_calls_are_such() -> None:
     calls = [
         *(hopsgpu.launch, hopsgpu.submit, hopsgpu.plan, hopsgpu.hold, hopsgpu.search),
