@@ -9,6 +9,7 @@ from typing import Any
 
 from hopsgpu.call import Call
 from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.proxies import direct_hosts
 from hopsgpu.gang import WORKER, RankPlace, World
 from hopsgpu.meeting import Meeting
 
@@ -37,6 +38,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
         meeting: what their agents have reserved.
     """
     world = meeting.world
+    direct = direct_hosts(world)
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
         places = world.of_container(key)
@@ -58,6 +60,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
             "memory": call.memory,
             "frameworks": call.frameworks,
             "shared": dict(call.environment),
+            "direct": direct,
             "call_bytes": len(call.function),
             "modules": call.modules.digest,
             "roots": call.modules.roots,

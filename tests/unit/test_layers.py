@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 # From the bottom; a module may import from its own row and from those above it here.
 LAYERS = (
     ("errors",),
-    ("units", "spec", "gpu_types", "html", "screens", "outlet"),
+    ("units", "spec", "gpu_types", "html", "screens", "outlet", "direct"),
     ("pickling", "modules", "sources"),
     ("gang", "turns"),
     ("stores", "discovery", "frameworks"),
