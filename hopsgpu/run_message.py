@@ -9,6 +9,7 @@ from typing import Any
 
 from hopsgpu.call import Call
 from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.proxies import direct_hosts
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import WORKER, RankPlace, World
 from hopsgpu.meeting import Meeting
@@ -39,6 +40,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
     """
     world = meeting.world
     restarts = Restarts(call.run_id, call.attempt, call.retries)
+    direct = direct_hosts(world)
     on_hosts = Counter(place.container.host for place in world.places)
     for key in dict.fromkeys(place.container.key for place in world.processes):
         places = world.of_container(key)
@@ -60,6 +62,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
             "memory": call.memory,
             "frameworks": call.frameworks,
             "shared": dict(call.environment),
+            "direct": direct,
             "call_bytes": len(call.function),
             "modules": call.modules.digest,
             "roots": call.modules.roots,

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from hopsgpu.direct import direct_session
 from hopsgpu.stores.filesystem import BLOCK, Status
 from hopsgpu.stores.troubles import Refused, refusal
 from hopsgpu.stores.umask import creation_mask
@@ -50,6 +51,7 @@ class WebHdfs:
             f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}",
             user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser(),
             timeout=timeout,
+            session=direct_session(),
         )
         self._mask = creation_mask(os.environ)
         self._is_writable = False

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hopsgpu.errors import StoreError
 from hopsgpu.frameworks import accelerate
+from hopsgpu.frameworks.proxies import direct_environment
 from hopsgpu.python_env.value import Home
 from hopsgpu.stores.lake import Lake
 from hopsgpu.worker import measures
@@ -131,6 +132,7 @@ class Attempt:
                 **message["shared"],
             }
             environment = rank_environment(os.environ, given_out, path)
+            environment |= direct_environment(environment, message.fields.get("direct", ()))
             own, memory = own_part(environment, spec), message.fields.get("memory")
             rank = RankProcess(keeper, home, context, spec, own, memory)
             self._ranks[rank.rank] = rank

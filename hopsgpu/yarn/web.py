@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from hopsgpu.direct import direct_session
 from hopsgpu.errors import ConfigError, HopsGpuError
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class NoAnswer(HopsGpuError):
 def get_json(url: str, seconds: tuple[float, float]) -> Any:
     """What a daemon answers to a GET.
 
-    Proxies, the certificates of a private authority (REQUESTS_CA_BUNDLE) and ~/.netrc are those
-    that the library requests reads.
+    No proxy is asked, whatever the environment says. The certificates of a private authority
+    (REQUESTS_CA_BUNDLE) and ~/.netrc are those that the library requests reads.
 
     Args:
         url: the whole of it.
@@ -79,9 +80,10 @@ def _answer(
     import requests
 
     def ask(auth: AuthBase | None = None) -> Response:
-        return requests.request(
-            method, url, headers={"Accept": accept}, json=body, timeout=seconds, auth=auth
-        )
+        with direct_session() as session:
+            return session.request(
+                method, url, headers={"Accept": accept}, json=body, timeout=seconds, auth=auth
+            )
 
     try:
         answer = ask()

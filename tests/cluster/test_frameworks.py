@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.cluster.test_launch import quiet
+from tests.proxy import refusing_proxy
+
+
+@pytest.fixture
+def proxied() -> Iterator[dict[str, str]]:
+    """`env_vars` that name a proxy for the outside, which no rank asks for another."""
+    with refusing_proxy() as proxy:
+        yield proxy.variables
+        assert proxy.asked == []
 
 
 def test_tensorflow_workers(
-    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
+    spark: SparkSession,
+    gpus_back: Callable[[], int],
+    example: Callable[[str], ModuleType],
+    proxied: dict[str, str],
 ) -> None:
     train = example("tensorflow_workers").train
-    result = quiet(train, kwargs={"epochs": 10}, workers=2, visible="rank")
+    # All addresses, which gRPC does not understand.
+    env_vars = {**proxied, "NO_PROXY": "*"}
+    result = quiet(train, kwargs={"epochs": 10}, workers=2, visible="rank", env_vars=env_vars)
     for value in result.values:
         assert value["replicas"] == 2
         assert value["losses"][-1] < 1e-3 < value["losses"][0]
@@ -43,7 +57,11 @@ def test_tensorflow_parameter_servers(
 
 
 def test_jax_processes(
-    spark: SparkSession, gpus_back: Callable[[], int], example: Callable[[str], ModuleType]
+    spark: SparkSession,
+    gpus_back: Callable[[], int],
+    example: Callable[[str], ModuleType],
+    proxied: dict[str, str],
 ) -> None:
-    result = quiet(example("jax_processes").train, kwargs={"steps": 50}, workers=2)
+    train = example("jax_processes").train
+    result = quiet(train, kwargs={"steps": 50}, workers=2, env_vars=proxied)
     assert result.value["losses"][-1] < 1e-3 < result.value["losses"][0]

@@ -26,6 +26,7 @@ from hopsgpu.stores.runs import RunStore
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.conftest import as_in_a_terminal, gpus_become, until
+from tests.proxy import refusing_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 240
@@ -241,11 +242,16 @@ def test_a_script_gets_its_name_and_arguments_whole(
     script.parent.mkdir()
     script.write_text(textwrap.dedent(ARGUMENTS_JOB))
     (script.parent / "helper.py").write_text("WORD = 'beside'\n")
-    client, cluster, refused = ends(
-        started(submitting("--deploy-mode", "client", str(script), *ARGUMENTS), client_env(env)),
-        started(submitting("--deploy-mode", "cluster", str(script), *ARGUMENTS), env),
-        started(submitting("--conf", "spark.executorEnv.A=`id`", str(script)), env),
-    )
+    with refusing_proxy() as proxy:
+        env = {**env, **proxy.variables}
+        given = (str(script), *ARGUMENTS)
+        client, cluster, refused = ends(
+            started(submitting("--deploy-mode", "client", *given), client_env(env)),
+            started(submitting("--deploy-mode", "cluster", *given), env),
+            started(submitting("--conf", "spark.executorEnv.A=`id`", str(script)), env),
+        )
+        # YARN and HDFS are asked directly, whatever is in the environment for the outside.
+        assert proxy.asked == []
     wanted = f"found {ascii([script.name, *ARGUMENTS])}"
     assert client[0] == 0 and wanted in client[1], client[2][-4000:]
     assert cluster[0] == 0 and wanted in cluster[2], cluster[2][-4000:]

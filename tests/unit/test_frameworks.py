@@ -14,6 +14,7 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import accelerate, lightning
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_wanted
+from hopsgpu.frameworks.proxies import direct_environment, direct_hosts
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.gang import Container, World, assign_ranks
 from hopsgpu.spec import RESERVED_VARIABLES
@@ -241,6 +242,39 @@ def test_too_few_ports() -> None:
     world = gang()
     with pytest.raises(ValueError, match="2 ports of container 1 are too few"):
         endpoints_of(world, {**held(world), 1: [1, 2]})
+
+
+HOSTS = "localhost,127.0.0.1,::1,10.0.0.1,node1,10.0.0.2,node2"
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, {"no_proxy": HOSTS, "NO_PROXY": HOSTS}),
+        ({"no_proxy": ""}, {"no_proxy": HOSTS, "NO_PROXY": HOSTS}),
+        # Who has said it in one way only has said it in both.
+        *(
+            ({name: "a.b, .c ,"}, {"no_proxy": f"a.b,.c,{HOSTS}", "NO_PROXY": f"a.b,.c,{HOSTS}"})
+            for name in ("no_proxy", "NO_PROXY")
+        ),
+        (
+            {"no_proxy": "a", "NO_PROXY": "b"},
+            {"no_proxy": f"a,{HOSTS}", "NO_PROXY": f"b,{HOSTS}"},
+        ),
+        # All addresses, for all but gRPC, which does not know it; and only where it stands alone.
+        ({"NO_PROXY": "*"}, {"no_proxy": "*", "NO_PROXY": "*", "no_grpc_proxy": HOSTS}),
+        # gRPC looks at no other then.
+        (
+            {"no_grpc_proxy": "g"},
+            {"no_proxy": HOSTS, "NO_PROXY": HOSTS, "no_grpc_proxy": f"g,{HOSTS}"},
+        ),
+    ],
+)
+def test_a_gangs_processes_ask_each_other_without_a_proxy(
+    given: dict[str, str], wanted: dict[str, str]
+) -> None:
+    assert direct_environment(given, direct_hosts(gang(ranks=2, servers=1))) == wanted
+    assert direct_environment({**given, **wanted}, direct_hosts(gang())) == wanted
 
 
 def test_ipv6() -> None:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hopsgpu"
 # From the bottom; a module may import from its own row and from those above it here.
 LAYERS = (
     ("errors", "frames"),
-    ("boundary", "units", "spec", "gpu_types", "html", "screens", "outlet"),
+    ("boundary", "units", "spec", "gpu_types", "html", "screens", "outlet", "direct"),
     ("enumerations", "imports", "sources", "refusing"),
     ("mainmodule", "reducing"),
     ("pickling", "spawned", "locating", "module_files", "modules"),

@@ -1,0 +1,33 @@
+"""HTTP to Hadoop's daemons: directly, as their Java clients do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Session
+
+
+def direct_session() -> Session:
+    """A session of requests that uses none of the environment's proxies.
+
+    `http_proxy` and the like are for the outside. What else requests reads of the environment
+    counts: the certificates of a private authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
+    """
+    import requests
+
+    class Direct(requests.Session):
+        def merge_environment_settings(
+            self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
+        ) -> MutableMapping[str, Any]:
+            settings = super().merge_environment_settings(url, proxies, stream, verify, cert)
+            return {**settings, "proxies": {}}
+
+        def rebuild_proxies(
+            self, prepared_request: PreparedRequest, proxies: Mapping[str, str] | None
+        ) -> dict[str, str]:
+            """Of where a daemon redirects to."""
+            return {}
+
+    return Direct()
