@@ -152,4 +152,5 @@ def _shard(source: Source, share: Sequence[Slice]) -> Shard:
         slices=tuple(Slice(numbers[s.file], s.group, s.first, s.rows) for s in share),
         row_bytes=source.row_bytes,
         schema=source.schema,
+        refused=source.refused,
     )

@@ -18,6 +18,7 @@ from hopsgpu.data import tensorflow, torch
 from hopsgpu.data.ahead import Ahead
 from hopsgpu.data.blocks import Block, cut
 from hopsgpu.data.cache import Cache, default_budget
+from hopsgpu.data.calendars import check_readable
 from hopsgpu.data.columns import Column, checked_names, select
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.stream import Stream
@@ -232,6 +233,7 @@ class RankData:
         import pyarrow as pa
 
         names = checked_names(self.schema, columns)
+        check_readable(self._shard.refused, names)
         with Stream(self._shard, self._cache, names, self.schema) as stream:
             return pa.Table.from_batches([chunk.batch for chunk in stream.chunks()]).select(names)
 
@@ -246,6 +248,7 @@ class RankData:
     ) -> _Wanted:
         size, seed = _whole(batch_size, "batch_size", 1), _whole(seed, "seed", 0)
         chosen = select(self.schema, columns, shapes or {})
+        check_readable(self._shard.refused, (column.name for column in chosen))
         return _Wanted(chosen, size, seed if shuffle else None, drop_remainder)
 
     def _count(self, wanted: _Wanted) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from hopsgpu.data.calendars import gregorian
 from hopsgpu.data.fetching import Fetched, Fetcher
 from hopsgpu.data.files import opened
 from hopsgpu.data.parquet import parquet_file, repeating, text_columns
@@ -88,6 +89,7 @@ class LakeReader:
 
     def __init__(self, shard: Shard, schema: Any, most: int) -> None:
         self._schema = schema
+        self._stored = shard.arrow_schema
         self._rows = chunk_rows(schema, shard.row_bytes)
         self._widths = value_widths(shard.arrow_schema, schema.names)
         self._texts = text_columns(shard.arrow_schema, schema.names)
@@ -143,6 +145,7 @@ class LakeReader:
                 encoded = repeating(file, group, self._texts, self._longest)
                 rows = self._rows_of(fetched.footer.row_group(group))
                 batches = file(encoded).iter_batches(rows, [group], self._schema.names)
+            batches = gregorian(batches, fetched.footer, self._stored, fetched.lake.url)
             for batch in _within(batches, run, fetched.lake):
                 yield from _bounded(batch, self._schema)
 

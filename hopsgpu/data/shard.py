@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import functools
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from hopsgpu.errors import StoreError
 
-_VERSION = 1
+_VERSION = 2
 
 
 class Slice(NamedTuple):
@@ -51,6 +52,7 @@ class Shard:
         slices: its rows.
         row_bytes: a row's size in memory, estimated as in `Source`.
         schema: of the files, as Arrow serialises it.
+        refused: columns that cannot be read, and why, as in `Source`.
     """
 
     url: str
@@ -58,6 +60,7 @@ class Shard:
     slices: tuple[Slice, ...]
     row_bytes: int
     schema: bytes
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -80,6 +83,7 @@ class Shard:
             "slices": [list(column) for column in zip(*self.slices, strict=True)],
             "row_bytes": self.row_bytes,
             "schema": base64.b64encode(self.schema).decode(),
+            "refused": dict(self.refused),
         }
         return json.dumps(content, separators=(",", ":")).encode()
 
@@ -100,6 +104,7 @@ class Shard:
                 slices=tuple(Slice(*part) for part in zip(*content["slices"], strict=True)),
                 row_bytes=content["row_bytes"],
                 schema=base64.b64decode(content["schema"]),
+                refused=dict(content["refused"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from hopsgpu.data.calendars import refused_columns
 from hopsgpu.data.files import opened
 from hopsgpu.data.parquet import read_footer, schema_of
 from hopsgpu.data.sizes import footer_bytes
@@ -41,12 +42,14 @@ class Source:
         row_bytes: a row's size in memory as the footers tell it: too little for strings that
             repeat, and too much for a few columns of many.
         schema: of all files, as Arrow serialises it.
+        refused: columns with dates or timestamps that cannot be converted, and why.
     """
 
     url: str
     files: tuple[SourceFile, ...]
     row_bytes: int
     schema: bytes
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
@@ -92,22 +95,24 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    schema = footers[0][1]
-    for file, other, _ in footers[1:]:
+    schema = footers[0].schema
+    for file, other in ((footer.file, footer.schema) for footer in footers[1:]):
         if not other.equals(schema):
             raise ConfigError(
                 f"{lake.url}: {names[0]} and {file.name} have different columns"
                 f" ({_difference(schema, other)}); write them anew with one schema"
             )
-    files = tuple(file for file, _, _ in footers)
+    files = tuple(footer.file for footer in footers)
     rows = sum(sum(file.groups) for file in files)
     if not rows:
         raise ConfigError(f"{lake.url} holds Parquet files without a row")
     return Source(
         url=lake.url,
         files=files,
-        row_bytes=max(1, sum(size for _, _, size in footers) // rows),
+        row_bytes=max(1, sum(footer.row_bytes for footer in footers) // rows),
         schema=schema.serialize().to_pybytes(),
+        # Of each column the first file's reason.
+        refused={n: why for footer in reversed(footers) for n, why in footer.refused.items()},
     )
 
 
@@ -147,14 +152,35 @@ def _table_that_has(name: str) -> str | None:
     return {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}.get(name)
 
 
-def _footer(lake: Lake, name: str) -> tuple[SourceFile, Any, int]:
-    """The file, its schema, and what its rows take in memory."""
+@dataclass(frozen=True)
+class _Footer:
+    """What a file's footer tells.
+
+    Attributes:
+        file: its name and size.
+        schema: its columns.
+        row_bytes: of all its rows, in memory.
+        refused: as of `Source`.
+    """
+
+    file: SourceFile
+    schema: Any
+    row_bytes: int
+    refused: Mapping[str, str]
+
+
+def _footer(lake: Lake, name: str) -> _Footer:
     file = lake / name if name else lake
     with opened(file) as (handle, opened_file):
         footer = read_footer(file, handle)
         schema = schema_of(handle, footer)
     rows = tuple(footer.row_group(number).num_rows for number in range(footer.num_row_groups))
-    return SourceFile(name, opened_file.size, rows), schema, footer_bytes(footer, schema)
+    return _Footer(
+        SourceFile(name, opened_file.size, rows),
+        schema,
+        footer_bytes(footer, schema),
+        refused_columns(footer, schema, file.url),
+    )
 
 
 def columns_of(source: Source) -> dict[str, str]:

@@ -83,9 +83,10 @@ class Packages:
             listed.touch(mode=0o600)
             listed.write_text("\n".join(self.lines) + "\n")
         command = [sys.executable, "-m", "pip", "install", "--target", str(target)]
-        command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off"]
+        command += requirements.PIP_OPTIONS
         what = f"python_env={self.name}: pip install"
-        commands.run([*command, "--requirement", str(listed)], what, stop)
+        variables = requirements.pip_variables(os.environ)
+        commands.run([*command, "--requirement", str(listed)], what, stop, variables)
         return _packed(target, directory / ARCHIVE, self.name, stop)
 
     def warnings(self) -> tuple[str, ...]:

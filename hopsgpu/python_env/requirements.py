@@ -20,6 +20,21 @@ VARIABLES = (
     "PIP_NO_INDEX",
     "PIP_PRE",
 )
+# The command line wins over variables, and these over pip.conf. So these also undo what a pip.conf
+# says of the place that pip installs into; an index, a certificate or a proxy of it stay in force.
+# An empty root would be the working directory.
+PIP_OPTIONS = (
+    *("--no-user", "--prefix=", "--root=/"),
+    *("--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
+)
+# Variables of pip that name another place, another Python, or more to install.
+_NOT_FOR_PIP = frozenset(
+    f"PIP_{name}"
+    for name in (
+        *("USER", "NO_USER", "PREFIX", "TARGET", "ROOT", "HOME", "PYTHON"),
+        *("REQUIREMENT", "EDITABLE", "DRY_RUN"),
+    )
+)
 _INCLUDED = re.compile(r"(?:-r|--requirement|-c|--constraint)(?:\s+|=)?(?P<file>.+)")
 _LINKS = re.compile(r"(?:-f|--find-links)(?:\s+|=)(?P<file>.+)")
 _EDITABLE = re.compile(r"(-e|--editable)(\s|=)")
@@ -58,6 +73,18 @@ def read_lines(file: Path) -> tuple[str, ...]:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"python_env: {file} cannot be read: {reason}") from error
     return check_lines(re.sub(r"\\\n", " ", text).splitlines(), str(file))
+
+
+def pip_variables(given: Mapping[str, str]) -> dict[str, str]:
+    """The variables with which pip installs into a directory, whatever the user's own pip is for.
+
+    Args:
+        given: of this process.
+    """
+    kept = {name: value for name, value in given.items() if name.upper() not in _NOT_FOR_PIP}
+    # What is installed into a directory needs no virtual environment; pip has no option that undoes
+    # a pip.conf's `require-virtualenv`.
+    return {**kept, "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 def recipe_of(

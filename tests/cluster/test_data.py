@@ -230,3 +230,47 @@ def test_a_failed_run_takes_its_data_along_unless_it_is_to_stay(
         failed.append(raised.value.result.run_id)
     assert [written(run_id, root_of(gang)) for run_id in failed] == [False, True]
     RunStore(root_of(gang)).remove(failed[1])
+
+
+def dates(kinds: list[str]) -> dict[str, list[str]]:
+    """What a rank has of its dates and timestamps, as text; of what is refused the error."""
+    data = hopsgpu.context().data
+    assert isinstance(data, dict)
+    found = {}
+    for name in kinds:
+        (batch,) = data[name].batches(9, ["d", "t"])
+        found[name] = [str(batch["d"][0]), str(batch["t"][0])]
+    with pytest.raises(hopsgpu.ConfigError) as refused:
+        next(iter(data["zone"].batches(9)))
+    (batch,) = data["zone"].batches(9, ["d"])
+    found["zone"] = [str(batch["d"][0]), str(refused.value)]
+    return found
+
+
+def test_old_dates_that_spark_wrote_in_its_legacy_calendar_are_those_that_it_was_given(
+    spark: SparkSession, gang: hopsgpu.Gang, root: Lake
+) -> None:
+    query = "select date'1000-02-28' d, timestamp'1500-03-01 01:02:03.456789' t"
+    legacy = ("datetimeRebaseModeInWrite", "int96RebaseModeInWrite")
+    settings = {f"spark.sql.parquet.{name}": "LEGACY" for name in legacy}
+    zone, kind = "spark.sql.session.timeZone", "spark.sql.parquet.outputTimestampType"
+    written = {
+        "micros": {zone: "UTC", kind: "TIMESTAMP_MICROS"},
+        "int96": {zone: "UTC", kind: "INT96"},
+        "zone": {zone: "America/Los_Angeles", kind: "TIMESTAMP_MICROS"},
+    }
+    session = spark.newSession()
+    for name, own in written.items():
+        for key, value in {**settings, **own}.items():
+            session.conf.set(key, value)
+        # Each rank has a row.
+        session.sql(f"{query} from range(2)").coalesce(1).write.parquet((root / name).url)
+    paths = {name: (root / name).url for name in written}
+    result = gang.launch(dates, args=(["micros", "int96"],), data=paths, progress="off")
+    for value in result.values:
+        right = ["1000-02-28", "1500-03-01T01:02:03.456789"]
+        assert (value["micros"], value["int96"]) == (right, right)
+        day, refused = value["zone"]
+        assert day == "1000-02-28"
+        assert f"column 't' of {paths['zone']}/part-" in refused
+        assert "in the legacy calendar of the time zone America/Los_Angeles" in refused

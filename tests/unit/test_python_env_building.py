@@ -22,6 +22,7 @@ from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.python_env import commands, conda, node
 from hopsgpu.python_env.building import put_on_lake, ready, this_python
 from hopsgpu.python_env.given import wanted_of
+from hopsgpu.python_env.requirements import pip_variables
 from hopsgpu.python_env.value import PythonEnv, mark_in
 from hopsgpu.stores import environments
 from hopsgpu.stores.lake import Lake
@@ -86,6 +87,38 @@ def test_what_pip_cannot_install(root: Lake, index: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):
         ready(wanted_of([*index, "nonsuch"]), root, NEVER)
     assert not (root / "environments").exists()
+
+
+@pytest.mark.parametrize("given_by", ["variables", "global", "install"])
+def test_where_a_users_pip_installs_is_no_matter(
+    root: Lake, tmp_path: Path, index: list[str], given_by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = {name: "elsewhere" for name in ("prefix", "target", "root")}
+    options = {"user": "true", "require-virtualenv": "true", **places}
+    # What the user's settings say of where packages come from stays in force.
+    wheels = index[-1].partition(" ")[2]
+    settings = f"[global]\nno-index = true\nfind-links = {wheels}\n"
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    if given_by == "variables":
+        more = {"home": "elsewhere", "python": "/nonsuch", "dry-run": "1", "requirement": "none"}
+        for name, value in {**options, **more}.items():
+            monkeypatch.setenv(f"PIP_{name.upper().replace('-', '_')}", value)
+    else:
+        settings += f"[{given_by}]\n" * (given_by != "global")
+        settings += "".join(f"{name} = {value}\n" for name, value in options.items())
+    (tmp_path / "pip.conf").write_text(settings)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
+    monkeypatch.chdir(tmp_path)
+    env = ready(wanted_of(["travelled"]), root, NEVER)
+    names = names_of(node.prepared(env, [tmp_path / "node"]))
+    assert {"travelled-1.0.dist-info", "travelled.py"} <= set(names)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_pip_keeps_the_variables_that_say_where_packages_come_from() -> None:
+    kept = {"PIP_INDEX_URL": "https://a/simple", "PIP_CERT": "/c", "PIP_PROXY": "http://p", "A": ""}
+    found = pip_variables({**kept, "PIP_USER": "1", "PIP_Target": "/x"})
+    assert found == {**kept, "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 def test_a_cancelled_run_ends_what_makes_its_environment(tmp_path: Path) -> None:

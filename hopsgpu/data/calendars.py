@@ -1,0 +1,317 @@
+"""Dates and timestamps of Parquet files that were written in the hybrid calendar.
+
+Spark 2, Spark 3 with `datetimeRebaseModeInWrite=LEGACY` and Hive count days in the Julian calendar
+before 1582-10-15; Arrow and NumPy count them in the proleptic Gregorian one. A file's key-value
+metadata tell which it has. What can be converted exactly is converted, as Spark does when it reads
+such a file (`RebaseDateTime` and `DataSourceUtils` of Spark 3.5); values that cannot are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.data.sizes import leaves, stored_columns
+from hopsgpu.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+
+_SPARK = "org.apache.spark."
+# Spark before 2.4 wrote its schema, and not yet its version.
+_SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
+_HIVE_ROOT = re.compile(r"^(?:\w+ )*group (?:field_id=\S+ )?hive_schema \{", re.MULTILINE)
+_UTC = re.compile(
+    r"(?:Etc/)?(?:UTC|UCT|GMT|Zulu|Universal|Greenwich|GMT[+-]?0)|Z|(?:UTC|GMT)?[+-]00:00"
+)
+_DAY_SECONDS = 86_400
+# 1582-10-15, on which the Gregorian calendar begins; days since 1970-01-01.
+_GREGORIAN_DAY = -141_427
+# 0000-03-01 of the Julian calendar; days since 1970-01-01.
+_JULIAN_ORIGIN = -719_470
+_FOUR_YEARS = 4 * 365 + 1
+# 1900-01-01, from which Java's two sets of time zones agree; seconds since 1970-01-01.
+_ZONES_AGREE = -2_208_988_800
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is done with a column's old values.
+
+    Attributes:
+        reason: why they are refused; None where they are converted.
+    """
+
+    reason: str | None = None
+
+
+_CONVERT = Rule()
+
+
+@dataclass(frozen=True)
+class Calendars:
+    """The calendars of one file's values; None for one that Arrow has too.
+
+    Attributes:
+        dates: of columns of dates.
+        instants: of timestamps that are stored as INT64.
+        int96: of timestamps that are stored as INT96.
+    """
+
+    dates: Rule | None = None
+    instants: Rule | None = None
+    int96: Rule | None = None
+
+    def rule_of(self, kind: Any, physical: str) -> Rule | None:
+        """The rule for a column that Parquet stores.
+
+        Args:
+            kind: its Arrow type.
+            physical: its Parquet type.
+        """
+        import pyarrow as pa
+
+        if pa.types.is_date(kind):
+            return self.dates
+        if not pa.types.is_timestamp(kind):
+            return None
+        if physical == "INT96":
+            return self.int96
+        # TIMESTAMP_NTZ: no writer that has it has the other calendar.
+        return None if kind.tz is None else self.instants
+
+
+def calendars_of(footer: Any) -> Calendars:
+    """The calendars that a file's writer used.
+
+    Args:
+        footer: of pyarrow.
+    """
+    metadata = {
+        key.decode(errors="replace"): value.decode(errors="replace")
+        for key, value in (footer.metadata or {}).items()
+    }
+    if f"{_SPARK}version" in metadata or _SPARK_SCHEMA in metadata:
+        return _of_spark(metadata)
+    by_hive = "writer.time.zone" in metadata or _HIVE_ROOT.search(str(footer.schema))
+    if by_hive and str(footer.created_by).startswith("parquet-mr"):
+        return _of_hive(metadata)
+    return Calendars()
+
+
+def _of_spark(metadata: Mapping[str, str]) -> Calendars:
+    told = re.match(r"(\d+)\.(\d+)", metadata.get(f"{_SPARK}version", ""))
+    version = (int(told[1]), int(told[2])) if told else (2, 0)
+    zone = metadata.get(f"{_SPARK}timeZone")
+    timestamps = _CONVERT
+    if zone is None or not _UTC.fullmatch(zone):
+        timestamps = Rule(
+            f"Spark wrote it with old timestamps in the legacy calendar of the time zone {zone}"
+            if zone
+            else "Spark 2 wrote it, in a time zone that the file does not name"
+        )
+    legacy = version < (3, 0) or f"{_SPARK}legacyDateTime" in metadata
+    legacy_int96 = version < (3, 1) or f"{_SPARK}legacyINT96" in metadata
+    return Calendars(
+        dates=_CONVERT if legacy else None,
+        instants=timestamps if legacy else None,
+        int96=timestamps if legacy_int96 else None,
+    )
+
+
+def _of_hive(metadata: Mapping[str, str]) -> Calendars:
+    proleptic = metadata.get("writer.date.proleptic")
+    timestamps = Rule("Hive wrote it, whose old timestamps depend on its version and time zone")
+    if proleptic == "true":
+        exact = metadata.get("writer.zone.conversion.legacy") == "false"
+        return Calendars(int96=None if exact else timestamps)
+    unknown = Rule("Hive wrote it, and the file does not say in which calendar")
+    dates = _CONVERT if proleptic == "false" else unknown
+    return Calendars(dates=dates, instants=timestamps, int96=timestamps)
+
+
+def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
+    """Columns that no rank can read, as the statistics of the row groups tell, and why.
+
+    Args:
+        footer: of a file.
+        schema: of the file.
+        url: of the file.
+    """
+    calendars = calendars_of(footer)
+    found: dict[str, str] = {}
+    if calendars == Calendars():
+        return found
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    for field, numbers in stored_columns(schema):
+        for number, kind in zip(numbers, leaves(field.type), strict=True):
+            rule = calendars.rule_of(kind, footer.schema.column(number).physical_type)
+            if rule is None or rule.reason is None:
+                continue
+            least = _least(groups, number)
+            if least is not None and least < _first_safe(kind):
+                found[field.name] = _refusal(url, field.name, kind, rule.reason)
+    return found
+
+
+def _least(groups: Iterable[Any], number: int) -> int | None:
+    """The least value of a column that statistics tell; of INT96 they have no defined order."""
+    found = []
+    for group in groups:
+        chunk = group.column(number)
+        statistics = None if chunk.physical_type == "INT96" else chunk.statistics
+        if statistics is not None and statistics.has_min_max:
+            found.append(int(statistics.min_raw))
+    return min(found, default=None)
+
+
+def check_readable(refused: Mapping[str, str], columns: Iterable[str]) -> None:
+    """Whether columns can be read.
+
+    Args:
+        refused: as from `refused_columns`.
+        columns: names.
+
+    Raises:
+        ConfigError: of one the values are known only to their writer.
+    """
+    problems = [refused[name] for name in columns if name in refused]
+    if problems:
+        raise ConfigError("; ".join(problems))
+
+
+def _refusal(url: str, column: str, kind: Any, reason: str) -> str:
+    import pyarrow as pa
+
+    what, before = ("timestamps", "1900-01-01")
+    if pa.types.is_date(kind):
+        what, before = ("dates", "1582-10-15")
+    return (
+        f"column {column!r} of {url} has {what} before {before}, which would be shifted: {reason}."
+        " Leave the column out of columns=, or read the files with Spark (spark.read.option("
+        "'datetimeRebaseMode', 'LEGACY').option('int96RebaseMode', 'LEGACY').parquet(…), in the"
+        " session time zone of their writer), set spark.sql.parquet.datetimeRebaseModeInWrite and"
+        " int96RebaseModeInWrite to CORRECTED, and pass the DataFrame"
+    )
+
+
+def gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> Iterator[Any]:
+    """The record batches of a file with all dates and timestamps in Arrow's calendar.
+
+    Args:
+        batches: as decoded.
+        footer: of the file.
+        schema: of the file.
+        url: of the file.
+
+    Raises:
+        ConfigError: from the iterator: a value cannot be converted exactly.
+    """
+    calendars = calendars_of(footer)
+    if calendars == Calendars():
+        return batches
+    rules: dict[str, list[Rule | None]] = {
+        field.name: [
+            calendars.rule_of(kind, footer.schema.column(number).physical_type)
+            for number, kind in zip(numbers, leaves(field.type), strict=True)
+        ]
+        for field, numbers in stored_columns(schema)
+    }
+    if not any(rule for of_field in rules.values() for rule in of_field):
+        return batches
+    return (_batch(batch, rules, url) for batch in batches)
+
+
+def _batch(batch: Any, rules: Mapping[str, list[Rule | None]], url: str) -> Any:
+    import pyarrow as pa
+
+    columns = []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        old = any(rules[field.name])
+        columns.append(_array(column, iter(rules[field.name]), field.name, url) if old else column)
+    return pa.record_batch(columns, schema=batch.schema)
+
+
+def _array(array: Any, rules: Iterator[Rule | None], column: str, url: str) -> Any:
+    """An Arrow array with its values converted; the rules are those of its leaves, in order."""
+    import pyarrow as pa
+
+    kind, types = array.type, pa.types
+    if types.is_struct(kind):
+        fields = [kind.field(number) for number in range(kind.num_fields)]
+        below = [_array(array.field(n), rules, column, url) for n in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(below, fields=fields, mask=array.is_null())
+    if types.is_map(kind):
+        keys = _array(array.keys, rules, column, url)
+        items = _array(array.items, rules, column, url)
+        entries = pa.StructArray.from_arrays(
+            [keys, items], fields=[kind.key_field, kind.item_field]
+        )
+        return _with_children(array, entries, 2)
+    if types.is_list(kind) or types.is_large_list(kind):
+        return _with_children(array, _array(array.values, rules, column, url), 2)
+    if types.is_fixed_size_list(kind):
+        return _with_children(array, _array(array.values, rules, column, url), 1)
+    rule = next(rules)
+    return array if rule is None else _values(array, rule, column, url)
+
+
+def _with_children(array: Any, below: Any, buffers: int) -> Any:
+    import pyarrow as pa
+
+    own = array.buffers()[:buffers]
+    return pa.Array.from_buffers(
+        array.type, len(array), own, array.null_count, array.offset, [below]
+    )
+
+
+def _first_safe(kind: Any) -> int:
+    """The first value, in the unit of the type, that has no other meaning in another calendar."""
+    import pyarrow as pa
+
+    if pa.types.is_date(kind):
+        return _GREGORIAN_DAY
+    return _ZONES_AGREE * _PER_SECOND[str(kind.unit)]
+
+
+def _values(array: Any, rule: Rule, column: str, url: str) -> Any:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = array.type
+    is_date = pa.types.is_date(kind)
+    per_day = 1 if is_date else _DAY_SECONDS * _PER_SECOND[str(kind.unit)]
+    limit = _first_safe(kind) if rule.reason is not None else _GREGORIAN_DAY * per_day
+    whole = pa.int32() if is_date else pa.int64()
+    numbers = array.cast(whole)
+    least = pc.min(numbers).as_py()
+    if least is None or least >= limit:
+        return array
+    if rule.reason is not None:
+        raise ConfigError(_refusal(url, column, kind, rule.reason))
+    values = pc.fill_null(numbers, 0).to_numpy(zero_copy_only=False)
+    shifted = values + _shifts(values // per_day) * per_day
+    nulls = array.is_null().to_numpy(zero_copy_only=False)
+    return pa.array(shifted, whole, mask=nulls).cast(kind)
+
+
+def _shifts(days: Array) -> Array:
+    """Days to add, so that a day of the hybrid calendar has its name in the Gregorian one.
+
+    A day that the Gregorian calendar does not have, as 1500-02-29, becomes the next that it has.
+
+    Args:
+        days: since 1970-01-01.
+    """
+    import numpy as np
+
+    # Years begin in March, so that a leap day is the last of its year.
+    wide = days.astype(np.int64)
+    years = (4 * (wide - _JULIAN_ORIGIN) + 3) // _FOUR_YEARS
+    shifts = years // 400 - years // 100 + 2
+    return np.where(wide < _GREGORIAN_DAY, shifts, 0).astype(days.dtype)
