@@ -23,6 +23,26 @@ _NOT_SHARED = re.compile(
     r"HOPSGPU_.*|HOME|TMPDIR|(PY)?SPARK_.*|PYTHON_(WORKER|UNIX|FAULT|DAEMON).*"
 )
 
+# Directories that libraries write to; without them they take one below HOME or TMPDIR.
+_WRITTEN = frozenset(
+    {
+        "CUDA_CACHE_PATH",
+        "MPLCONFIGDIR",
+        "NUMBA_CACHE_DIR",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCH_EXTENSIONS_DIR",
+        "TRITON_CACHE_DIR",
+        "TRITON_HOME",
+        "XDG_CACHE_HOME",
+        "XDG_CONFIG_HOME",
+        "XDG_DATA_HOME",
+        "XDG_RUNTIME_DIR",
+        "XDG_STATE_HOME",
+    }
+)
+# Directories of models and data sets, which may be filled already and only read.
+_FILLED = frozenset({"HF_DATASETS_CACHE", "HF_HOME", "HF_HUB_CACHE", "KERAS_HOME", "TORCH_HOME"})
+
 IMPORT_SECONDS = 60.0
 
 
@@ -69,15 +89,31 @@ class ServerSpec:
 def rank_environment(
     executor: Mapping[str, str], given: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """A rank's variables: the executor's, without leftovers, under those that are given."""
+    """A rank's variables: the executor's, without leftovers, under those that are given.
+
+    Nor does it inherit directories of caches that this user cannot use: an image may name those of
+    the user that it was made for.
+    """
     kept = {
         name: value
         for name, value in executor.items()
-        if name not in VARIABLES and not _NOT_INHERITED.fullmatch(name)
+        if name not in VARIABLES
+        and not _NOT_INHERITED.fullmatch(name)
+        and _is_usable(name, Path(value))
     }
     inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
     path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
     return {**kept, "PYTHONPATH": os.pathsep.join(path), **given}
+
+
+def _is_usable(name: str, path: Path) -> bool:
+    # A relative path lies in the rank's working directory, where all can be made.
+    if name not in _WRITTEN | _FILLED or not path.is_absolute():
+        return True
+    if name in _FILLED and os.access(path, os.R_OK | os.X_OK):
+        return True
+    there = next(above for above in (path, *path.parents) if os.path.lexists(above))
+    return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
 
 
 def server_spec(

@@ -212,3 +212,81 @@ def first_line(asked: float) -> tuple[bool, float]:
 
     assert torch.Tensor
     return there, time.time() - asked
+
+
+def managed() -> list[int]:
+    """What a manager's process keeps; it is reached by a socket in TMPDIR."""
+    with multiprocessing.Manager() as manager:
+        kept = manager.list([1])
+        kept.append(2)
+        return list(kept)
+
+
+def temporary() -> dict[str, Any]:
+    """TMPDIR as a rank has it."""
+    import tempfile
+
+    directory = os.environ["TMPDIR"]
+    return {
+        "TMPDIR": directory,
+        "real": os.path.realpath(directory),
+        "mode": os.lstat(directory).st_mode,
+        "tempfile": tempfile.gettempdir(),
+        "managed": managed(),
+    }
+
+
+def tells_tmpdir_and_waits(file: str) -> None:
+    draft = Path(file + ".draft")
+    draft.write_text(json.dumps(os.environ["TMPDIR"]))
+    draft.rename(file)
+    time.sleep(600)
+
+
+def forks(what: str, file: str) -> str:
+    """Forks a child that comes to its end in some way, and tells of it what waitpid does.
+
+    Args:
+        what: it does.
+        file: what the child's exit function would make.
+    """
+    import atexit
+
+    atexit.register(Path(file).touch)
+    child = os.fork()
+    if child == 0:
+        Path(file).with_name("child").touch()
+        if what == "returns":
+            return "the child's"
+        if what == "raises":
+            raise ValueError("the child's")
+        if what == "exits":
+            sys.exit(7)
+        if what == "is unpicklable":
+            return threading.Lock()  # type: ignore[return-value]
+        os._exit(9)
+    _, status = os.waitpid(child, 0)
+    ended = os.waitstatus_to_exitcode(status)
+    assert not Path(file).exists()
+    assert not (Path.cwd().parent / "outcome.json").exists()
+    return f"{ended} {Path(file).with_name('child').exists()}"
+
+
+def forks_and_is_killed(what: str) -> str:
+    """Forks a child that comes to its end, and is killed."""
+    child = os.fork()
+    if child == 0:
+        if what == "raises":
+            raise ValueError("the child's")
+        return "the child's"
+    os.waitpid(child, 0)
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def parses() -> float:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", type=float, default=0.1)
+    return float(parser.parse_args().lr)

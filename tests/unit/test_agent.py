@@ -276,6 +276,8 @@ def test_a_rank_that_fails_to_import_never_runs(gang: Gang) -> None:
     gang.run(functools.partial(print, Broken()))
     assert "no such module" in gang.wait_for("ended")["outcome"]["error"]
     assert not [m for m in gang.seen if m.kind == "entered"]
+
+
 def uses_cpu() -> str | None:
     return os.environ.get("ACCELERATE_USE_CPU")
 

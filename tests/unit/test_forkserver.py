@@ -56,8 +56,12 @@ def test_a_forked_rank_is_like_a_fresh_interpreter(here: Container) -> None:
         async with here.keeper() as keeper:
             rank = await here.start(keeper, here.spec(*modules), functions.interpreter, own=own)
             value = await rank.value()
-            # Each has a directory of its own.
-            shown = {n: repr(v).replace(str(rank.directory), "DIRECTORY") for n, v in value.items()}
+            # Each has directories of its own.
+            temporary = value["environment"]["TMPDIR"]
+            shown = {
+                name: repr(seen).replace(str(rank.directory), "DIRECTORY").replace(temporary, "TMP")
+                for name, seen in value.items()
+            }
             return shown, rank.started.warning
 
     async def scenario() -> None:
@@ -105,6 +109,38 @@ def test_ends_as_the_interpreter_does(here: Container) -> None:
         assert code == -signal.SIGSEGV
         assert log.startswith("before\nFatal Python error: Segmentation fault")
         assert "in crashes" in log
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("modules", [(), ("threaded",)], ids=["forked", "fresh"])
+def test_only_the_ranks_own_process_says_how_it_ended(
+    here: Container, tmp_path: Path, modules: tuple[str, ...]
+) -> None:
+    here.module("threaded", THREADED)
+    ways = {"returns": 0, "raises": 1, "exits": 7, "is unpicklable": 0, "ends at once": 9}
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            for number, (what, code) in enumerate(ways.items()):
+                file = tmp_path / str(number) / "exit-function"
+                file.parent.mkdir()
+                rank = await here.start(
+                    keeper, here.spec(*modules), functions.forks, what, str(file)
+                )
+                assert await rank.value() == f"{code} True"
+                # The rank's own exit functions run.
+                assert file.exists()
+                outcome = json.loads((rank.directory / OUTCOME).read_text())
+                assert outcome["status"] == "returned"
+                assert ("ValueError: the child's" in rank.log) == (what == "raises")
+            for what in ("returns", "raises"):
+                rank = await here.start(
+                    keeper, here.spec(*modules), functions.forks_and_is_killed, what
+                )
+                assert (await rank.end()).status == signal.SIGKILL
+                assert not (rank.directory / OUTCOME).exists()
+                assert not (rank.directory / VALUE).exists()
 
     asyncio.run(scenario())
 
@@ -180,6 +216,9 @@ def test_a_rank_that_cannot_be_set_up_is_an_error(here: Container) -> None:
         async with here.keeper() as keeper:
             with pytest.raises(FileNotFoundError, match="rank-9"):
                 await keeper.spawn(here.spec(), here.directory / "rank-9", {})
+            (here.directory / "rank-9").mkdir()
+            with pytest.raises(FileNotFoundError, match=f"rank-9/{WORK}"):
+                await keeper.spawn(here.spec(), here.directory / "rank-9", {})
             # The server still serves.
             assert await here.value(here.spec(), str.upper, "next") == "NEXT"
 
@@ -240,6 +279,7 @@ def test_a_rank_that_was_forked_ahead_is_like_one_that_was_not(here: Container) 
                 assert value["session"] and rank.log == "said\n"
                 del value["environment"]["RANK"]
                 replaced = {str(rank.directory): "DIRECTORY", f"/run/{number}": "PATH"}
+                replaced[value["environment"]["TMPDIR"]] = "TMP"
                 text = repr(value)
                 for old, new in replaced.items():
                     text = text.replace(old, new)
@@ -316,11 +356,14 @@ def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> Non
     async def scenario() -> None:
         async with here.keeper() as keeper:
             said = []
-            for _ in range(2):
+            for number in (8, 9):
                 before = here.spares()
-                with pytest.raises(FileNotFoundError, match="rank-9") as told:
-                    await keeper.spawn(here.spec(), here.directory / "rank-9", {})
-                said.append((told.value.errno, str(told.value)))
+                # Its working directory is missing.
+                rank = here.directory / f"rank-{number}"
+                rank.mkdir()
+                with pytest.raises(FileNotFoundError, match=f"rank-{number}/{WORK}") as told:
+                    await keeper.spawn(here.spec(), rank, {})
+                said.append((told.value.errno, str(told.value).replace(str(rank), "")))
                 assert await asyncio.to_thread(until, lambda b=before: all(map(gone, b)), SECONDS)
                 await forked_ahead(here)
             assert len(before) == 1 and said[0] == said[1]
