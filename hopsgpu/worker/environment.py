@@ -113,7 +113,7 @@ def _is_usable(name: str, path: Path) -> bool:
     if name in _FILLED and os.access(path, os.R_OK | os.X_OK):
         return True
     there = next(above for above in (path, *path.parents) if os.path.lexists(above))
-    return os.path.isdir(there) and os.access(there, os.W_OK | os.X_OK)
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def server_spec(
