@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def direct_session() -> Session:
     class Direct(requests.Session):
         def merge_environment_settings(
             self, url: Any, proxies: Any, stream: Any, verify: Any, cert: Any
-        ) -> MutableMapping[str, Any]:
+        ) -> Any:
             settings = super().merge_environment_settings(url, proxies, stream, verify, cert)
             return {**settings, "proxies": {}}
 
