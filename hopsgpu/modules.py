@@ -155,7 +155,10 @@ def _root_of_main(main: ModuleType) -> Path | None:
     file = getattr(main, "__file__", None)
     if file is None:
         # A notebook or `python -c`: modules beside it come from the working directory.
-        return Path.cwd() if "" in sys.path else None
+        try:
+            return Path.cwd() if "" in sys.path else None
+        except FileNotFoundError:  # it was removed: nothing is imported from it either
+            return None
     spec = getattr(main, "__spec__", None)
     name = main.__name__ if spec is None else spec.name
     above = name.count(".") + (Path(file).name == "__init__.py")
