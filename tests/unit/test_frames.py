@@ -253,7 +253,12 @@ def test_a_runs_error_does_not_show_where_it_was_asked_for_before() -> None:
         ([GangState.WAITING, GangState.RELEASING], True, 1, "its GPUs are back"),
         ([GangState.WAITING, GangState.RELEASING], True, 0, "its executors are back"),
         ([GangState.WAITING, GangState.RELEASING], False, 1, "it could not be confirmed that its"),
-        ([GangState.READY, GangState.TRAINING, GangState.KEEPING], False, 1, "the gang keeps its"),
+        (
+            [GangState.READY, GangState.STARTING, GangState.FINISHING],
+            False,
+            1,
+            "the gang keeps its",
+        ),
         ([], False, 1, "it held no GPUs"),
     ],
 )
