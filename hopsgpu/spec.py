@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Collection, Mapping
@@ -244,6 +243,11 @@ def _check_gpu_type(given: object, gpus: GpuRequest) -> None:
         )
 
 
+def _size(value: str) -> int:
+    """Bytes of a variable in a rank, whatever the locale of this process takes."""
+    return len(value.encode("utf-8", "surrogateescape"))
+
+
 def _check_variables(given: object) -> Mapping[str, str]:
     if not isinstance(given, Mapping):
         raise ConfigError(f"env_vars={given!r}: a mapping of names to strings is wanted")
@@ -253,7 +257,7 @@ def _check_variables(given: object) -> Mapping[str, str]:
                 f"env_vars: {name!r} is a name or has a value that no environment takes; "
                 "names of letters, digits and '_' with string values are accepted"
             )
-        if len(name) + len(os.fsencode(value)) > _MOST_VARIABLE:
+        if len(name) + _size(value) > _MOST_VARIABLE:
             raise ConfigError(
                 f"env_vars: {name} is over {_MOST_VARIABLE} bytes, more than Linux takes; pass it"
                 " in kwargs, or by a file on the lake"
@@ -265,7 +269,7 @@ def _check_variables(given: object) -> Mapping[str, str]:
                 f"env_vars sets {name}, which hopsgpu sets in every rank; leave it out "
                 f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
             )
-    if sum(len(n) + len(os.fsencode(v)) for n, v in given.items()) > 4 * _MOST_VARIABLE:
+    if sum(len(name) + _size(value) for name, value in given.items()) > 4 * _MOST_VARIABLE:
         raise ConfigError(
             f"env_vars are over {4 * _MOST_VARIABLE} bytes in all; pass them in kwargs"
         )

@@ -95,7 +95,7 @@ def rank_environment(
     the user that it was made for.
     """
     kept = {
-        name: value
+        name: os.fsencode(value).decode("utf-8", "surrogateescape")
         for name, value in executor.items()
         if name not in VARIABLES
         and not _NOT_INHERITED.fullmatch(name)
@@ -104,6 +104,19 @@ def rank_environment(
     inherited = executor.get("PYTHONPATH", "").split(os.pathsep)
     path = dict.fromkeys(p for p in [*python_path, *inherited] if p)
     return {**kept, "PYTHONPATH": os.pathsep.join(path), **given}
+
+
+def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Variables as a process gets them: in UTF-8, also where its locale, or this one's, is ASCII.
+
+    Args:
+        environment: as `rank_environment` gives it.
+    """
+    return {_utf8(name): _utf8(value) for name, value in environment.items()}
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _is_usable(name: str, path: Path) -> bool:

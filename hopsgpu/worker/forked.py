@@ -12,6 +12,7 @@ from importlib.machinery import FileFinder
 from pathlib import Path
 
 from hopsgpu.worker import kernel, rank
+from hopsgpu.worker.environment import as_bytes
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,14 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
         environment: all its variables.
         birth: the fork server's.
     """
-    os.environ.clear()
-    os.environ.update(environment)
+    os.environb.clear()
+    os.environb.update(as_bytes(environment))
     if birth.locale is not None and not os.environ.get("LC_ALL"):
         os.environ.setdefault("LC_CTYPE", birth.locale)
     work = directory / rank.WORK
     os.chdir(work)
     os.umask(birth.umask)
-    given = _entries(environment)
+    given = _entries(os.environ)
     sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
     _forget_directories()
     # What children of one parent would have in common.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hopsgpu.worker import forkserver
-from hopsgpu.worker.environment import ServerSpec
+from hopsgpu.worker.environment import ServerSpec, as_bytes
 from hopsgpu.worker.lines import Lines
 
 # Each takes 0.5 to 1 GiB of the container (AGENT_MIB).
@@ -155,12 +155,17 @@ def start(
 
 
 def started(
-    command: list[str], *, stdin: int | IO[bytes] = subprocess.DEVNULL, **options: Any
+    command: list[str],
+    *,
+    env: Mapping[str, str],
+    stdin: int | IO[bytes] = subprocess.DEVNULL,
+    **options: Any,
 ) -> int:
     """The pid of a child that leads a session and writes errors to its stdout.
 
     Args:
         command: and its arguments.
+        env: its variables, as `rank_environment` gives them.
         stdin: what it reads, nothing by default.
         **options: of subprocess.Popen.
 
@@ -169,6 +174,7 @@ def started(
     """
     process = subprocess.Popen(
         command,
+        env=as_bytes(env),
         stdin=stdin,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -80,6 +80,28 @@ def test_a_forked_rank_is_like_a_fresh_interpreter(here: Container) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("utf8", ["0", "1"])
+def test_variables_are_in_utf8_whatever_the_ranks_locale_takes(here: Container, utf8: str) -> None:
+    here.module("threaded", THREADED)
+    # Python takes UTF-8 in place of ASCII unless it must not.
+    locale = {"LC_ALL": "C", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0"}
+
+    def seen() -> tuple[str, bytes, bytes]:
+        return sys.getfilesystemencoding(), os.environb[b"OWN"], os.environb[b"SHARED"]
+
+    async def scenario() -> None:
+        for modules in ((), ("threaded",)):  # forked, and fresh
+            spec = here.spec(*modules, **locale, SHARED="größe")
+            async with here.keeper() as keeper:
+                rank = await here.start(keeper, spec, seen, own={"OWN": "é漢 \udcff"})
+                encoding, own, shared = await rank.value()
+                assert (rank.started.warning is None) is (not modules)
+            assert encoding == ("utf-8" if utf8 == "1" else "ascii")
+            assert (own, shared) == ("é漢 ".encode() + b"\xff", "größe".encode())
+
+    asyncio.run(scenario())
+
+
 def test_nothing_leaks_from_one_run_into_the_next(here: Container) -> None:
     here.module("user_module", "seen = 0")
 

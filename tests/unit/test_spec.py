@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
@@ -152,3 +155,9 @@ def test_ranks_that_share_a_container() -> None:
 def test_placements(placement: object) -> None:
     with pytest.raises(ConfigError, match="placement=.*'pack'.*'spread'.*None"):
         GangSpec("run", placement=placement)  # type: ignore[arg-type]
+
+
+def test_variables_may_have_letters_that_the_drivers_locale_lacks() -> None:
+    code = "from hopsgpu.spec import GangSpec; GangSpec('run', env_vars={'A': '\\u6f22'})"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **ascii_only}, check=True)
