@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -158,3 +159,120 @@ def counts(seconds: float) -> int:
         context.report(step, loss=1 / (step + 1))
         time.sleep(0.1)
     return os.getpid()
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def argv_of_child(_: int) -> list[str]:
+    return list(sys.argv)
+
+
+def send_ones(queue: object) -> None:
+    import torch
+
+    queue.put(torch.ones(1000))  # type: ignore[attr-defined]
+    # Until it is taken its memory is this process's.
+    queue.join()  # type: ignore[attr-defined]
+
+
+def use_processes(*contexts: str) -> dict[str, object]:
+    """What works in a plain script with processes, sockets and caches, tried by rank 0.
+
+    Args:
+        contexts: multiprocessing's ways to start a process.
+
+    Returns:
+        By what was tried, what came of it; nothing in other ranks.
+    """
+    import multiprocessing
+
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    found: dict[str, object] = {}
+    if hopsgpu.context().rank != 0:
+        return found
+    for context in contexts:
+        loader = DataLoader(
+            TensorDataset(torch.arange(64.0)),
+            batch_size=8,
+            num_workers=2,
+            persistent_workers=True,
+            pin_memory=True,
+            multiprocessing_context=context,
+        )
+        found[f"DataLoader, {context}"] = [sum(float(b.sum()) for (b,) in loader) for _ in "ab"]
+        del loader
+        processes = multiprocessing.get_context(context)
+        with processes.Pool(2) as pool:
+            found[f"Pool, {context}"] = pool.map(double, range(3))
+            found[f"argv, {context}"] = pool.map(argv_of_child, range(1))[0]
+        with processes.Manager() as manager:
+            found[f"Manager, {context}"] = list(manager.list([1, 2]))
+    for strategy in torch.multiprocessing.get_all_sharing_strategies():
+        torch.multiprocessing.set_sharing_strategy(strategy)
+        fork = torch.multiprocessing.get_context("fork")
+        queue = fork.JoinableQueue()
+        sender = fork.Process(target=send_ones, args=(queue,))
+        sender.start()
+        found[f"sharing, {strategy}"] = float(queue.get().sum())
+        queue.task_done()
+        sender.join()
+    found["argv"] = list(sys.argv)
+    found["unwritable"] = [path for path in places_of_libraries() if not can_be_written(path)]
+    return found
+
+
+def places_of_libraries() -> list[str]:
+    """Where libraries leave things: at home, below TMPDIR and in their caches."""
+    import tempfile
+
+    import matplotlib
+    from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    return [
+        str(Path.home()),
+        str(Path.cwd()),
+        tempfile.gettempdir(),
+        cache_dir(),
+        triton_cache_dir(0),
+        os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache")),
+        matplotlib.get_configdir(),
+        matplotlib.get_cachedir(),
+        os.environ.get("HF_HOME", str(cache / "huggingface")),
+    ]
+
+
+def can_be_written(path: str) -> bool:
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+        (Path(path) / "written").write_text("")
+    except OSError:
+        return False
+    return True
+
+
+def fork_and(child: str, rank: str) -> str:
+    """Forks a child that comes to its end in some way; then the rank does."""
+    pid = os.fork()
+    if pid == 0:
+        if child == "raises":
+            raise ValueError("the child's")
+        if child == "exits":
+            sys.exit(3)
+        return "the child's"
+    os.waitpid(pid, 0)
+    if rank == "is killed" and hopsgpu.context().rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "the rank's"
+
+
+def parse_arguments() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", required=True)
+    parser.parse_args()

@@ -126,7 +126,8 @@ def _is_usable(name: str, path: Path) -> bool:
     if name in _FILLED and os.access(path, os.R_OK | os.X_OK):
         return True
     there = next(above for above in (path, *path.parents) if os.path.lexists(above))
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    # In this order: where a link leads may be hidden from this user.
+    return os.access(there, os.W_OK | os.X_OK) and there.is_dir()
 
 
 def server_spec(

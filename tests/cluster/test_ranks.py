@@ -27,10 +27,13 @@ from tests.cluster.test_attempts import containers_of
 from tests.conftest import gone, until
 from tests.in_ranks import (
     crash,
+    fork_and,
     hang_in_an_all_reduce,
     kill_at,
     kill_when_noted,
+    parse_arguments,
     print_at_length,
+    use_processes,
 )
 from tests.processes import pids_in
 
@@ -116,6 +119,44 @@ def test_the_interface_that_is_set_is_the_one_of_gloo_and_of_the_rendezvous(
     monkeypatch.setenv("HOPSGPU_INTERFACE", "ib7")
     with pytest.raises(hopsgpu.ConfigError, match="interface='ib7' is not on this node; there are"):
         gang.launch(all_reduce, progress="off")
+
+
+# Ordinary code.
+
+CONTEXTS = ("fork", "spawn", "forkserver")
+
+
+def test_data_loaders_managers_pools_and_caches_work_in_a_container(gang: hopsgpu.Gang) -> None:
+    found = gang.launch(use_processes, args=CONTEXTS, run_timeout="5m", progress="off").value
+    argv = [sys.argv[0]]
+    assert found == {
+        **{f"DataLoader, {context}": [2016.0, 2016.0] for context in CONTEXTS},
+        **{f"Pool, {context}": [0, 2, 4] for context in CONTEXTS},
+        **{f"argv, {context}": argv for context in CONTEXTS},
+        **{f"Manager, {context}": [1, 2] for context in CONTEXTS},
+        "sharing, file_descriptor": 1000.0,
+        "sharing, file_system": 1000.0,
+        "argv": argv,
+        "unwritable": [],
+    }
+
+
+def test_a_rank_without_its_arguments_says_so_first(gang: hopsgpu.Gang) -> None:
+    with pytest.raises(hopsgpu.RankFailed) as failed:
+        gang.launch(parse_arguments, progress="off")
+    script = Path(sys.argv[0]).name
+    said = f"{script}: error: the following arguments are required: --lr"
+    first, _, *log = str(failed.value).splitlines()
+    assert first.endswith(f" called sys.exit: exit code 2: {said}")
+    assert log[:2] == [f"  usage: {script} [-h] --lr LR", f"  {said}"]
+
+
+def test_a_forked_child_does_not_say_how_its_rank_ended(gang: hopsgpu.Gang) -> None:
+    for child in ("returns", "raises", "exits"):
+        result = gang.launch(fork_and, args=(child, "returns"), progress="off")
+        assert result.values == ("the rank's",) * WORKERS
+        with pytest.raises(hopsgpu.RankFailed, match="rank 0 .* was ended by SIGKILL"):
+            gang.launch(fork_and, args=(child, "is killed"), progress="off")
 
 
 # Output.

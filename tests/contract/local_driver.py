@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from optuna.distributions import IntDistribution
+
 import hopsgpu
 from hopsgpu.data.rank import RankData
 from tests.travelling import whole_environment
@@ -32,6 +34,22 @@ def summed() -> tuple[float, list[str]]:
     (context.model_dir / f"part-{context.rank}").write_text("model")
     context.report(1, loss=0.5)
     return float(total), list(context.gpus)
+
+
+def shared() -> tuple[int, list[int], list[str]]:
+    """What a manager and a DataLoader's workers give, which have sockets in TMPDIR."""
+    import multiprocessing
+
+    from torch.utils.data import DataLoader
+
+    with multiprocessing.Manager() as manager:
+        kept = list(manager.list([1, 2]))
+    loaded = [int(n) for batch in DataLoader(range(4), num_workers=2) for n in batch]
+    return sum(kept), loaded, sys.argv
+
+
+def in_a_trial(x: int) -> float:
+    return float(shared()[0])
 
 
 def own_rows() -> list[int]:
@@ -94,6 +112,10 @@ def main() -> None:
         released=result.timeline.released is not None,
         metrics=[dict(m) for m in result.metrics],
     )
+    tell("shared", value=hopsgpu.launch(shared, progress="off").value)
+    space = {"x": IntDistribution(1, 2)}
+    found = hopsgpu.search(in_a_trial, space, trials=2, max_concurrent=1, progress="off")
+    tell("searched", values=[trial.value for trial in found.trials])
     result = hopsgpu.launch(own_rows, workers=2, data=spark.range(100))
     tell("data", values=result.values, run=result.run_id)
     in_other_environments()

@@ -14,6 +14,7 @@ import pytest
 
 from hopsgpu.cluster.gpus import Gpu
 from hopsgpu.cluster.standin import standin_script
+from hopsgpu.worker.links import SHARED
 from tests.conftest import gone, until
 from tests.travelling import PYTHON
 
@@ -99,6 +100,11 @@ def test_what_differs_is_said_in_one_line(told: Told, home: Path) -> None:
     assert f"file://{home}/hopsgpu" in said[0]
 
 
+def test_ranks_and_trials_can_bind_sockets_in_tmpdir(told: Told) -> None:
+    assert told("shared")[0]["value"] == [3, [0, 1, 2, 3], [str(DRIVER)]]
+    assert told("searched")[0]["values"] == [3.0, 3.0]
+
+
 def test_a_dataframe_is_written_read_by_the_ranks_and_removed(told: Told, home: Path) -> None:
     data = told("data")[0]
     first, second = data["values"]
@@ -151,10 +157,18 @@ def test_a_killed_driver_leaves_no_process_and_no_directory(told: Told, home: Pa
     numbers = [int(one.name) for one in Path("/proc").glob("[0-9]*")]
     left = [pid for pid in numbers if of(pid, home)]
     assert set(pids) < set(left)
+    assert links_into(home)
     told.process.kill()
     told.process.wait()
     assert until(lambda: all(map(gone, left)), 60), [pid for pid in left if not gone(pid)]
     assert until(lambda: not list((home / "tmp").glob("hopsgpu-*")), 60)
+    assert until(lambda: not links_into(home), 60)
+
+
+def links_into(home: Path) -> list[Path]:
+    """Links in /tmp that lead to files of the script's gangs."""
+    links = [path for path in SHARED.glob("hopsgpu-tmp-*/*") if path.is_symlink()]
+    return [link for link in links if link.readlink().is_relative_to(home)]
 
 
 def of(pid: int, home: Path) -> bool:

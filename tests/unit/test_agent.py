@@ -112,6 +112,7 @@ class Gang:
                     "log_dir_url": f"file://{self.lake}/runs/{run_id}/tensorboard",
                     "resume_dir": None,
                     "trial": trial and trial.as_fields(),
+                    "script": "jobs/train.py",
                 },
                 "data_bytes": len(data[rank]) if data else 0,
             }
@@ -186,6 +187,7 @@ def report() -> dict[str, Any]:
         "cwd": str(Path.cwd()),
         "model_dir": context.model_dir.is_dir(),
         "group": os.getpgid(0) == os.getpid(),
+        "argv": sys.argv,
     }
 
 
@@ -219,6 +221,7 @@ def test_a_rank_runs_in_a_fresh_process_with_its_environment(gang: Gang) -> None
     assert value["environment"]["CUDA_VISIBLE_DEVICES"] == "GPU-1"
     assert "TF_CONFIG" not in value["environment"]
     assert value["environment"]["HOME"].startswith(str(Path(value["cwd"]).parent))
+    assert value["argv"] == ["jobs/train.py"]
     assert value["model_dir"] and value["group"]
     assert started["pid"] != gang.process.pid
     assert gang.output() == b"out\nerr\n"
@@ -408,6 +411,56 @@ def test_other_ends(
     assert ended["exit_code"] == exit_code
     if status == "unpicklable":
         assert "a lock that cannot be pickled" in ended["outcome"]["error"]
+
+
+def needs_arguments() -> None:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lr", required=True)
+    parser.parse_args()
+
+
+def test_a_usage_error_is_the_scripts(gang: Gang) -> None:
+    gang.run(needs_arguments)
+    ended = gang.wait_for("ended")
+    assert (ended["outcome"]["status"], ended["exit_code"]) == ("exited", 2)
+    assert ended["log_tail"] == [
+        "usage: train.py [-h] --lr LR",
+        "train.py: error: the following arguments are required: --lr",
+    ]
+
+
+def test_the_message_of_an_exit_is_told(gang: Gang) -> None:
+    gang.run(sys.exit, "no data\nin /x")
+    ended = gang.wait_for("ended")
+    assert (ended["outcome"]["error"], ended["exit_code"]) == ("no data\nin /x", 1)
+
+
+def keeps_a_file() -> str:
+    directory = Path(os.environ["TMPDIR"])
+    (directory / "file").write_text("kept")
+    return str(directory)
+
+
+def test_what_a_rank_has_left_in_tmpdir_is_reached_until_its_directory_is_removed(
+    gang: Gang, tmp_path: Path
+) -> None:
+    gang.run(keeps_a_file)
+    directory = Path(pickle.loads(gang.wait_for("ended").payload))
+    own = tmp_path / "container" / "hopsgpu" / "r-0" / "rank-0" / "tmp"
+    assert directory.samefile(own) and (directory / "file").read_text() == "kept"
+    gang.run(keeps_a_file)
+    second = Path(pickle.loads(gang.wait_for("ended").payload))
+    assert second != directory and not os.path.lexists(directory.parent)
+    for _ in range(2):
+        gang.run(keeps_a_file, trial=Trial(0, {}))
+        third = Path(pickle.loads(gang.wait_for("ended").payload))
+        assert until(lambda link=second.parent: not os.path.lexists(link), SECONDS)
+        second = third
+    gang.server.end_all()
+    gang.process.wait(SECONDS)
+    assert until(lambda: not third.parent.parent.exists(), SECONDS)
 
 
 def fails_and_stays() -> None:
@@ -1058,6 +1111,29 @@ def test_a_ranks_environment_is_pure() -> None:
         "KEEP": "1",
         "RANK": "0",
     }
+
+
+def test_directories_of_caches_that_cannot_be_used_are_not_inherited(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "there").mkdir()
+    none, new = str(tmp_path / "file" / "cache"), str(tmp_path / "new" / "cache")
+    good = {
+        "XDG_CACHE_HOME": new,
+        "MPLCONFIGDIR": str(tmp_path / "there"),
+        "TRITON_CACHE_DIR": "relative",
+        "HF_HOME": new,
+        "OTHER_CACHE": none,
+    }
+    assert rank_environment(good, {}, []) == {**good, "PYTHONPATH": ""}
+    bad = {"XDG_CACHE_HOME": none, "TORCHINDUCTOR_CACHE_DIR": none, "HF_HOME": none}
+    assert rank_environment(bad, {}, []) == {"PYTHONPATH": ""}
+    # What the user has given stays.
+    assert rank_environment(bad, {"HF_HOME": none}, []) == {"HF_HOME": none, "PYTHONPATH": ""}
+    if os.geteuid() != 0:
+        (tmp_path / "there").chmod(0o500)
+        read = {"HF_HOME": str(tmp_path / "there")}
+        refused = {"XDG_CACHE_HOME": str(tmp_path / "there")}
+        assert rank_environment({**read, **refused}, {}, []) == {**read, "PYTHONPATH": ""}
 
 
 def test_tasks_of_one_executor_share_fork_servers() -> None:

@@ -64,7 +64,11 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
     ("end", "told"),
     [
         (raised("ValueError: bad"), "raised ValueError: bad\nframes"),
-        (ended(outcome={"status": "exited"}, exit_code=3), "called sys.exit: exit code 3"),
+        (ended(outcome={"status": "exited"}, exit_code=3), "called sys.exit: exit code 3\n"),
+        (
+            ended(outcome={"status": "exited", "error": "no data\nin /x"}, exit_code=1),
+            "called sys.exit: exit code 1: no data\nin /x\n",
+        ),
         (ended(exit_code=5), "ended with exit code 5 and without a value or an exception: it, or"),
         (ended(signal="SIGSEGV", exit_code=None), "ended by SIGSEGV: native code crashed"),
         (ended(signal="SIGBUS", exit_code=None), "most often because /dev/shm on node1 is full"),
@@ -311,3 +315,21 @@ def test_what_is_tried_again() -> None:
     assert not may_retry(Fault.CODE, attempt=0, retries=3, code_too=False)
     assert may_retry(Fault.CODE, attempt=0, retries=3, code_too=True)
     assert not may_retry(Fault.RANK, attempt=0, retries=0, code_too=True)
+
+
+def test_a_rank_that_exits_shows_what_it_wrote_before_its_traceback() -> None:
+    usage = (
+        "usage: train.py [-h] --lr LR",
+        "train.py: error: the following ... required: --lr",
+        "",
+    )
+    exited = {"status": "exited", "traceback": "frames"}
+    lines = tuple(f"step {n}" for n in range(17))
+    failure = rank_failed(ended(exit_code=2, outcome=exited, log_tail=(*lines, *usage)), URL)
+    told = str(failure).splitlines()
+    assert told[0].endswith(f" called sys.exit: exit code 2: {usage[1]}")
+    assert told[1:-2] == [
+        "the last lines of its log:",
+        *(f"  {line}" for line in (*lines[-7:], *usage[:-1])),
+    ]
+    assert told[-2] == "frames"

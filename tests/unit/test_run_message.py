@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from hopsgpu.call import Call
+from hopsgpu.call import Call, script_name
 from hopsgpu.frameworks.endpoints import endpoints_of
 from hopsgpu.gang import Container, assign_ranks
 from hopsgpu.meeting import Meeting
@@ -25,7 +27,16 @@ def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, A
         [Container(n, f"c{n}", host, "10.0.0.1", ()) for n, host in enumerate(hosts)], 2, 1
     )
     modules = PackedModules(b"modules", 1, ())
-    call = Call(b"call", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, data=data)
+    call = Call(
+        b"call",
+        modules,
+        {},
+        "run-1",
+        Lake("file:///runs/run-1"),
+        0,
+        data=data,
+        script="train.py",
+    )
     ports = {key: range(7000, 7020) for key in range(3)}
     told = {}
     for message in run_messages(call, Meeting(world, endpoints_of(world, ports, None))):
@@ -101,3 +112,17 @@ def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "5",
     }
+
+
+def test_a_rank_knows_the_name_of_the_script_and_none_of_its_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["jobs/train.py", "--driver-only"])
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert script_name() == ""  # a notebook
+    main.__file__ = "/home/me/jobs/train.py"
+    assert script_name() == "jobs/train.py"
+    monkeypatch.setattr(sys, "argv", [])
+    assert script_name() == ""
+    assert {c["script"] for _, found in messages([]).values() for c in found} == {"train.py"}
