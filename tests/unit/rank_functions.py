@@ -59,7 +59,7 @@ def interpreter() -> dict[str, Any]:
     return {
         "path": sys.path,
         "argv": sys.argv[:2],
-        "main": (main.__name__, main.__file__, main.__spec__ and main.__spec__.name),
+        "main": (main.__name__, getattr(main, "__file__", None), main.__spec__),
         "flags": str(sys.flags),
         "signals": handlers,
         "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),

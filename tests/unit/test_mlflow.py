@@ -192,7 +192,7 @@ def test_a_directory_of_that_name_is_not_mlflow(
 
 
 @pytest.fixture
-def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnYarn]:
+def asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnYarn]:
     """Has launches find an application with these Spark properties."""
 
     def ask(**options: str) -> OnYarn:
@@ -200,6 +200,7 @@ def asking(monkeypatch: pytest.MonkeyPatch) -> Callable[..., OnYarn]:
         rest: Any = None
         jvm: Any = SimpleNamespace(setting=settings.get)
         application = OnYarn(rest, jvm, rest, rest)
+        application.added = tmp_path
         monkeypatch.setattr(arguments_module, "application_of", lambda spark: application)
         return application
 
