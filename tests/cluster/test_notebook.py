@@ -147,7 +147,7 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         """,
     )
     cell.rest()
-    *where, why, begin, at, source, error, log = cell.error
+    *where, why, begin, at, source, carets, error, log = cell.error
     number = where[0].removeprefix("Cell In[").partition("]")[0]
     assert where == [
         f"Cell In[{number}], line 5",
@@ -157,10 +157,11 @@ def test_an_interrupted_cell_gives_back_and_ends_nothing_else(
         "",
     ]
     assert re.fullmatch(r"RankFailed: rank . on \S+ \(.*\) raised ZeroDivisionError: .*", why)
-    assert (begin, at, source) == (
+    assert (begin, at, source, carets) == (
         "Traceback (most recent call last):",
         f"  Cell In[{number}], line 2, in divides",
         "    return x / 0",
+        "           ~~^~~",
     )
     assert error.startswith("ZeroDivisionError: ") and log.startswith("whole log: ")
     for call, kind in (
