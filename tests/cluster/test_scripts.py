@@ -44,8 +44,7 @@ def test_what_a_script_defines_is_on_the_nodes(
     with hopsgpu.hold(workers=1, progress="off") as gang:
         with monkeypatch.context() as patch:
             script = as_main("ordinary", tmp_path, patch)
-            # A fork server's socket is not what this is about.
-            given = (script.Config(), script.Argument(), ("forkserver_pool",))
+            given = (script.Config(), script.Argument())
             failed, values = gang.launch(script.train, args=given).value
             assert (failed, script.not_of_the_driver(values)) == ({}, [])
         with monkeypatch.context() as patch:

@@ -30,6 +30,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A store that needs neither a server nor a database."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    # MLflow makes a database in the working directory all the same.
+    monkeypatch.chdir(tmp_path)
     return (tmp_path / "mlflow").as_uri()
 
 
