@@ -25,7 +25,7 @@ python:
 
 # Told before gigabytes are downloaded.
 java: python
-	@$(PYTHON) -c 'from hopsgpu.cluster.java import main; raise SystemExit(main())'
+	@$(PYTHON) -c 'from hopsgpu.devcluster.java import main; raise SystemExit(main())'
 
 $(VENV)/bin/python: | python
 	$(PYTHON) -m venv $(VENV)

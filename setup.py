@@ -68,7 +68,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["hopsgpu", "hopsgpu.*"]),
-    package_data={"hopsgpu": ["py.typed"], "hopsgpu.cluster": ["admin_files/*/*"]},
+    package_data={"hopsgpu": ["py.typed"], "hopsgpu.devcluster": ["admin_files/*/*"]},
     install_requires=RUNTIME,
     extras_require={
         "encryption": ENCRYPTION,

@@ -27,7 +27,7 @@ from benchmarks import (
     stores,
     warm,
 )
-from hopsgpu import cluster
+from hopsgpu import devcluster
 
 # Which of them want an application of ours, a cluster, or neither.
 IN_SESSION: Mapping[str, Callable[[SparkSession], object]] = {
@@ -58,13 +58,13 @@ def main(names: Sequence[str]) -> None:
     if wanted & {*IN_SESSION, *ON_CLUSTER}:
         with tempfile.TemporaryDirectory(prefix="hopsgpu-bench-") as directory:
             state = Path(directory) / "cluster"
-            cluster.up(state)
+            devcluster.up(state)
             try:
-                os.environ.update(cluster.environment(state))
+                os.environ.update(devcluster.environment(state))
                 figures |= {n: work() for n, work in ON_CLUSTER.items() if n in wanted}
                 figures |= _in_session(wanted)
             finally:
-                cluster.down(state)
+                devcluster.down(state)
     figures |= {name: work() for name, work in ALONE.items() if name in wanted}
     Path("bench.json").write_text(json.dumps(figures, indent=1) + "\n")
     print("\nwritten to bench.json")

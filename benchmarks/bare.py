@@ -12,10 +12,10 @@ from pyspark import InheritableThread
 from pyspark.resource import ResourceProfile
 from pyspark.sql import SparkSession
 
-from hopsgpu.spark.attach import application_of
-from hopsgpu.spark.jvm import wait_until
-from hopsgpu.spark.profiles import build_profile
-from hopsgpu.spec import GangSpec, shape_of
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.backends.spark.jvm import wait_until
+from hopsgpu.backends.spark.resource_profiles import build_profile
+from hopsgpu.core.spec import GangSpec, shape_of
 
 _LOOK_SECONDS = 0.05
 _MOST_SECONDS = 180.0

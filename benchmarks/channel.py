@@ -13,10 +13,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.table import heading, row
-from hopsgpu.worker.channel import new_secret
-from hopsgpu.worker.kernel import allow_descriptors
-from hopsgpu.worker.peer import Driver, greet
-from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.linux import allow_descriptors
 
 _AGENTS = 1000
 _PROCESSES = 2

@@ -23,11 +23,11 @@ from fsspec.core import url_to_fs
 from pyarrow import fs, parquet
 
 from benchmarks import loops
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 _ROWS = 2_000_000
 _FILES = 4

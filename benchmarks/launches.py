@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from benchmarks.bare import bare_stage, floor_of_release, idle_release, release_bare
 from benchmarks.table import heading, row
-from hopsgpu.spark.jvm import Jvm
+from hopsgpu.backends.spark.jvm import Jvm
 
 WORKERS = 2
 LAUNCHES = 10

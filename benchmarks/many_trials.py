@@ -17,25 +17,25 @@ from typing import Any
 
 import optuna
 
-from hopsgpu.background import Background
-from hopsgpu.gang import Container, GangState
-from hopsgpu.modules import PackedModules
-from hopsgpu.progress import search_progress_of
-from hopsgpu.spark.elastic import ElasticLease
-from hopsgpu.spark.granted import Job
-from hopsgpu.spark.request import Request
-from hopsgpu.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
-from hopsgpu.stores.lake import Lake
-from hopsgpu.study.arguments import SearchArguments
-from hopsgpu.study.asking import Asker, open_study
-from hopsgpu.study.board import SearchBoard
-from hopsgpu.study.journal import Journal
-from hopsgpu.study.placing import Terms
-from hopsgpu.study.searching import Searching
-from hopsgpu.worker.channel import Channel, Message, new_secret
-from hopsgpu.worker.kernel import allow_descriptors
-from hopsgpu.worker.peer import Driver, greet
-from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.backends.grant import Job
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.control.channel import Channel, Message, new_secret
+from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.core.gang import Container, GangState
+from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
+from hopsgpu.display.progress import search_progress_of
+from hopsgpu.launcher.background import Background
+from hopsgpu.linux import allow_descriptors
+from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tuning.journal import Journal
+from hopsgpu.tuning.sampler_thread import Asker, open_study
+from hopsgpu.tuning.scheduler import Terms
+from hopsgpu.tuning.search_loop import Searching
+from hopsgpu.tuning.search_options import SearchArguments
+from hopsgpu.tuning.status_board import SearchBoard
 
 EXECUTORS = 256
 TRIALS = 10_000

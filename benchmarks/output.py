@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.table import heading, row
-from hopsgpu.output import RankOutput
-from hopsgpu.progress import Lines
-from hopsgpu.results import RunStatus
-from hopsgpu.worker.channel import Message, new_secret
-from hopsgpu.worker.logs import follow
-from hopsgpu.worker.peer import Driver, greet
-from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.agent.rank_logs import follow
+from hopsgpu.control.channel import Message, new_secret
+from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.core.results import RunStatus
+from hopsgpu.display.progress import Lines
+from hopsgpu.launcher.rank_output import RankOutput
 
 _MIB = 2**20
 _MIBS = 200
@@ -34,7 +34,7 @@ _EVENT_SECONDS = 30.0
 # Neither this process's memory nor its modules are to count.
 _SPAWN = multiprocessing.get_context("spawn")
 
-_PREPARED = "from hopsgpu.worker.rank import prepare_output; prepare_output()\n"
+_PREPARED = "from hopsgpu.rank.main import prepare_output; prepare_output()\n"
 # Lines of 64 bytes, each printed by itself, and what a rank notices of it.
 _FAST_RANK = (
     _PREPARED

@@ -19,10 +19,10 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from benchmarks import functions
-from hopsgpu.spark.attach import application_of
-from hopsgpu.spark.profiles import build_profile
-from hopsgpu.spec import GangSpec
-from hopsgpu.trials import SearchStatus
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.backends.spark.resource_profiles import build_profile
+from hopsgpu.core.spec import GangSpec
+from hopsgpu.core.trials import SearchStatus
 
 TRIALS = 60
 GPUS = 4

@@ -28,11 +28,11 @@ from benchmarks.store_tables import (
     show_cuts,
 )
 from benchmarks.transfers import MODEL
-from hopsgpu import cluster
-from hopsgpu.cluster.layout import DATANODE, NAMENODE
-from hopsgpu.cluster.status import DaemonStatus
-from hopsgpu.stores.filesystem import BLOCK
-from hopsgpu.stores.lake import Lake
+from hopsgpu import devcluster
+from hopsgpu.devcluster.layout import DATANODE, NAMENODE
+from hopsgpu.devcluster.status import DaemonStatus
+from hopsgpu.storage.filesystem import BLOCK
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 
 _MB = 1_000_000
@@ -205,7 +205,7 @@ def _shell(options: Sequence[str]) -> Cost:
 
 def _daemons() -> dict[str, DaemonStatus]:
     directory = Path(os.environ["HADOOP_CONF_DIR"]).parents[1]
-    return {daemon.name: daemon for daemon in cluster.status(directory).daemons}
+    return {daemon.name: daemon for daemon in devcluster.status(directory).daemons}
 
 
 def _web() -> str:

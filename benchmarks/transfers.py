@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hopsgpu.stores.filesystem import BLOCK
-from hopsgpu.stores.models import ModelStore
+from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.storage.filesystem import BLOCK
 
 MODEL = "measured"
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hopsgpu import HopsGpuError, cluster
+from hopsgpu import HopsGpuError, devcluster
 
 HERE = Path(__file__).resolve().parent
 STATE = HERE.parent / ".demo"
@@ -20,15 +20,15 @@ say = functools.partial(print, flush=True)
 
 
 def main() -> int:
-    cluster.down(STATE, say=lambda _: None)  # of a demo that was killed
+    devcluster.down(STATE, say=lambda _: None)  # of a demo that was killed
     shutil.rmtree(STATE, ignore_errors=True)
     try:
-        cluster.up(STATE, say=say)
-        environment = {**os.environ, **cluster.environment(STATE)}
+        devcluster.up(STATE, say=say)
+        environment = {**os.environ, **devcluster.environment(STATE)}
         pipeline = [sys.executable, str(HERE / "etl_then_train.py")]
         return subprocess.run(pipeline, env=environment, check=False).returncode
     finally:
-        cluster.down(STATE, say=say)
+        devcluster.down(STATE, say=say)
 
 
 if __name__ == "__main__":

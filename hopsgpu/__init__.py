@@ -22,17 +22,12 @@ from hopsgpu.errors import (
 )
 
 if TYPE_CHECKING:
-    from hopsgpu.data.given import Data
-    from hopsgpu.holding import Gang
-    from hopsgpu.launcher import hold, launch, plan, submit
-    from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
-    from hopsgpu.run import Run
-    from hopsgpu.spark.session import session
-    from hopsgpu.spec import GangSpec, GpuRequest, LaunchPlan
-    from hopsgpu.stores.models import ModelStore, ModelVersion
-    from hopsgpu.study.ablate import ablate
-    from hopsgpu.study.search import search
-    from hopsgpu.trials import (
+    from hopsgpu.artifacts.models import ModelStore, ModelVersion
+    from hopsgpu.backends.inventory import inventory
+    from hopsgpu.backends.spark.session import session
+    from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+    from hopsgpu.core.spec import GangSpec, GpuRequest, LaunchPlan
+    from hopsgpu.core.trials import (
         AblationResult,
         AblationRow,
         Best,
@@ -40,49 +35,54 @@ if TYPE_CHECKING:
         SearchStatus,
         TrialReport,
     )
-    from hopsgpu.worker.context import Context, context
-    from hopsgpu.worker.trial import Trial
-    from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
-    from hopsgpu.yarn.inventory import inventory
+    from hopsgpu.data.argument import Data
+    from hopsgpu.launcher.api import hold, launch, plan, submit
+    from hopsgpu.launcher.held_gang import Gang
+    from hopsgpu.launcher.run import Run
+    from hopsgpu.rank.context import Context, context
+    from hopsgpu.rank.trial import Trial
+    from hopsgpu.tuning.ablate import ablate
+    from hopsgpu.tuning.search import search
+    from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AblationResult": "hopsgpu.trials",
-    "AblationRow": "hopsgpu.trials",
-    "Best": "hopsgpu.trials",
-    "ClusterGpus": "hopsgpu.yarn.gpus",
-    "Context": "hopsgpu.worker.context",
-    "Data": "hopsgpu.data.given",
-    "Gang": "hopsgpu.holding",
-    "GangResult": "hopsgpu.results",
-    "GangSpec": "hopsgpu.spec",
-    "GpuNode": "hopsgpu.yarn.gpus",
-    "GpuQueue": "hopsgpu.yarn.gpus",
-    "GpuRequest": "hopsgpu.spec",
-    "GpuSeconds": "hopsgpu.results",
-    "GpuType": "hopsgpu.yarn.gpus",
-    "GpuUser": "hopsgpu.yarn.gpus",
-    "LaunchPlan": "hopsgpu.spec",
-    "ModelStore": "hopsgpu.stores.models",
-    "ModelVersion": "hopsgpu.stores.models",
-    "RankReport": "hopsgpu.results",
-    "Run": "hopsgpu.run",
-    "RunStatus": "hopsgpu.results",
-    "SearchResult": "hopsgpu.trials",
-    "SearchStatus": "hopsgpu.trials",
-    "Timeline": "hopsgpu.results",
-    "Trial": "hopsgpu.worker.trial",
-    "TrialReport": "hopsgpu.trials",
-    "ablate": "hopsgpu.study.ablate",
-    "context": "hopsgpu.worker.context",
-    "hold": "hopsgpu.launcher",
-    "inventory": "hopsgpu.yarn.inventory",
-    "launch": "hopsgpu.launcher",
-    "plan": "hopsgpu.launcher",
-    "search": "hopsgpu.study.search",
-    "session": "hopsgpu.spark.session",
-    "submit": "hopsgpu.launcher",
+    "AblationResult": "hopsgpu.core.trials",
+    "AblationRow": "hopsgpu.core.trials",
+    "Best": "hopsgpu.core.trials",
+    "ClusterGpus": "hopsgpu.yarn.cluster_gpus",
+    "Context": "hopsgpu.rank.context",
+    "Data": "hopsgpu.data.argument",
+    "Gang": "hopsgpu.launcher.held_gang",
+    "GangResult": "hopsgpu.core.results",
+    "GangSpec": "hopsgpu.core.spec",
+    "GpuNode": "hopsgpu.yarn.cluster_gpus",
+    "GpuQueue": "hopsgpu.yarn.cluster_gpus",
+    "GpuRequest": "hopsgpu.core.spec",
+    "GpuSeconds": "hopsgpu.core.results",
+    "GpuType": "hopsgpu.yarn.cluster_gpus",
+    "GpuUser": "hopsgpu.yarn.cluster_gpus",
+    "LaunchPlan": "hopsgpu.core.spec",
+    "ModelStore": "hopsgpu.artifacts.models",
+    "ModelVersion": "hopsgpu.artifacts.models",
+    "RankReport": "hopsgpu.core.results",
+    "Run": "hopsgpu.launcher.run",
+    "RunStatus": "hopsgpu.core.results",
+    "SearchResult": "hopsgpu.core.trials",
+    "SearchStatus": "hopsgpu.core.trials",
+    "Timeline": "hopsgpu.core.results",
+    "Trial": "hopsgpu.rank.trial",
+    "TrialReport": "hopsgpu.core.trials",
+    "ablate": "hopsgpu.tuning.ablate",
+    "context": "hopsgpu.rank.context",
+    "hold": "hopsgpu.launcher.api",
+    "inventory": "hopsgpu.backends.inventory",
+    "launch": "hopsgpu.launcher.api",
+    "plan": "hopsgpu.launcher.api",
+    "search": "hopsgpu.tuning.search",
+    "session": "hopsgpu.backends.spark.session",
+    "submit": "hopsgpu.launcher.api",
 }
 
 __all__ = [

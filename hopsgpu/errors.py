@@ -29,11 +29,11 @@ class HopsGpuError(Exception):
             AttributeError: hopsgpu's own frames are to be shown; IPython does that itself.
         """
         # It imports this module.
-        from hopsgpu import frames
+        from hopsgpu import tracebacks
 
-        if frames.shows_all():
+        if tracebacks.shows_all():
             raise AttributeError("_render_traceback_")
-        return functools.partial(frames.in_notebook, self)
+        return functools.partial(tracebacks.in_notebook, self)
 
 
 class ConfigError(HopsGpuError):

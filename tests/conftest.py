@@ -20,7 +20,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu import arguments, cluster
+from hopsgpu import devcluster
+from hopsgpu.launcher import options
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -43,17 +44,17 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> I
     directory = tmp_path_factory.mktemp("cluster")
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": str(own_tmpdir)}
-    cluster.up(directory, conf={"yarn-site": tmpdir}, keep_classes=True)
+    devcluster.up(directory, conf={"yarn-site": tmpdir}, keep_classes=True)
     try:
         yield directory
     finally:
-        cluster.down(directory)
+        devcluster.down(directory)
 
 
 @pytest.fixture(scope="session")
 def cluster_env(cluster_dir: Path) -> Iterator[dict[str, str]]:
     """The cluster's variables, set in this process too."""
-    variables = cluster.environment(cluster_dir)
+    variables = devcluster.environment(cluster_dir)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
@@ -89,7 +90,7 @@ def nothing_warmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     It would take each executor seconds of a core, and the first launch waits for it.
     """
-    monkeypatch.setattr(arguments, "likely_preloads", lambda: ())
+    monkeypatch.setattr(options, "likely_preloads", lambda: ())
 
 
 def until(holds: Callable[[], bool], seconds: float, step: float = 0.1) -> bool:

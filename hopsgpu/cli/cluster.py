@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.cli.commands import Commands
-from hopsgpu.cli.ending import ended_in_order
-from hopsgpu.cli.root import json_option
+from hopsgpu.cli.command_group import Commands
+from hopsgpu.cli.lake_root import json_option
+from hopsgpu.cli.signals import ended_in_order
 
 if TYPE_CHECKING:
-    from hopsgpu.cluster import ClusterStatus
+    from hopsgpu.devcluster import ClusterStatus
 
 _dir: Callable[[Any], Any] = click.option(
     "--dir", "dir_", metavar="D", help="The cluster's directory; ~/.hopsgpu/cluster by default."
@@ -47,7 +47,7 @@ def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str
     On a running cluster it says so, and starts again what has died. Files that were in HDFS
     at the last `down` are there again; nodes, GPUs and --conf are what this `up` says.
     """
-    from hopsgpu import cluster as library
+    from hopsgpu import devcluster as library
 
     with ended_in_order():
         library.up(dir_, nodes=nodes, gpus_per_node=gpus_per_node, conf=conf, say=click.echo)
@@ -60,7 +60,7 @@ def down(dir_: str | None) -> None:
 
     Its directory stays, with the files in HDFS and the logs; remove it to be rid of them.
     """
-    from hopsgpu import cluster as library
+    from hopsgpu import devcluster as library
 
     library.down(dir_, say=click.echo)
 
@@ -70,7 +70,7 @@ def down(dir_: str | None) -> None:
 @json_option
 def status(dir_: str | None, as_json: bool) -> None:
     """Show each daemon, the nodes and their GPUs; exit code 0 if all of it is up."""
-    from hopsgpu import cluster as library
+    from hopsgpu import devcluster as library
 
     found = library.status(dir_)
     click.echo(json.dumps(found.to_json(), indent=2) if as_json else describe(found))
@@ -81,7 +81,7 @@ def status(dir_: str | None, as_json: bool) -> None:
 @_dir
 def env(dir_: str | None) -> None:
     """Print what points a shell at a cluster: eval "$(hopsgpu cluster env)"."""
-    from hopsgpu import cluster as library
+    from hopsgpu import devcluster as library
 
     click.echo(exports(library.environment(dir_)))
 

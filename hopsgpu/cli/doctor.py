@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopsgpu.cli.seconds import Seconds
+from hopsgpu.cli.param_types import Seconds
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def doctor(
     hopsgpu.session() starts it, with an executor for a moment on each node that has a free GPU.
     Exit code 0 if nothing is wrong; what could not be checked is not wrong.
     """
-    from hopsgpu.doctor.examine import Examination
+    from hopsgpu.doctor.examination import Examination
     from hopsgpu.doctor.report import State
 
     given = dict(map(_property, conf))

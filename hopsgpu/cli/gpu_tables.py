@@ -14,7 +14,7 @@ from hopsgpu.units import counted
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+    from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 _GOOD, _BAD, _CARE, _FAINT = "green", "red", "yellow", "dim"
 _LAYOUT = Layout(

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopsgpu.cli.seconds import Seconds
+from hopsgpu.cli.param_types import Seconds
 from hopsgpu.errors import ConfigError, HopsGpuError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hopsgpu.yarn.gpus import ClusterGpus
+    from hopsgpu.yarn.cluster_gpus import ClusterGpus
 
 _WATCH_SECONDS = 5.0
 _Look = Callable[[], "ClusterGpus"]
@@ -41,8 +41,8 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     The cluster is that of HADOOP_CONF_DIR. Its ResourceManager and NodeManagers are asked; Spark
     is not started.
     """
+    from hopsgpu.backends.inventory import Observer
     from hopsgpu.yarn.hadoop_conf import HadoopConf
-    from hopsgpu.yarn.inventory import Observer
 
     look = Observer(HadoopConf.load().get, user).look
     if as_json:

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.cli.root import lake_root, root_option
+from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
+from hopsgpu.cli.lake_root import lake_root, root_option
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.runlogs import Log, LogReader, log_of, log_sizes
-from hopsgpu.stores.troubles import ODD_JSON
+from hopsgpu.storage.error_messages import ODD_JSON
 
 if TYPE_CHECKING:
-    from hopsgpu.stores.runs import RunRecord, RunStore
+    from hopsgpu.artifacts.runs import RunRecord, RunStore
 
 _LOOK_SECONDS = 2.0
 # The driver brings the rest to the lake after it has written how the run ended.
@@ -63,7 +63,7 @@ def logs(
     Of several ranks one after the other, each line with its rank and node; with --follow as it
     comes, some seconds after it was written. Of a search those of one trial, once it has ended.
     """
-    from hopsgpu.stores.runs import RunStore
+    from hopsgpu.artifacts.runs import RunStore
 
     if trial is not None and follow:
         raise ConfigError(
@@ -154,7 +154,7 @@ class _Shown:
             ConfigError: at the end there are logs, and none of those that are wanted.
             StoreError: nothing tells whether the run goes on, and for long nothing came.
         """
-        from hopsgpu.stores.runs import LOST_SECONDS
+        from hopsgpu.artifacts.runs import LOST_SECONDS
 
         ended_at: float | None = None
         came_at, known = time.monotonic(), True

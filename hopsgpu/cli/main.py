@@ -11,7 +11,7 @@ import click
 
 import hopsgpu
 from hopsgpu.cli.cluster import cluster
-from hopsgpu.cli.commands import Commands
+from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.doctor import doctor
 from hopsgpu.cli.gpus import gpus
 from hopsgpu.cli.logs import logs

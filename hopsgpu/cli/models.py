@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.cli.commands import Commands
-from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
+from hopsgpu.cli.command_group import Commands
+from hopsgpu.cli.formats import moment_of, size
+from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import Fact, Layout, Row, headers, show
-from hopsgpu.cli.words import moment_of, size
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.stores.root import below
+from hopsgpu.storage.root import below
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
-    from hopsgpu.stores.models import ModelStore, ModelVersion
+    from hopsgpu.artifacts.models import ModelStore, ModelVersion
 
 _LAYOUT = Layout(
     right=("VERSION", "VERSIONS", "LATEST", "FILES", "SIZE"),
@@ -225,7 +225,7 @@ def _done(told: dict[str, Any], text: str, as_json: bool) -> None:
 
 
 def _store() -> ModelStore:
-    from hopsgpu.stores.models import ModelStore
+    from hopsgpu.artifacts.models import ModelStore
 
     return ModelStore(_url())
 

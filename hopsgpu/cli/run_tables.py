@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.artifacts.runs import LOST, OTHER_SCHEMA
 from hopsgpu.cli import trial_tables
+from hopsgpu.cli.formats import duration, moment, size
 from hopsgpu.cli.tables import Fact, Layout, Row, headers
-from hopsgpu.cli.words import duration, moment, size
-from hopsgpu.display import words
-from hopsgpu.results import Timeline
-from hopsgpu.stores.runs import LOST, OTHER_SCHEMA
+from hopsgpu.core.results import Timeline
+from hopsgpu.display import phrases
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
-    from hopsgpu.stores.runs import RunRecord, StoredRun
+    from hopsgpu.artifacts.runs import RunRecord, StoredRun
 
 _COLOURS = {"succeeded": "green", "failed": "red", "lost": "red"}
 _COLOURS |= {"cancelled": "yellow", "unreadable": "red"}
@@ -118,7 +118,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         yield Fact("warning", warning, "yellow")
     known = {field.name for field in fields(Timeline)}
     passed = Timeline(**{name: at for name, at in record.timeline.items() if name in known})
-    if lasted := words.lasted(passed):
+    if lasted := phrases.lasted(passed):
         yield Fact("time", ", ".join(lasted))
     seconds = content.get("gpu_seconds")
     if isinstance(seconds, dict):

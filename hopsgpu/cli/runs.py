@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hopsgpu.cli.commands import Commands
-from hopsgpu.cli.root import json_option, lake_root, root_option, unset_hint
+from hopsgpu.cli.command_group import Commands
+from hopsgpu.cli.formats import duration
+from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import show
-from hopsgpu.cli.words import duration
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
-    from hopsgpu.stores.runs import RunRecord, RunStore, StoredRun
+    from hopsgpu.artifacts.runs import RunRecord, RunStore, StoredRun
 
 _CANCEL_SECONDS = 60.0
 _LOOK_SECONDS = 1.0
@@ -112,7 +112,7 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
     Published models stay. A run that goes on is never removed, nor one that it resumes, nor what
     cannot be read as a run.
     """
-    from hopsgpu.stores.runs import prunable
+    from hopsgpu.artifacts.runs import prunable
     from hopsgpu.units import parse_duration
 
     if older_than is None and keep is None:
@@ -140,7 +140,7 @@ def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool
 
 
 def _store() -> RunStore:
-    from hopsgpu.stores.runs import RunStore
+    from hopsgpu.artifacts.runs import RunStore
 
     return RunStore(lake_root())
 

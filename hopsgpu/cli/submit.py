@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopsgpu.cli.ending import ended_in_order
+from hopsgpu.cli.signals import ended_in_order
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hopsgpu.spark.command import Job
-    from hopsgpu.stores.lake import Lake
+    from hopsgpu.backends.spark.submit_command import Job
+    from hopsgpu.storage.lake import Lake
     from hopsgpu.yarn.resource_manager import ResourceManager
 
 _PYTHON_ENV = "spark.hopsgpu.python_env"
@@ -72,7 +72,7 @@ def submit(
     ends so. What ends this command (SIGTERM, Ctrl-C) ends the application and gives its GPUs back,
     but with --detach.
     """
-    from hopsgpu.spark.command import Job, parse_conf
+    from hopsgpu.backends.spark.submit_command import Job, parse_conf
 
     conf = parse_conf(confs)
     tag = None if dry_run else f"hopsgpu-submit-{secrets.token_hex(8)}"
@@ -83,9 +83,9 @@ def submit(
 
 
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
-    from hopsgpu.python_env.given import wanted_of
-    from hopsgpu.spark.command import find_spark_submit, planned
-    from hopsgpu.spark.submission import ship, spark_defaults, submit_arguments
+    from hopsgpu.backends.spark.submission import ship, spark_defaults, submit_arguments
+    from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
+    from hopsgpu.packaging.python_env.argument import wanted_of
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -127,8 +127,8 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
     Raises:
         ConfigError, StoreError: as `put_on_lake`.
     """
-    from hopsgpu.python_env.building import put_on_lake, warnings_of
-    from hopsgpu.python_env.given import wanted_of
+    from hopsgpu.packaging.python_env.argument import wanted_of
+    from hopsgpu.packaging.python_env.builder import put_on_lake, warnings_of
 
     root, wanted = _root(properties), wanted_of(python_env)
     _say(f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be")
@@ -145,9 +145,9 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
     Raises:
         ConfigError: as `url_on_lake`, or nothing tells where the lake is.
     """
-    from hopsgpu.python_env.building import url_on_lake
-    from hopsgpu.python_env.given import wanted_of
-    from hopsgpu.python_env.recipes import OnLake
+    from hopsgpu.packaging.python_env.argument import wanted_of
+    from hopsgpu.packaging.python_env.builder import url_on_lake
+    from hopsgpu.packaging.python_env.recipes import OnLake
 
     url, wanted = (
         url_on_lake(python_env, _root(properties), threading.Event()),
@@ -167,8 +167,8 @@ def _root(properties: Mapping[str, str]) -> Lake:
     Raises:
         ConfigError: there is no Hadoop configuration; a directory of this machine is no lake.
     """
-    from hopsgpu.cli.root import default_root
-    from hopsgpu.stores.lake import Lake
+    from hopsgpu.cli.lake_root import default_root
+    from hopsgpu.storage.lake import Lake
     from hopsgpu.yarn.hadoop_conf import HadoopConf
 
     if named := properties.get("spark.hopsgpu.root"):
@@ -183,7 +183,7 @@ def _say(text: str) -> None:
 
 def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
     """Submits in cluster mode; the exit code."""
-    from hopsgpu.spark.attended import Attended
+    from hopsgpu.backends.spark.cluster_mode import Attended
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
 

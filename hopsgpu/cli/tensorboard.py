@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopsgpu.cli.root import lake_root, root_option
+from hopsgpu.cli.lake_root import lake_root, root_option
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 
 if TYPE_CHECKING:
-    from hopsgpu.stores.mirror import Mirror
+    from hopsgpu.artifacts.mirror import Mirror
 
 _DIRECTORY = "tensorboard"
 _LOOK_SECONDS = 5.0
@@ -39,8 +39,8 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
     TensorBoard asks nobody for a password: listen elsewhere than on this machine's own address
     only where everybody may see it. With --port 0 it chooses one.
     """
-    from hopsgpu.stores.mirror import Mirror
-    from hopsgpu.stores.runs import RunStore
+    from hopsgpu.artifacts.mirror import Mirror
+    from hopsgpu.artifacts.runs import RunStore
 
     if importlib.util.find_spec("tensorboard") is None:
         raise ConfigError("TensorBoard is not installed here: pip install 'hopsgpu[tensorboard]'")

@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from hopsgpu.cli.formats import duration
 from hopsgpu.cli.tables import Fact, Row, headers
-from hopsgpu.cli.words import duration
-from hopsgpu.display.search_words import gpus, measure, number, shortened
-from hopsgpu.stores.troubles import ODD_JSON
-from hopsgpu.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, TrialReport
+from hopsgpu.display.search_phrases import gpus, measure, number, shortened
+from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.units import counted
 
 _COLOURS = {COMPLETE: "green", FAILED: "red", PRUNED: "yellow", RUNNING: "bold"}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.stores.bounded import Hand
+from hopsgpu.storage.bounded_calls import Hand
 
 # Of a disk's size: YARN gives up on disks that are over 90 % full.
 _KEPT_FREE = 0.15

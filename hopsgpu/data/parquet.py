@@ -7,7 +7,7 @@ from typing import Any
 
 from hopsgpu.data.sizes import stored_columns
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 
 def read_footer(lake: Lake, handle: Any) -> Any:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.data.calendars import refused_columns
-from hopsgpu.data.files import opened
+from hopsgpu.data.lake_file import opened
 from hopsgpu.data.parquet import read_footer, schema_of
 from hopsgpu.data.sizes import footer_bytes
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.lake import UNFIT, Lake
+from hopsgpu.storage.lake import UNFIT, Lake
 
 _READERS = 16
 

@@ -9,12 +9,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from hopsgpu.data.blocks import Block, converted, windows
+from hopsgpu.data.batches import Block, converted, windows
 from hopsgpu.data.cache import Cache, Chunk, Scribe, in_memory
 from hopsgpu.data.columns import Column
-from hopsgpu.data.order import interleaved, pieces_of, shuffled
-from hopsgpu.data.reading import FETCHES, LakeReader
+from hopsgpu.data.reader import FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
+from hopsgpu.data.shuffle import interleaved, pieces_of, shuffled
 from hopsgpu.units import MIB
 
 # Rows that are shuffled together, and pieces of the shard that they come from in turn.

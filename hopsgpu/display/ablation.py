@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hopsgpu import html
-from hopsgpu.html import plain
-from hopsgpu.trials import AblationResult, AblationRow
+from hopsgpu.core import html
+from hopsgpu.core.html import plain
+from hopsgpu.core.trials import AblationResult, AblationRow
 
 _LONGEST = 60
 _WHOLE = "(whole)"

@@ -6,11 +6,11 @@ import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from hopsgpu import html
+from hopsgpu.core import html
+from hopsgpu.core.html import Html
+from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.display.phrases import gang, lasted, seconds, state, uuid
 from hopsgpu.display.picture import how_ended
-from hopsgpu.display.words import gang, lasted, seconds, state, uuid
-from hopsgpu.html import Html
-from hopsgpu.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
 
 _MOST_METRICS = 8
 _MOST_WARNINGS = 20

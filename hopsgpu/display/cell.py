@@ -8,12 +8,12 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from hopsgpu import html
-from hopsgpu.display import words
+from hopsgpu.core import html
+from hopsgpu.core.html import Html
+from hopsgpu.display import phrases
+from hopsgpu.display.base import Status
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import SHOWN_RANKS, Log, Picture, Row
-from hopsgpu.displays import Status
-from hopsgpu.html import Html
 
 # As wide whatever the values are: plots that move four times a second cannot be read.
 _PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:top"
@@ -72,8 +72,8 @@ class Cell(Generic[P]):
 def summary(picture: Picture) -> str:
     """A picture in a line, where no HTML is shown."""
     status = picture.status
-    said = [words.phase(picture), words.gang(status), ", ".join(words.below(status))]
-    said += [f"{plot.name} {words.measured(plot)}" for plot in picture.plots]
+    said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.below(status))]
+    said += [f"{plot.name} {phrases.measured(plot)}" for plot in picture.plots]
     parts = "; ".join(part for part in said if part)
     return f"hopsgpu {status.run_id} {picture.elapsed:.1f} s: {parts}"
 
@@ -95,8 +95,8 @@ def page(picture: Picture, key: str) -> Html:
 
 def _head(picture: Picture) -> Html:
     status = picture.status
-    about = [words.seconds(picture.elapsed), words.gang(status)]
-    return heading(status, words.phase(picture), about, " · ".join(words.below(status)))
+    about = [phrases.seconds(picture.elapsed), phrases.gang(status)]
+    return heading(status, phrases.phase(picture), about, " · ".join(phrases.below(status)))
 
 
 def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
@@ -121,11 +121,11 @@ def _plots(picture: Picture) -> Html:
         return Html("")
     cells = []
     for plot in picture.plots:
-        said = words.measured(plot)
+        said = phrases.measured(plot)
         drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
         image = html.image(drawn, 200, 36, f"{plot.name} {said}")
         of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
-        cells.append(plotted(plot.name, f"{plot.value:.4g}", image, words.scale(plot), of_all))
+        cells.append(plotted(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), of_all))
     return html.element("div", *cells)
 
 
@@ -149,7 +149,7 @@ def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: s
 
 def _ranks(picture: Picture) -> Html:
     # Of ranks that have said nothing yet there would be a table of empty cells.
-    if not words.says_something(picture.rows):
+    if not phrases.says_something(picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
     has_steps = any(row.step is not None for row in picture.rows)
@@ -157,7 +157,7 @@ def _ranks(picture: Picture) -> Html:
     headers += [*(["GPU", "GPU memory", ""] if has_gpus else []), ""]
     most = SHOWN_RANKS if picture.ranks > _ALL_RANKS else _ALL_RANKS
     rows = [_rank(row, has_gpus, has_steps) for row in picture.rows[:most]]
-    more = words.others(picture, len(rows))
+    more = phrases.others(picture, len(rows))
     strip = Html("")
     if more and picture.utilisations:
         strip = html.image(bars_image(picture.utilisations, 400, 28), 400, 28, more)
@@ -165,7 +165,7 @@ def _ranks(picture: Picture) -> Html:
 
 
 def _rank(row: Row, has_gpus: bool, has_steps: bool) -> list[object]:
-    busy, memory = words.use(row.gpu)
+    busy, memory = phrases.use(row.gpu)
     trace = Html("")
     if row.trace:
         trace = html.image(lines_image([row.trace], 90, 14, SHARES), 90, 14, f"GPU of {row.rank}")
@@ -182,7 +182,7 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
     for log in logs:
         whose = "log of all ranks" if log.rank is None else f"log of rank {log.rank} on {log.host}"
         yield folded_log(log, whose, f"{key}-{'all' if log.rank is None else log.rank}")
-    yield html.element("div", words.whole_log(picture.status.run_id), style="opacity:.7")
+    yield html.element("div", phrases.whole_log(picture.status.run_id), style="opacity:.7")
 
 
 def folded_log(log: Log, whose: str, key: str) -> Html:

@@ -9,20 +9,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.html import Html
+from hopsgpu.core.results import RunStatus
+from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display import cell, search_cell, search_terminal, terminal
+from hopsgpu.display.base import Display, PlainLines, S, S_contra, W, W_contra
 from hopsgpu.display.cell import Cell
+from hopsgpu.display.nonblocking import PATIENCE_SECONDS
 from hopsgpu.display.picture import Picture, Scene
+from hopsgpu.display.progress import Lines
+from hopsgpu.display.screens import in_kernel, is_taken
+from hopsgpu.display.search_phrases import SearchTeller
 from hopsgpu.display.search_picture import SearchPicture, SearchScene
-from hopsgpu.display.search_words import SearchTeller
 from hopsgpu.display.terminal import Terminal
-from hopsgpu.displays import Display, PlainLines, S, S_contra, W, W_contra
-from hopsgpu.gang import GangState
-from hopsgpu.html import Html
-from hopsgpu.outlet import PATIENCE_SECONDS
-from hopsgpu.progress import Lines
-from hopsgpu.results import RunStatus
-from hopsgpu.screens import in_kernel, is_taken
-from hopsgpu.trials import SearchStatus, Writer
 
 # What is drawn.
 P = TypeVar("P")

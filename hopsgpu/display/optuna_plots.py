@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.trials import COMPLETE, SearchResult
+from hopsgpu.core.trials import COMPLETE, SearchResult
 
 if TYPE_CHECKING:
     import optuna

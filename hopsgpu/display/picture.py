@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hopsgpu.gang import GangState
-from hopsgpu.results import RankReport, RunStatus
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import RankReport, RunStatus
 
 # Of a large gang so many ranks have plots and logs of their own.
 SHOWN_RANKS = 12

@@ -5,14 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from hopsgpu import html
-from hopsgpu.display import search_words as say
+from hopsgpu.core import html
+from hopsgpu.core.html import Html
+from hopsgpu.core.trials import COMPLETE, FAILED, SearchResult, TrialReport
+from hopsgpu.display import search_phrases as say
 from hopsgpu.display.cards import gpu_seconds, timeline, told, warned
 from hopsgpu.display.charts import held_image
 from hopsgpu.display.search_cell import trials_table
 from hopsgpu.display.search_picture import held_and_used
-from hopsgpu.html import Html
-from hopsgpu.trials import COMPLETE, FAILED, SearchResult, TrialReport
 
 _BEST = 10
 _FAILED = 3

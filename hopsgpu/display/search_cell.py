@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from hopsgpu import html
-from hopsgpu.display import search_words as say
-from hopsgpu.display import words
+from hopsgpu.core import html
+from hopsgpu.core.html import Html
+from hopsgpu.core.trials import TrialReport
+from hopsgpu.display import phrases
+from hopsgpu.display import search_phrases as say
 from hopsgpu.display.cell import folded_log, heading, plotted
 from hopsgpu.display.charts import lines_image
 from hopsgpu.display.search_picture import SearchPicture
-from hopsgpu.html import Html
-from hopsgpu.trials import TrialReport
 
 _WIDTH, _HEIGHT = 200, 36
 _PARAMS = 60
@@ -32,9 +32,9 @@ def page(picture: SearchPicture, key: str) -> Html:
     """
     status = picture.status
     counts = say.ends(status.wanted, say.states_of(status))
-    about = [words.seconds(picture.elapsed), counts, say.held_gpus(status)]
+    about = [phrases.seconds(picture.elapsed), counts, say.held_gpus(status)]
     return html.box(
-        heading(status, words.state(status.state), about, status.waiting_for),
+        heading(status, phrases.state(status.state), about, status.waiting_for),
         _best(picture),
         _plots(picture),
         _running(picture),
@@ -70,7 +70,7 @@ def _plots(picture: SearchPicture) -> Html:
             *(_WIDTH, _HEIGHT, f"{what} in use, and held"),
         )
         now = picture.status.moments[-1]
-        scale, held = ("0 s", words.seconds(picture.held[-1][0])), f"of {now.held:g} held"
+        scale, held = ("0 s", phrases.seconds(picture.held[-1][0])), f"of {now.held:g} held"
         plots.append(plotted(f"{what} in use", f"{now.running:g}", image, scale, held))
     return html.element("div", *plots) if plots else Html("")
 
@@ -87,7 +87,7 @@ def _running(picture: SearchPicture) -> Html:
             say.shortened(trial.params, _PARAMS),
             "" if trial.step is None else trial.step,
             say.measure(trial),
-            "" if ran is None else words.seconds(ran),
+            "" if ran is None else phrases.seconds(ran),
         ]
         for trial, ran in zip(picture.running, picture.seconds, strict=True)
     ]
@@ -115,7 +115,7 @@ def row_of(trial: TrialReport, params: int) -> Sequence[object]:
         trial.state,
         say.measure(trial),
         say.shortened(trial.params, params),
-        "" if trial.duration is None else words.seconds(trial.duration),
+        "" if trial.duration is None else phrases.seconds(trial.duration),
         trial.host,
         say.gpus(trial.gpu),
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable
 
-from hopsgpu import html
+from hopsgpu.core import html
+from hopsgpu.core.html import Html
+from hopsgpu.core.trials import SearchResult
 from hopsgpu.display.optuna_plots import Plotted, optuna_plots
 from hopsgpu.display.search_cards import summary
 from hopsgpu.display.search_cell import row_of
-from hopsgpu.html import Html
-from hopsgpu.trials import SearchResult
 
 _HEADERS = ("trial", "state", "value", "parameters", "time", "host", "GPU", "tries")
 _PARAMS = 300

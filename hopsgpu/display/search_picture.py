@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.trials import Moment, SearchStatus, TrialReport, Writer
 from hopsgpu.display.picture import Log, Point, Tail
-from hopsgpu.display.search_words import label
-from hopsgpu.gang import GangState
-from hopsgpu.trials import Moment, SearchStatus, TrialReport, Writer
+from hopsgpu.display.search_phrases import label
 
 # Of many trials at a time so many have a row.
 SHOWN_TRIALS = 12

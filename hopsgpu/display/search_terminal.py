@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hopsgpu.display import search_words as say
-from hopsgpu.display import words
+from hopsgpu.display import phrases
+from hopsgpu.display import search_phrases as say
 from hopsgpu.display.charts import sparkline
 from hopsgpu.display.picture import Bounds, Point
 from hopsgpu.display.search_picture import SearchPicture
@@ -35,8 +35,8 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     status = picture.status
     shown, levels = shown_in(width, encoding), levels_of(encoding)
     counts = say.ends(status.wanted, say.states_of(status))
-    took, gpus = words.seconds(picture.elapsed), say.held_gpus(status)
-    lines = head(status, [words.state(status.state), took, counts, gpus], shown, width)
+    took, gpus = phrases.seconds(picture.elapsed), say.held_gpus(status)
+    lines = head(status, [phrases.state(status.state), took, counts, gpus], shown, width)
     lines += packed(status.waiting_for.split("; "), "; ", shown, width)
     if status.best is not None:
         lines.append(shown(f"  {say.best_of(status)}: {say.shortened(status.best.params, 200)}"))
@@ -58,7 +58,7 @@ def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
         drawn.append(("best value", picture.curve, None, said))
     if len(picture.held) > 1:
         bounds = (0.0, max(value for _, value in picture.held) or 1.0)
-        now, after = picture.status.moments[-1], words.seconds(picture.held[-1][0])
+        now, after = picture.status.moments[-1], phrases.seconds(picture.held[-1][0])
         said = f"{now.running:g} of {now.held:g} held after {after}"
         drawn.append((f"{say.unit(picture.status)} in use", picture.used, bounds, said))
     if not drawn:
@@ -78,7 +78,7 @@ def _running(picture: SearchPicture, most: int) -> Iterable[str]:
             say.gpus(trial.gpu),
             "" if trial.step is None else f"step {trial.step}",
             say.measure(trial),
-            "" if ran is None else words.seconds(ran),
+            "" if ran is None else phrases.seconds(ran),
             say.shortened(trial.params),
         )
         for trial, ran in zip(picture.running[:most], picture.seconds, strict=False)

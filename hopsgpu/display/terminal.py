@@ -8,12 +8,12 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from hopsgpu.display import words
+from hopsgpu.core.html import plain
+from hopsgpu.display import phrases
+from hopsgpu.display.base import Status
 from hopsgpu.display.charts import ASCII, BLOCKS, SHARES, sparkline
 from hopsgpu.display.picture import Log, Picture, Row
 from hopsgpu.display.tty import tty_of
-from hopsgpu.displays import Status
-from hopsgpu.html import plain
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,16 +125,16 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
         encoding: the terminal's; what it lacks is written in ASCII.
     """
     shown, levels = shown_in(width, encoding), levels_of(encoding)
-    parts = [words.seconds(picture.elapsed), words.gang(picture.status)]
-    lines = head(picture.status, [words.phase(picture), *parts], shown, width)
+    parts = [phrases.seconds(picture.elapsed), phrases.gang(picture.status)]
+    lines = head(picture.status, [phrases.phase(picture), *parts], shown, width)
     if picture.has_ended:
-        lines += packed(words.below(picture.status), ", ", shown, width)
+        lines += packed(phrases.below(picture.status), ", ", shown, width)
     else:
         lines += packed(picture.status.waiting_for.split("; "), "; ", shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
     room = height - len(lines) - min(picture.recent.total, _LEAST_LINES)
     lines += [shown(text) for text in _ranks(picture, levels, room)]
-    logs = words.whole_log(picture.status.run_id)
+    logs = phrases.whole_log(picture.status.run_id)
     lines += tail(picture.recent, height - len(lines), logs, shown)
     return lines[: max(height, 1)]
 
@@ -219,14 +219,14 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
     if not picture.plots:
         return
     names = [plot.name[:_NAME_WIDTH] for plot in picture.plots]
-    values = [words.measured(plot) for plot in picture.plots]
+    values = [phrases.measured(plot) for plot in picture.plots]
     # As wide whatever the values are: plots that move four times a second cannot be read.
     wide, longest = plot_width(width, names, _VALUES_WIDTH), max(map(len, names))
     for plot, name, value in zip(picture.plots, names, values, strict=True):
         trace = plot.traces[0] if plot.traces else ()
         drawn = sparkline(trace, wide, levels, span=plot.steps)
         yield f"{_INDENT}{name.ljust(longest)}  {drawn.ljust(wide)}  {value}"
-    first, last = words.scale(picture.plots[0])
+    first, last = phrases.scale(picture.plots[0])
     yield f"{_INDENT}{' ' * longest}  {first}{last.rjust(wide - len(first))}"
 
 
@@ -239,7 +239,7 @@ def plot_width(width: int, names: Sequence[str], values: int) -> int:
 def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
     """As many ranks as fit into so many lines."""
     # Of ranks that have said nothing yet there would be empty rows.
-    if not words.says_something(picture.rows):
+    if not phrases.says_something(picture.rows):
         return
     fits = picture.ranks <= min(room, len(picture.rows))
     told = picture.rows if fits else picture.rows[: max(room - 1, 0)]
@@ -253,13 +253,13 @@ def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
         parts = [f"rank {row.rank:<2}", row.host.ljust(host), step(row).ljust(wide)]
         parts.append(_gpu(row, levels))
         yield f"{_INDENT}{'  '.join([*(part for part in parts if part), row.ended])}".rstrip()
-    if more := words.others(picture, len(told)):
+    if more := phrases.others(picture, len(told)):
         yield f"{_INDENT}{more}"
 
 
 def _gpu(row: Row, levels: str) -> str:
     if row.gpu is None:
         return ""
-    busy, memory = words.use(row.gpu)
+    busy, memory = phrases.use(row.gpu)
     trace = sparkline(row.trace, _TRACE_WIDTH, levels, SHARES)
     return f"GPU {busy:>4} {trace.ljust(_TRACE_WIDTH)} {memory}"

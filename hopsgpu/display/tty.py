@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TextIO
 
-from hopsgpu.outlet import wait_for_room
+from hopsgpu.display.nonblocking import wait_for_room
 
 _LOOK_SECONDS = 0.1
 

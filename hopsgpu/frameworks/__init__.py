@@ -6,10 +6,10 @@ Beside them is what a user's function calls in a rank, for libraries that take n
 
 from __future__ import annotations
 
-from hopsgpu.frameworks import cuda, horovod, jax, lightning, sharing, tensorflow, torch
+from hopsgpu.core.gang import WORKER, RankPlace, World
+from hopsgpu.frameworks import cuda, gpu_memory_share, horovod, jax, lightning, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
 from hopsgpu.frameworks.torch import Restarts
-from hopsgpu.gang import WORKER, RankPlace, World
 
 # All that `environment` may set. A rank inherits none of them from its executor.
 VARIABLES = frozenset(
@@ -18,7 +18,7 @@ VARIABLES = frozenset(
         *horovod.VARIABLES,
         *jax.VARIABLES,
         *lightning.VARIABLES,
-        *sharing.VARIABLES,
+        *gpu_memory_share.VARIABLES,
         *tensorflow.VARIABLES,
         *torch.VARIABLES,
     )
@@ -56,6 +56,6 @@ def environment(
         **torch.environment(world, place, endpoints.master, restarts, hosted=endpoints.hosted),
         **jax.environment(place, endpoints, visible),
         **lightning.environment(world),
-        **sharing.environment(place, memory_share),
+        **gpu_memory_share.environment(place, memory_share),
         **horovod.environment(world, place, endpoints),
     }

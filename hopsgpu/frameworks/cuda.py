@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 
+from hopsgpu.core.gang import WORKER, RankPlace
 from hopsgpu.errors import ConfigError
-from hopsgpu.gang import WORKER, RankPlace
 
 VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 _MIG = "MIG-"

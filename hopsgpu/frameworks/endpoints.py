@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hopsgpu.gang import World
+from hopsgpu.core.gang import World
 
 Address = tuple[str, int]
 # Beside the servers of its processes: MASTER_PORT and the coordinator's.

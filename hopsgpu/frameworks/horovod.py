@@ -6,8 +6,8 @@ means container. Rank 0 is to serve the rendezvous at the coordinator's address.
 
 from __future__ import annotations
 
+from hopsgpu.core.gang import RankPlace, World
 from hopsgpu.frameworks.endpoints import Endpoints
-from hopsgpu.gang import RankPlace, World
 
 VARIABLES = (
     "HOROVOD_CONTROLLER",

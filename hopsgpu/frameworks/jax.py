@@ -6,9 +6,9 @@ Source: jax/_src/distributed.py, which reads `JAX_COORDINATOR_ADDRESS` and
 
 from __future__ import annotations
 
+from hopsgpu.core.gang import RankPlace
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, host_port
-from hopsgpu.gang import RankPlace
 
 VARIABLES = ("HOPSGPU_COORDINATOR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE_IDS")
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.frameworks.reporting import Gang, numbers
-from hopsgpu.gang import World
+from hopsgpu.core.gang import World
+from hopsgpu.frameworks.callbacks import Gang, numbers
 
 # Defaults of its Trainer's arguments, by their names.
 VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from hopsgpu.gang import World
+from hopsgpu.core.gang import World
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 _OF_GRPC = "no_grpc_proxy"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 
+from hopsgpu.core.gang import PARAMETER_SERVER, RankPlace, World
 from hopsgpu.frameworks.endpoints import Endpoints, host_port
-from hopsgpu.gang import PARAMETER_SERVER, RankPlace, World
 
 VARIABLES = ("TF_CONFIG",)
 

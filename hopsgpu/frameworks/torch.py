@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hopsgpu.gang import RankPlace, World
+from hopsgpu.core.gang import RankPlace, World
 
 VARIABLES = (
     "GLOO_SOCKET_IFNAME",

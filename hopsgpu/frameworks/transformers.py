@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from hopsgpu.frameworks.reporting import Gang, numbers
+from hopsgpu.frameworks.callbacks import Gang, numbers
 
 
 def gang_callback(gang: Gang) -> Any:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from hopsgpu.frameworks.reporting import Gang, numbers
+from hopsgpu.frameworks.callbacks import Gang, numbers
 
 # As long as torch's ranks wait for each other.
 _SECONDS = 1800.0

@@ -1,1 +1,5 @@
-"""The only place that imports pyspark: sessions, profiles, jobs and the lease of executors."""
+"""Programs whose names stand in administrators' files; these names never change.
+
+`hopsgpu.spark.daemon` is the value of `spark.python.daemon.module`, and yarn-scripts/hopsgpu-submit
+runs `python -m hopsgpu.spark.submission`.
+"""

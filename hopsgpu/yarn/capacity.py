@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from hopsgpu.errors import CapacityError
 from hopsgpu.units import counted
-from hopsgpu.yarn.amounts import NOTHING, Amount
 from hopsgpu.yarn.demand import Demand, places_on, user_room
+from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
 _LOWER = "Lower memory_per_worker, cores_per_worker or gpus_per_worker"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import bisect
 from dataclasses import dataclass
 
-from hopsgpu.spec import ExecutorShape
-from hopsgpu.yarn.amounts import Amount, dominates
+from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.yarn.resources import Amount, dominates
 from hopsgpu.yarn.snapshot import Snapshot
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.yarn.rest_client import get_json, get_text
 from hopsgpu.yarn.snapshot import Node
-from hopsgpu.yarn.web import get_json, get_text
 
 # To connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some seconds on
 # eight GPUs without persistence mode.

@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import quote
 
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.amounts import amount_of, total
-from hopsgpu.yarn.answers import (
+from hopsgpu.yarn.application_state import ENDED, Standing, standing_of
+from hopsgpu.yarn.queues import chain_of
+from hopsgpu.yarn.resources import amount_of, total
+from hopsgpu.yarn.rest_answers import (
     INCREMENTS,
     MINIMUMS,
     Containers,
@@ -30,10 +32,8 @@ from hopsgpu.yarn.answers import (
     silent_apps,
     user_of,
 )
-from hopsgpu.yarn.queues import chain_of
+from hopsgpu.yarn.rest_client import NoAnswer, get_json, put_json
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Rounding, Snapshot
-from hopsgpu.yarn.standing import ENDED, Standing, standing_of
-from hopsgpu.yarn.web import NoAnswer, get_json, put_json
 
 # To connect, and to be answered.
 _SECONDS = (3.0, 10.0)

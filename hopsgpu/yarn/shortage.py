@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hopsgpu.turns import Bound
+from hopsgpu.core.queue_policy import Bound
 from hopsgpu.units import counted
-from hopsgpu.yarn.amounts import Amount, total
 from hopsgpu.yarn.demand import Demand, places_on, user_room
+from hopsgpu.yarn.resources import Amount, total
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
 # The last is no word that has another form for several.

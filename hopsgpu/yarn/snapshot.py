@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hopsgpu.gang import Avoid
-from hopsgpu.yarn.amounts import NOTHING, Amount, total
+from hopsgpu.core.gang import Avoid
+from hopsgpu.yarn.resources import NOTHING, Amount, total
 
 
 @dataclass(frozen=True)

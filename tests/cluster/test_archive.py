@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.cluster.archive import archive_of
-from hopsgpu.cluster.daemons import members
+from hopsgpu.devcluster.class_archive import archive_of
+from hopsgpu.devcluster.daemons import members
 from tests.conftest import until
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")

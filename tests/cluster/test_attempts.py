@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.results import RunStatus
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.server import ControlServer
+from hopsgpu.control.server import ControlServer
+from hopsgpu.core.results import RunStatus
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import executor_jvms, quiet
 from tests.conftest import gpus_become, until

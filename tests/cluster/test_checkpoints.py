@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 from tests.contract.framework_ranks import EXAMPLES
 
 STEPS = 6

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import requests
 
-from hopsgpu.cluster.daemons import members
-from hopsgpu.cluster.layout import address_of
+from hopsgpu.devcluster.daemons import members
+from hopsgpu.devcluster.layout import address_of
 from tests.conftest import as_in_a_terminal, gone, until
 
 DAEMONS = {"namenode", "datanode", "resourcemanager", "node1"}

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import array_repeat, col, udf
 
 import hopsgpu
-from hopsgpu.run import Run
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.runs import RunStore
+from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.launcher.run import Run
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 

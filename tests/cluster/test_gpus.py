@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.results import RunStatus
-from hopsgpu.spark import request
-from hopsgpu.spark.attach import application_of
+from hopsgpu.backends import lease_request
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.core.results import RunStatus
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become
 from tests.in_ranks import own_gpu
@@ -78,7 +78,7 @@ def test_a_bad_gpu_gets_no_rank_and_the_wait_says_so(
         assert bad not in {gpu for gpus in result.values for gpu in gpus}
         # Of four GPUs three are good: a gang of four waits, and says for what.
         waits.clear()
-        monkeypatch.setattr(request, "time", SimpleNamespace(monotonic=now))
+        monkeypatch.setattr(lease_request, "time", SimpleNamespace(monotonic=now))
         with pytest.raises(hopsgpu.GangTimeout, match=f"{bad} of node1 is bad: a row of its"):
             hopsgpu.launch(own_gpu, workers=4, acquire_timeout=f"{MINUTES}m", progress=note)
     assert is_told()

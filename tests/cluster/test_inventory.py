@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu import cluster
+from hopsgpu import devcluster
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 
@@ -83,7 +83,7 @@ def test_who_has_them_and_since_when(
 def test_a_node_manager_that_is_frozen_is_one_line_and_the_rest(
     cluster_env: dict[str, str], cluster_dir: Path
 ) -> None:
-    (pid,) = [d.pid for d in cluster.status(cluster_dir).daemons if d.name == "node2"]
+    (pid,) = [d.pid for d in devcluster.status(cluster_dir).daemons if d.name == "node2"]
     os.kill(pid, signal.SIGSTOP)
     try:
         ran = said(cluster_env)

@@ -18,9 +18,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.spark.attach import application_of
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.kernel import comm
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.linux import comm
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 from tests.in_ranks import gpus_in_use_seen_by, who_am_i
@@ -313,7 +313,7 @@ def test_torch_ranks_reach_each_other_and_are_forked_from_what_was_warmed_before
         return [float(n) for n in numbers], os.getppid(), imported
 
     def servers() -> set[int]:
-        return processes_of(cluster_dir, b"hopsgpu.worker.forkserver")
+        return processes_of(cluster_dir, b"hopsgpu.agent.fork_server")
 
     assert until(lambda: not servers(), 60)
     before = executor_jvms(cluster_dir)

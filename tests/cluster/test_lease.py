@@ -15,10 +15,10 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.results import RunStatus
-from hopsgpu.spark.attach import application_of
-from hopsgpu.spark.jvm import Jvm
-from hopsgpu.spark.request import demand_of
+from hopsgpu.backends.lease_request import demand_of
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.core.results import RunStatus
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
@@ -138,7 +138,7 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
     script = """
         import os
         import hopsgpu
-        from hopsgpu.spark.jvm import Jvm
+        from hopsgpu.backends.spark.jvm import Jvm
         from py4j.protocol import Py4JError
 
         def kill(self, executors):

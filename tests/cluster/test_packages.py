@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.spark.attach import application_of
 from tests.cluster.test_launch import quiet
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")

@@ -18,11 +18,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.run import Run
-from hopsgpu.stores import publication, sweeping
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.models import ModelStore, ModelVersion
-from hopsgpu.worker.kernel import comm
+from hopsgpu.artifacts import publication, stale_uploads
+from hopsgpu.artifacts.models import ModelStore, ModelVersion
+from hopsgpu.launcher.run import Run
+from hopsgpu.linux import comm
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 from tests.in_ranks import go_on, leave
@@ -244,7 +244,7 @@ def test_an_upload_that_ends_early_leaves_no_version_and_no_gpu(
 DRIVER = """
 import os, signal
 import hopsgpu
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 from tests.cluster.test_publishing import SMALL, leave
 
 rename = Lake.rename
@@ -289,5 +289,5 @@ def test_a_driver_killed_in_mid_publish_leaves_no_version_and_the_next_launch_pu
     assert sorted(version.files) == ["one", "zero"]
     assert store.versions("net") == (version,) and store.get("net") == version
     now = home.stat().modified
-    assert sweeping.sweep(home, now) == []
-    assert sweeping.sweep(home, now + 2 * DAY) == [dead]
+    assert stale_uploads.sweep(home, now) == []
+    assert stale_uploads.sweep(home, now + 2 * DAY) == [dead]

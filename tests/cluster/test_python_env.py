@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.errors import ConfigError
-from hopsgpu.python_env import commands
-from hopsgpu.stores.lake import Lake
+from hopsgpu.packaging.python_env import commands
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.imported import what_is_imported
 from tests.cluster.test_launch import quiet

@@ -18,12 +18,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.call import script_name
-from hopsgpu.results import RunStatus
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.addresses import interface_addresses
-from hopsgpu.worker.kernel import parent_of
-from hopsgpu.worker.servers import MOST_SERVERS
+from hopsgpu.agent.addresses import interface_addresses
+from hopsgpu.agent.fork_servers import MOST_SERVERS
+from hopsgpu.core.results import RunStatus
+from hopsgpu.launcher.rank_call import script_name
+from hopsgpu.linux import parent_of
+from hopsgpu.storage.lake import Lake
 from tests.cluster.test_attempts import containers_of
 from tests.conftest import gone, until
 from tests.in_ranks import (

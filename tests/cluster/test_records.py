@@ -18,9 +18,9 @@ from click.testing import CliRunner, Result
 from pyspark.sql import SparkSession
 
 import hopsgpu
+from hopsgpu.artifacts.run_logs import Log, log_sizes
+from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
-from hopsgpu.stores.runlogs import Log, log_sizes
-from hopsgpu.stores.runs import RunStore
 from tests.conftest import until
 from tests.in_ranks import counts
 

@@ -18,10 +18,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.spark.attach import application_of
-from hopsgpu.stores.checkpoints import Checkpoints, complete
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.runs import parse
+from hopsgpu.artifacts.checkpoints import Checkpoints, complete
+from hopsgpu.artifacts.runs import parse
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gpus_become, until
 from tests.contention import start_script

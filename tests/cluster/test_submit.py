@@ -18,11 +18,11 @@ from pathlib import Path
 import pytest
 
 from hopsgpu import ModelStore
-from hopsgpu.cli.root import default_root
-from hopsgpu.spark.command import find_spark_submit
-from hopsgpu.spark.submission import pack
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.runs import RunStore
+from hopsgpu.artifacts.runs import RunStore
+from hopsgpu.backends.spark.submission import pack
+from hopsgpu.backends.spark.submit_command import find_spark_submit
+from hopsgpu.cli.lake_root import default_root
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from tests.conftest import as_in_a_terminal, gpus_become, until

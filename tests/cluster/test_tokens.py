@@ -6,9 +6,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from hopsgpu.spark.jvm import Jvm
-from hopsgpu.spark.tokens import read_tokens
-from hopsgpu.worker.tokens import merged
+from hopsgpu.agent.hadoop_tokens import merged
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.token_renewal import read_tokens
 
 SERVICE = "ha-hdfs:lake"
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 
 @pytest.fixture(scope="session")

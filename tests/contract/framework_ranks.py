@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu import frameworks
+from hopsgpu.agent.addresses import held_ports, interface_addresses, reach
+from hopsgpu.core.gang import Container, World, assign_ranks
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.frameworks.torch import Restarts
-from hopsgpu.gang import Container, World, assign_ranks
-from hopsgpu.worker.addresses import held_ports, interface_addresses, reach
-from hopsgpu.worker.exiting import end
+from hopsgpu.rank.exit import end
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

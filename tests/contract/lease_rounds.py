@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hopsgpu.discovery.keeper import Watched, keeping
-from hopsgpu.discovery.leases import Leases, lease_directory
+from hopsgpu.gpu.node.lease_keeper import Watched, keeping
+from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins.node import holders
 

@@ -13,7 +13,7 @@ from typing import Any
 from optuna.distributions import IntDistribution
 
 import hopsgpu
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
 from tests.travelling import whole_environment
 
 DIRECTORY = Path(sys.argv[1])

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts import checkpoint_restore, checkpoints
+from hopsgpu.artifacts.checkpoint_restore import best, latest
+from hopsgpu.artifacts.checkpoint_retention import Saving, superseded, wanted
+from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, files_of, stalled
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.stores import checkpoints, restoring, transfer
-from hopsgpu.stores.checkpoints import Checkpoints, Part, complete, files_of, stalled
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.restoring import best, latest
-from hopsgpu.stores.retention import Saving, superseded, wanted
-from hopsgpu.stores.walking import files_below
+from hopsgpu.storage import transfer
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.local_tree import files_below
 
 
 def save(place: Checkpoints, path: Path, step: int, **said: Any) -> None:
@@ -174,7 +175,7 @@ def test_who_reads_while_it_is_replaced_gets_all_of_one_save(
     download = transfer.download_files
 
     def replaced_then(facts: dict[str, transfer.Facts], source: Lake, target: Path) -> None:
-        monkeypatch.setattr(restoring, "download_files", download)
+        monkeypatch.setattr(checkpoint_restore, "download_files", download)
         earlier, rest = {}, dict(facts)
         if first == "b":
             earlier = {"state/a": rest.pop("state/a")}
@@ -182,7 +183,7 @@ def test_who_reads_while_it_is_replaced_gets_all_of_one_save(
         saved(mine, "after", tmp_path)
         download(rest, source, target)
 
-    monkeypatch.setattr(restoring, "download_files", replaced_then)
+    monkeypatch.setattr(checkpoint_restore, "download_files", replaced_then)
     assert found(mine, tmp_path / "got") == "after"
 
 

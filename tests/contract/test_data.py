@@ -10,13 +10,13 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data.fetching import Fetcher
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
+from hopsgpu.data.row_groups import Fetcher
 from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 ROWS = 30_000
 

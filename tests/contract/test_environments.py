@@ -7,8 +7,8 @@ import json
 import threading
 from pathlib import Path
 
-from hopsgpu.stores import environments
-from hopsgpu.stores.lake import Lake
+from hopsgpu.artifacts import python_environments
+from hopsgpu.storage.lake import Lake
 
 NEVER = threading.Event()
 MAKERS = 4
@@ -24,18 +24,18 @@ def made(directory: Path, number: int) -> Path:
 def test_of_several_that_make_the_same_one_is_taken(lake: Lake, tmp_path: Path) -> None:
     """Each of several makers gets what the first of them has put there, whole."""
     archives = [made(tmp_path, number) for number in range(MAKERS)]
-    assert environments.find(lake, "key") is None
+    assert python_environments.find(lake, "key") is None
 
-    def put(number: int) -> environments.Description:
+    def put(number: int) -> python_environments.Description:
         described = {"bytes": archives[number].stat().st_size, "maker": number}
-        return environments.put(Lake(lake.url), "key", archives[number], described, NEVER)
+        return python_environments.put(Lake(lake.url), "key", archives[number], described, NEVER)
 
     with concurrent.futures.ThreadPoolExecutor(MAKERS) as pool:
         told = list(pool.map(put, range(MAKERS)))
     assert len({json.dumps(one) for one in told}) == 1
     maker = told[0]["maker"]
-    assert environments.find(lake, "key") == told[0]
-    archive = environments.archive_of(lake, "key", told[0])
+    assert python_environments.find(lake, "key") == told[0]
+    archive = python_environments.archive_of(lake, "key", told[0])
     assert archive.url.endswith("/environments/key/archive.tar.gz")
     assert archive.read() == b"made by %d" % maker
     assert (lake / "environments/_staging").names() == ()
@@ -45,18 +45,20 @@ def test_of_several_that_make_the_same_one_is_taken(lake: Lake, tmp_path: Path) 
 def test_one_that_lost_its_archive_is_none(lake: Lake, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
     described = {"bytes": archive.stat().st_size}
-    told = environments.put(lake, "key", archive, described, NEVER)
-    environments.archive_of(lake, "key", told).remove()
-    assert environments.find(lake, "key") is None
-    assert environments.put(lake, "key", archive, described, NEVER) == told
-    assert environments.find(lake, "key") == told
+    told = python_environments.put(lake, "key", archive, described, NEVER)
+    python_environments.archive_of(lake, "key", told).remove()
+    assert python_environments.find(lake, "key") is None
+    assert python_environments.put(lake, "key", archive, described, NEVER) == told
+    assert python_environments.find(lake, "key") == told
 
 
 def test_what_nobody_used_is_swept(lake: Lake, tmp_path: Path) -> None:
     archive = made(tmp_path, 1)
-    environments.put(lake, "key", archive, {"bytes": archive.stat().st_size}, NEVER)
+    python_environments.put(lake, "key", archive, {"bytes": archive.stat().st_size}, NEVER)
     home = lake / "environments"
     now = (home / "key/environment.json").stat().modified
-    assert environments.sweep(home, now + environments.UNUSED_MILLISECONDS // 2) == []
-    assert environments.sweep(home, now + 2 * environments.UNUSED_MILLISECONDS) == ["key"]
-    assert environments.find(lake, "key") is None
+    assert python_environments.sweep(home, now + python_environments.UNUSED_MILLISECONDS // 2) == []
+    assert python_environments.sweep(home, now + 2 * python_environments.UNUSED_MILLISECONDS) == [
+        "key"
+    ]
+    assert python_environments.find(lake, "key") is None

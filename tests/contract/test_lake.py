@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import requests
 
-from hopsgpu import cluster
-from hopsgpu.cluster.layout import DATANODE
+from hopsgpu import devcluster
+from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores import hdfs
-from hopsgpu.stores import lake as lake_module
-from hopsgpu.stores.lake import Lake, is_draft
-from hopsgpu.stores.troubles import Refused
+from hopsgpu.storage import hdfs
+from hopsgpu.storage import lake as lake_module
+from hopsgpu.storage.error_messages import Refused
+from hopsgpu.storage.lake import Lake, is_draft
 
 
 def test_files(lake: Lake) -> None:
@@ -236,7 +236,7 @@ def test_other_places_are_refused(url: str) -> None:
 _AS_ANOTHER = """
 import sys
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 private = Lake(sys.argv[1])
 calls = {
     "write": lambda: (private / "new").write(b""),
@@ -334,7 +334,9 @@ def test_a_datanode_that_says_nothing_is_waited_for_in_bounds(
 ) -> None:
     """It is frozen in mid-read, and goes on when the first attempt was given up."""
     monkeypatch.setattr(hdfs, "_READ_SECONDS", 2.0)
-    (datanode,) = (one.pid for one in cluster.status(cluster_dir).daemons if one.name == DATANODE)
+    (datanode,) = (
+        one.pid for one in devcluster.status(cluster_dir).daemons if one.name == DATANODE
+    )
     lake = Lake(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
     lake.make()
     content = os.urandom(40 << 20)
@@ -386,7 +388,7 @@ def test_readers_see_whole_records(lake: Lake) -> None:
 
 _HOLDS_OPEN = """
 import sys
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 lake = Lake(sys.argv[1])
 writer = lake.files._client.append(lake.path)
 writer.write(b"by the dead")

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from hopsgpu import turns
+from hopsgpu.core import queue_policy
+from hopsgpu.core.queue_policy import Bound, Own, decide_turn
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.line import Place, make_line, stand_in_line
-from hopsgpu.turns import Bound, Own, decide_turn
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.gang_queue import Place, make_line, stand_in_line
 
 NODES = (2, 2)
 
@@ -76,7 +76,7 @@ def test_one_at_a_time_and_in_order(directory: Lake) -> None:
         assert not try_turn(second)
         first.give_back()
         assert try_turn(second)
-    assert directory.names() == (turns.turn_name(4),)
+    assert directory.names() == (queue_policy.turn_name(4),)
 
 
 def test_many_at_once_never_have_the_turn_together(directory: Lake) -> None:
@@ -99,7 +99,7 @@ def test_many_at_once_never_have_the_turn_together(directory: Lake) -> None:
         list(threads.map(ask, range(6)))
     assert sorted(order) == sorted([*range(6)] * 3)
     # The highest generation stays, so that no number is used twice.
-    assert directory.names() == (turns.turn_name(36),)
+    assert directory.names() == (queue_policy.turn_name(36),)
 
 
 def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> None:
@@ -115,8 +115,8 @@ def test_who_gave_back_a_part_stands_again_where_it_stood(directory: Lake) -> No
 
 
 def test_whoever_crashed_stops_nobody(directory: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "LEASE_SECONDS", 5.0)
-    monkeypatch.setattr("hopsgpu.stores.line.RENEW_SECONDS", 1.0)
+    monkeypatch.setattr(queue_policy, "LEASE_SECONDS", 5.0)
+    monkeypatch.setattr("hopsgpu.yarn.gang_queue.RENEW_SECONDS", 1.0)
     holder, waiting, later = (place(directory, number) for number in range(3))
     file(holder)
     began = time.monotonic()
@@ -188,7 +188,7 @@ def test_a_lake_that_refuses_in_between_stops_nobody(
     directory: Lake, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """Whatever call fails: the turn is had or given back, and the others get theirs."""
-    monkeypatch.setattr("hopsgpu.stores.line.RENEW_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.yarn.gang_queue.RENEW_SECONDS", 0.0)
     unlucky, other = place(directory, 1), place(directory, 2)
     lake = Refusing(directory.url)
     unlucky._directory = lake

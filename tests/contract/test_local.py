@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.cluster.gpus import Gpu
-from hopsgpu.cluster.standin import standin_script
-from hopsgpu.worker.links import SHARED
+from hopsgpu.agent.tmpdir_links import SHARED
+from hopsgpu.devcluster.node_gpus import Gpu
+from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from tests.conftest import gone, until
 from tests.travelling import PYTHON
 

@@ -14,10 +14,10 @@ from mlflow.protos.databricks_pb2 import FEATURE_DISABLED, ErrorCode
 from mlflow.tracking import MlflowClient
 
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.mlflow_log import log_run
-from hopsgpu.provenance import Provenance
-from hopsgpu.stores.lake import Lake
-from hopsgpu.tracking import Tracking, log
+from hopsgpu.packaging.provenance import Provenance
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tracking.mlflow import Tracking, log
+from hopsgpu.tracking.mlflow_logger import log_run
 from tests.unit.records import put_run
 
 RUN = "fit-20261122-120000-cccccc"

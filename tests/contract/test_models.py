@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import hopsgpu
+from hopsgpu.artifacts import publication, stale_uploads
+from hopsgpu.artifacts.manifest import About
+from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.publishing import check_writable
-from hopsgpu.stores import publication, sweeping
-from hopsgpu.stores.digests import DIGEST, Facts
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.manifest import About
-from hopsgpu.stores.models import ModelStore, ModelVersion
+from hopsgpu.launcher.publisher import check_writable
+from hopsgpu.storage.digests import DIGEST, Facts
+from hopsgpu.storage.lake import Lake
 
 DAY = 24 * 3600 * 1000
 
@@ -459,10 +459,10 @@ def test_leftovers_are_swept_by_the_age_of_their_newest_file(
     (home / "4").make()
     (home / "4" / "somebody's").write(b"x")
     newest = max(entry.modified for entry in (dead / "0" / "layers").entries())
-    assert sweeping.sweep(home, newest + DAY) == []
+    assert stale_uploads.sweep(home, newest + DAY) == []
     store.publish(model, "net")
     assert (dead / "0").exists()
-    removed = sweeping.sweep(home, newest + 2 * DAY)
+    removed = stale_uploads.sweep(home, newest + 2 * DAY)
     empty = {"3"} if lake.url.startswith("file:") else set()
     assert set(removed) == {dead.url.rpartition("/")[2]} | empty
     assert left(lake) == ()
@@ -497,8 +497,8 @@ def test_drafts_of_tags_and_probes_are_swept_by_their_age(
     (home / "_tags" / ".hidden").write(b"")
     (home / "_probe").write(b"")
     now = (home / "_probe").stat().modified
-    assert sweeping.sweep(home, now) == []
-    removed = sweeping.sweep(home, now + 2 * DAY)
+    assert stale_uploads.sweep(home, now) == []
+    removed = stale_uploads.sweep(home, now + 2 * DAY)
     assert sorted(removed) == sorted([draft, *staged, "_probe-run-0", *["_probe-run-1"] * 3])
     assert lake.names() == ("net",)
     assert home.names() == ("1", "_claims", "_probe", "_staging", "_tags")

@@ -18,12 +18,12 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts import publication, stale_uploads
+from hopsgpu.artifacts.manifest import About
+from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.artifacts.versions import numbers
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.stores import publication, sweeping
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.manifest import About
-from hopsgpu.stores.models import ModelStore
-from hopsgpu.stores.versions import numbers
+from hopsgpu.storage.lake import Lake
 
 FILES = {0: {"config": "{}", "s/zero": "0" * 3000}, 1: {"config": "{}", "t/one": "1"}}
 # Both ways to publish end so.
@@ -246,8 +246,8 @@ class Killing:
     def sweep(self) -> None:
         """What was left goes by age, and not before."""
         now = self.home.stat().modified
-        assert sweeping.sweep(self.home, now) == []
-        sweeping.sweep(self.home, now + DAYS)
+        assert stale_uploads.sweep(self.home, now) == []
+        stale_uploads.sweep(self.home, now + DAYS)
         assert (self.home / "_staging").names() == ()
         assert (self.home / "_tags").names() == ("production",)
         assert sorted(numbers(self.home.names())) == self.whole()

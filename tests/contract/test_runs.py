@@ -11,15 +11,15 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
+from hopsgpu.artifacts.mirror import Mirror
+from hopsgpu.artifacts.run_logs import Log, LogReader, log_sizes
+from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
-from hopsgpu.gang import Container, assign_ranks
-from hopsgpu.output import Outputs
-from hopsgpu.progress import Off
-from hopsgpu.records import write
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.mirror import Mirror
-from hopsgpu.stores.runlogs import Log, LogReader, log_sizes
-from hopsgpu.stores.runs import RunStore
+from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.display.progress import Off
+from hopsgpu.launcher.rank_output import Outputs
+from hopsgpu.launcher.run_record import write
+from hopsgpu.storage.lake import Lake
 from tests.unit.records import put_run
 
 RUN = "fit-20261122-120000-bbbbbb"

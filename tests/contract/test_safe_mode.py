@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu import cluster
-from hopsgpu.cluster.layout import NAMENODE
+from hopsgpu import devcluster
+from hopsgpu.artifacts.models import ModelStore
+from hopsgpu.devcluster.layout import NAMENODE
 from hopsgpu.errors import StoreError
-from hopsgpu.stores import lake as lake_module
-from hopsgpu.stores import patience
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.models import ModelStore
-from hopsgpu.stores.troubles import SAFE_MODE, Trouble, explain
+from hopsgpu.storage import lake as lake_module
+from hopsgpu.storage import retrying
+from hopsgpu.storage.error_messages import SAFE_MODE, Trouble, explain
+from hopsgpu.storage.lake import Lake
 
 Admin = Callable[..., str]
 
@@ -25,7 +25,7 @@ Admin = Callable[..., str]
 @pytest.fixture
 def dfsadmin(cluster_dir: Path, cluster_env: dict[str, str]) -> Admin:
     """Runs `hdfs dfsadmin`, whose class is among the NameNode's jars; gives what it says."""
-    (pid,) = (d.pid for d in cluster.status(cluster_dir).daemons if d.name == NAMENODE)
+    (pid,) = (d.pid for d in devcluster.status(cluster_dir).daemons if d.name == NAMENODE)
     java, *options = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     classes = options[options.index("-cp") + 1]
 
@@ -89,7 +89,7 @@ def test_a_publish_goes_on_when_safe_mode_ends(
             refused.set()
         return trouble
 
-    monkeypatch.setattr(patience, "explain", explained)
+    monkeypatch.setattr(retrying, "explain", explained)
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         publishing = pool.submit(store.publish, tmp_path / "model", "net")
         assert refused.wait(30)

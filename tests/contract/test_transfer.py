@@ -11,13 +11,13 @@ import pytest
 import xxhash
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.stores.digests import Facts
-from hopsgpu.stores.hdfs import Hdfs
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.local import Local
-from hopsgpu.stores.transfer import check_files, download_files, upload_files
-from hopsgpu.stores.walking import files_below
-from hopsgpu.stores.webhdfs import WebHdfs
+from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.hdfs import Hdfs
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.local import Local
+from hopsgpu.storage.local_tree import files_below
+from hopsgpu.storage.transfer import check_files, download_files, upload_files
+from hopsgpu.storage.webhdfs import WebHdfs
 
 SIZES = {"empty": 0, "small": 1000, "below/deep/odd": 3 * 2**20 + 1, "large.bin": 17 * 2**20}
 

@@ -14,9 +14,9 @@ import pytest
 
 import hopsgpu
 from hopsgpu.cli.main import main
-from hopsgpu.cluster.boot import heap_mib
-from hopsgpu.cluster.layout import DATANODE, NAMENODE, RESOURCEMANAGER
-from hopsgpu.cluster.sites import node_size
+from hopsgpu.devcluster.boot import heap_mib
+from hopsgpu.devcluster.layout import DATANODE, NAMENODE, RESOURCEMANAGER
+from hopsgpu.devcluster.site_files import node_size
 from tests.docs.pages import PAGES, ROOT, all_blocks, spans
 
 TEXTS = {page: page.read_text(encoding="utf-8") for page in PAGES}

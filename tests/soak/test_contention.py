@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.spark.attach import application_of
-from hopsgpu.turns import Bound
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.core.queue_policy import Bound
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.shortage import Shortage
 from tests.conftest import gpus_become, until
@@ -70,15 +70,17 @@ def test_a_foreign_application_only_makes_it_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that stands in no line of ours takes what it gets, between our look and our asking."""
-    monkeypatch.setattr("hopsgpu.gang.PART_SECONDS", 5.0)
+    monkeypatch.setattr("hopsgpu.core.gang.PART_SECONDS", 5.0)
     # It asks whatever it sees, as if the foreign one had come just after it looked.
-    monkeypatch.setattr("hopsgpu.spark.queueing.shortage", lambda *_: Shortage(Bound.NONE, ""))
+    monkeypatch.setattr(
+        "hopsgpu.backends.spark.gang_turn.shortage", lambda *_: Shortage(Bound.NONE, "")
+    )
     foreign = """
         import sys, time
         from pyspark.resource import *
         import hopsgpu
-        from hopsgpu.spark.profiles import build_profile
-        from hopsgpu.spec import ExecutorShape
+        from hopsgpu.backends.spark.resource_profiles import build_profile
+        from hopsgpu.core.spec import ExecutorShape
         context = hopsgpu.session("foreign").sparkContext
         two = context.parallelize(range(2), 2).withResources(
             build_profile(ExecutorShape(1, 1, 512, 1024)))

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import hopsgpu
-from hopsgpu import cluster
-from hopsgpu.cluster import admin
-from hopsgpu.spark.submission import pack
-from hopsgpu.stores.lake import Lake
+from hopsgpu import devcluster
+from hopsgpu.backends.spark.submission import pack
+from hopsgpu.devcluster import admin
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.hadoop_conf import HadoopConf
 from tests.cluster.test_doctor import ROOT, doctor, own_script, states, submitted
 
@@ -33,18 +33,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of the example that the development cluster is not made of."""
     path = tmp_path_factory.mktemp("doctor")
     conf = {"capacity-scheduler": admin.yarn_file("capacity-scheduler-gpu-shares")}
-    cluster.up(path, nodes=NODES, gpus_per_node=GPUS, conf=conf)
+    devcluster.up(path, nodes=NODES, gpus_per_node=GPUS, conf=conf)
     try:
         yield path
     finally:
-        cluster.down(path)
+        devcluster.down(path)
 
 
 @pytest.fixture(scope="module")
 def env(directory: Path) -> Iterator[dict[str, str]]:
     """The cluster's variables, set in this process too."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in cluster.environment(directory).items():
+        for name, value in devcluster.environment(directory).items():
             patch.setenv(name, value)
         yield dict(os.environ)
 

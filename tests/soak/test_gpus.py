@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import requests
 
-from hopsgpu import cluster
+from hopsgpu import devcluster
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import until
 from tests.contention import start_script
@@ -152,10 +152,12 @@ def test_marker_resources_and_node_labels(
     tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
 ) -> None:
     directory = tmp_path_factory.mktemp("types")
-    cluster.up(directory, conf=MARKED)
+    devcluster.up(directory, conf=MARKED)
     try:
-        env = {**os.environ, **cluster.environment(directory)}
-        (web,) = (d.web for d in cluster.status(directory).daemons if d.name == "resourcemanager")
+        env = {**os.environ, **devcluster.environment(directory)}
+        (web,) = (
+            d.web for d in devcluster.status(directory).daemons if d.name == "resourcemanager"
+        )
 
         def marked() -> dict[str, int]:
             """Marker resources in use on each node."""
@@ -192,4 +194,4 @@ def test_marker_resources_and_node_labels(
             script.communicate()
         assert out.split() == ["node1", "node1"], err[-3000:]
     finally:
-        cluster.down(directory)
+        devcluster.down(directory)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from hopsgpu import cluster
+from hopsgpu import devcluster
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_gpus import BROKEN, said_by
 from tests.conftest import gone, gpus_become, until
@@ -61,7 +61,7 @@ TRAINING = """
 ENCRYPTED = """
     import os
     import hopsgpu
-    from hopsgpu.worker import server
+    from hopsgpu.agent import server
 
     made = []
     new_identity = server.new_identity
@@ -98,11 +98,11 @@ class Training(NamedTuple):
 @pytest.fixture(scope="module")
 def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("nodes")
-    cluster.up(directory, nodes=NODES, conf=CONF)
+    devcluster.up(directory, nodes=NODES, conf=CONF)
     try:
         yield directory
     finally:
-        cluster.down(directory)
+        devcluster.down(directory)
 
 
 def started(
@@ -114,7 +114,7 @@ def started(
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script), *arguments],
         cwd=scripts,
-        env={**os.environ, **cluster.environment(own_cluster), **variables},
+        env={**os.environ, **devcluster.environment(own_cluster), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -132,7 +132,7 @@ def finished(own_cluster: Path, script: str, **variables: str) -> tuple[str, str
 
 
 def resource_manager(own_cluster: Path) -> ResourceManager:
-    (web,) = (d.web for d in cluster.status(own_cluster).daemons if d.name == "resourcemanager")
+    (web,) = (d.web for d in devcluster.status(own_cluster).daemons if d.name == "resourcemanager")
     return ResourceManager((web,))
 
 
@@ -207,7 +207,7 @@ def test_a_node_without_a_usable_gpu_is_unhealthy_and_comes_back(
 
 
 def kill_node_manager(own_cluster: Path, host: str) -> None:
-    (manager,) = (d for d in cluster.status(own_cluster).daemons if d.name == host)
+    (manager,) = (d for d in devcluster.status(own_cluster).daemons if d.name == host)
     os.kill(manager.pid, signal.SIGKILL)
     assert until(lambda: gone(manager.pid), 60)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu import cluster
+from hopsgpu import devcluster
 
 QUEUE = "yarn.scheduler.capacity.root"
 CAPACITY: Mapping[str, Any] = {
@@ -84,9 +84,9 @@ def tried(env: Mapping[str, str], queue: str, *workers: int) -> str:
 def test_what_the_queue_can_never_give_is_refused_and_the_rest_is_had(
     tmp_path: Path, conf: Mapping[str, Any]
 ) -> None:
-    cluster.up(tmp_path, conf=conf)
+    devcluster.up(tmp_path, conf=conf)
     try:
-        env = cluster.environment(tmp_path)
+        env = devcluster.environment(tmp_path)
         half = tried(env, "half", 3, 2)
         assert "3 refused True 3 executors" in half
         assert "queue root.half may have at most 2 GPUs" in half
@@ -101,4 +101,4 @@ def test_what_the_queue_can_never_give_is_refused_and_the_rest_is_had(
         else:
             assert "4 got 4" in tried(env, "mine", 4)
     finally:
-        cluster.down(tmp_path)
+        devcluster.down(tmp_path)

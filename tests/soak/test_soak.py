@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import hopsgpu
-from hopsgpu.spark.application import Application
-from hopsgpu.spark.attach import application_of
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, gpus_become, until
 from tests.processes import processes_of
@@ -109,7 +109,7 @@ def test_many_launches_with_failures_leave_nothing(
     # py4j keeps a connection for each thread that has called it; a leak of ours would be some for
     # each launch.
     assert len(list(Path("/proc/self/fd").iterdir())) < files + LAUNCHES
-    assert until(lambda: not processes_of(cluster_dir, b"hopsgpu.worker."), 60)
+    assert until(lambda: not processes_of(cluster_dir, b"hopsgpu.agent."), 60)
     assert until(lambda: temporary_files() == temporary, 60), temporary_files() ^ temporary
     # Of the line only the last turn is left.
     names = application.line.names

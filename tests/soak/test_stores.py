@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu import cluster
+from hopsgpu import devcluster
+from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.models import ModelStore, ModelVersion
+from hopsgpu.storage.lake import Lake
 from tests.conftest import gone, until
 
 PUBLISHERS = 8
@@ -37,20 +37,20 @@ LARGE = """
 
 
 @pytest.fixture(scope="module")
-def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cluster.ClusterInfo]:
+def own_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[devcluster.ClusterInfo]:
     directory = tmp_path_factory.mktemp("stores")
-    info = cluster.up(directory, nodes=1, gpus_per_node=1)
+    info = devcluster.up(directory, nodes=1, gpus_per_node=1)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in cluster.environment(directory).items():
+            for name, value in devcluster.environment(directory).items():
                 patch.setenv(name, value)
             yield info
     finally:
-        cluster.down(directory)
+        devcluster.down(directory)
 
 
 @pytest.fixture
-def lake(own_cluster: cluster.ClusterInfo, request: pytest.FixtureRequest) -> Iterator[Lake]:
+def lake(own_cluster: devcluster.ClusterInfo, request: pytest.FixtureRequest) -> Iterator[Lake]:
     root = Lake(f"{own_cluster.filesystem}/tmp/{request.node.originalname}")
     yield root
     root.remove()
@@ -84,17 +84,19 @@ def written(lake: Lake) -> bool:
 
 @pytest.mark.parametrize("daemon", ["datanode", "namenode"])
 def test_a_daemon_killed_and_restarted_in_mid_publish(
-    own_cluster: cluster.ClusterInfo, lake: Lake, model: Path, daemon: str
+    own_cluster: devcluster.ClusterInfo, lake: Lake, model: Path, daemon: str
 ) -> None:
     with concurrent.futures.ThreadPoolExecutor(PUBLISHERS) as pool:
         publishers = [pool.submit(publish, lake.url, model) for _ in range(PUBLISHERS)]
         assert until(lambda: written(lake), 60)
-        (pid,) = (d.pid for d in cluster.status(own_cluster.directory).daemons if d.name == daemon)
+        (pid,) = (
+            d.pid for d in devcluster.status(own_cluster.directory).daemons if d.name == daemon
+        )
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         assert until(lambda: gone(pid), 60)
         assert not all(publisher.done() for publisher in publishers)
-        assert cluster.up(own_cluster.directory).started == (daemon,)
+        assert devcluster.up(own_cluster.directory).started == (daemon,)
         came = [one for publisher in publishers for one in publisher.result(timeout=240)]
     published = [one for one in came if isinstance(one, ModelVersion)]
     refused = [one for one in came if isinstance(one, StoreError)]

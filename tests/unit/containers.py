@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.pickling import pickle_call
-from hopsgpu.worker import rank, spare
-from hopsgpu.worker.environment import ServerSpec
-from hopsgpu.worker.keeping import Keeper, Started, connected
-from hopsgpu.worker.kernel import comm
-from hopsgpu.worker.marking import marked
-from hopsgpu.worker.reaping import Ended
+from hopsgpu.agent import spare_child
+from hopsgpu.agent.daemon_client import Keeper, Started, connected
+from hopsgpu.agent.orphans import marked
+from hopsgpu.agent.rank_environment import ServerSpec
+from hopsgpu.agent.reaper import Ended
+from hopsgpu.linux import comm
+from hopsgpu.packaging.pickling import pickle_call
+from hopsgpu.rank import main as rank
 from tests.conftest import gone, until
 
 SECONDS = 60.0
@@ -119,7 +120,7 @@ class Container:
 
     def spares(self) -> list[int]:
         """Processes that are to become ranks."""
-        return [pid for pid in self.left() if comm(pid) == spare.NAME]
+        return [pid for pid in self.left() if comm(pid) == spare_child.NAME]
 
     def left(self) -> list[int]:
         """All processes of fork servers and ranks, and spares."""
@@ -127,7 +128,7 @@ class Container:
 
 
 def without_spares(pids: Iterable[int]) -> list[int]:
-    return [pid for pid in pids if comm(pid) != spare.NAME]
+    return [pid for pid in pids if comm(pid) != spare_child.NAME]
 
 
 @contextlib.contextmanager

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.worker.channel import Channel
-from hopsgpu.worker.handshake import connect
-from hopsgpu.worker.server import serve
+from hopsgpu.control.channel import Channel
+from hopsgpu.control.handshake import connect
+from hopsgpu.control.server import serve
 
 SECONDS = 30.0
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.records import Standing, content
-from hopsgpu.results import GangResult, GpuSeconds, RankReport, Timeline
-from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, Timeline
+from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.launcher.run_record import Standing, content
 
 ENVIRONMENT = {
     "hopsgpu": "0.7",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import optuna
 
-from hopsgpu.results import GpuSeconds, Timeline
-from hopsgpu.trials import (
+from hopsgpu.core.results import GpuSeconds, Timeline
+from hopsgpu.core.trials import (
     COMPLETE,
     FAILED,
     PRUNED,

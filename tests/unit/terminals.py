@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from hopsgpu.outlet import wait_for_room
+from hopsgpu.display.nonblocking import wait_for_room
 from tests.conftest import until
 
 STOP, GO = b"\x13", b"\x11"  # Ctrl-S, Ctrl-Q

@@ -8,9 +8,8 @@ import socket
 
 import pytest
 
-from hopsgpu.errors import ConfigError
-from hopsgpu.worker import addresses
-from hopsgpu.worker.addresses import (
+from hopsgpu.agent import addresses
+from hopsgpu.agent.addresses import (
     Reach,
     address_towards,
     choose,
@@ -19,6 +18,7 @@ from hopsgpu.worker.addresses import (
     peer_to_reach,
     reach,
 )
+from hopsgpu.errors import ConfigError
 
 # With ::1 where this machine has IPv6.
 LOOPBACK = interface_addresses()["lo"]

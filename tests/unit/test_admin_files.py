@@ -14,25 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster import admin
-from hopsgpu.cluster.config import ClusterSpec, SiteConf
-from hopsgpu.cluster.files import write_conf
-from hopsgpu.cluster.gpus import plan_gpus
-from hopsgpu.cluster.layout import Layout
-from hopsgpu.cluster.packages import pyspark_home
-from hopsgpu.cluster.ports import port_names
-from hopsgpu.cluster.state import State
-from hopsgpu.discovery.shipping import ALIAS
-from hopsgpu.errors import ConfigError
-from hopsgpu.spark.checks import SESSION_DEFAULTS, check_session
-from hopsgpu.spark.shipping import ARCHIVES, PY_FILES
-from hopsgpu.spark.submission import (
+from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
+from hopsgpu.backends.spark.submission import (
     Shipped,
     read_properties,
     spark_defaults,
     split_options,
     submit_arguments,
 )
+from hopsgpu.devcluster import admin
+from hopsgpu.devcluster.config import ClusterSpec, SiteConf
+from hopsgpu.devcluster.config_files import write_conf
+from hopsgpu.devcluster.hadoop_jars import pyspark_home
+from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.node_gpus import plan_gpus
+from hopsgpu.devcluster.ports import port_names
+from hopsgpu.devcluster.state import State
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS
 
 ROOT = Path(__file__).resolve().parents[2]
 DEFAULTS = ROOT / "spark-conf" / "spark-defaults.conf"

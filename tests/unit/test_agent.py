@@ -24,29 +24,29 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data.dealt import Dealt
-from hopsgpu.data.plan import plan_shards
+from hopsgpu.agent import supervisor as agent
+from hopsgpu.agent.hadoop_tokens import VARIABLE as TOKEN_FILE
+from hopsgpu.agent.model_upload import Left, load_left, load_parts
+from hopsgpu.agent.orphans import marked
+from hopsgpu.agent.rank_environment import own_part, package_path, rank_environment, server_spec
+from hopsgpu.agent.rank_group import Attempt
+from hopsgpu.agent.slot import Slot
+from hopsgpu.control.channel import Channel, Message, new_secret
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.data.rank_shards import Dealt
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.discovery.script import GIVEN_OUT
-from hopsgpu.gang import Container, assign_ranks
-from hopsgpu.modules import PackedModules, pack_modules
-from hopsgpu.output import Outputs
-from hopsgpu.pickling import pickle_call
-from hopsgpu.progress import Off
-from hopsgpu.stores.lake import Lake
+from hopsgpu.display.progress import Off
+from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
+from hopsgpu.launcher.rank_output import Outputs
+from hopsgpu.linux import parent_of
+from hopsgpu.packaging.modules import PackedModules, pack_modules
+from hopsgpu.packaging.pickling import pickle_call
+from hopsgpu.rank.trial import Trial
+from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB
-from hopsgpu.worker import agent
-from hopsgpu.worker.attempt import Attempt
-from hopsgpu.worker.channel import Channel, Message, new_secret
-from hopsgpu.worker.environment import own_part, package_path, rank_environment, server_spec
-from hopsgpu.worker.kernel import parent_of
-from hopsgpu.worker.leaving import Left, load_left, load_parts
-from hopsgpu.worker.marking import marked
-from hopsgpu.worker.peer import Driver
-from hopsgpu.worker.server import ControlServer, serve
-from hopsgpu.worker.slot import Slot
-from hopsgpu.worker.tokens import VARIABLE as TOKEN_FILE
-from hopsgpu.worker.trial import Trial
 from tests.conftest import gone, until
 
 # For an agent to end; below the 30 s after which it gives up a driver that it does not hear.
@@ -156,7 +156,7 @@ def gang(tmp_path: Path) -> Iterator[Gang]:
         environment |= {"RANK": "99", "TF_CONFIG": "stale", "CUDA_VISIBLE_DEVICES": "stale"}
         environment.pop(TOKEN_FILE, None)
         code = (
-            "import pickle, sys; from hopsgpu.worker.agent import run_agent;"
+            "import pickle, sys; from hopsgpu.agent.supervisor import run_agent;"
             "run_agent(pickle.load(sys.stdin.buffer))"
         )
         process = subprocess.Popen(
@@ -323,7 +323,7 @@ def test_an_exception_comes_with_the_users_frames_only(gang: Gang) -> None:
     assert ended["outcome"]["status"] == "raised"
     assert ended["outcome"]["error"] == "LookupError: nothing here"
     trace = ended["outcome"]["traceback"]
-    assert "in inner" in trace and "worker/rank.py" not in trace
+    assert "in inner" in trace and "rank/main.py" not in trace
     assert "LookupError: nothing here" in "\n".join(ended["log_tail"])
 
 
@@ -599,9 +599,9 @@ def test_debug_keeps_hopsgpus_frames_in_ranks(gang: Gang) -> None:
     gang.run(aborts, "throw", HOPSGPU_LOG="debug")
     tail = "\n".join(gang.wait_for("ended")["log_tail"])
     for told in (tail, gang.output().decode()):
-        assert "in aborts" in told and "worker/rank.py" in told
+        assert "in aborts" in told and "rank/main.py" in told
     gang.run(fails_in_user_code, HOPSGPU_LOG="debug")
-    assert "worker/rank.py" in gang.wait_for("ended")["outcome"]["traceback"]
+    assert "rank/main.py" in gang.wait_for("ended")["outcome"]["traceback"]
 
 
 def test_the_crash_of_what_a_rank_had_started_is_told_beside_its_exception(gang: Gang) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.python_env.building import ready
-from hopsgpu.python_env.given import wanted_of
-from hopsgpu.python_env.value import PythonEnv
-from hopsgpu.spark.shipping import pack_package
-from hopsgpu.stores.lake import Lake
+from hopsgpu.backends.spark.package_archive import pack_package
+from hopsgpu.packaging.python_env.argument import wanted_of
+from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.storage.lake import Lake
 from tests.travelling import PYTHON, whole_environment
 from tests.unit.test_agent import Gang, gang, reserve  # noqa: F401
 

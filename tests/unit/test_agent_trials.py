@@ -15,9 +15,9 @@ from typing import Any, cast
 import optuna
 import pytest
 
-from hopsgpu.worker.attempt import Attempt
-from hopsgpu.worker.channel import Channel, Message
-from hopsgpu.worker.trial import Trial
+from hopsgpu.agent.rank_group import Attempt
+from hopsgpu.control.channel import Channel, Message
+from hopsgpu.rank.trial import Trial
 from tests.conftest import until
 from tests.unit.rank_functions import all_reduced
 from tests.unit.test_agent import SECONDS, Gang, gang, is_refused, reserve

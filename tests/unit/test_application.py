@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.spark.application import Application
 from hopsgpu.errors import ConfigError
-from hopsgpu.spark.application import Application
 
 
 def application(**options: str) -> Application:

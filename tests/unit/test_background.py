@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.background import Background
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.lake import Lake
-from hopsgpu.values import Value
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.return_values import Value
+from hopsgpu.storage.lake import Lake
 from tests.conftest import until
 
 SECONDS = 30.0

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from hopsgpu.stores import bounded
-from hopsgpu.stores.bounded import Bounded, Hands
+from hopsgpu.storage import bounded_calls
+from hopsgpu.storage.bounded_calls import Bounded, Hands
 from tests.conftest import until
 
 
@@ -104,7 +104,7 @@ def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], No
 def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bounded, "_IDLE_SECONDS", 0.02)
+    monkeypatch.setattr(bounded_calls, "_IDLE_SECONDS", 0.02)
     hands = Hands("idle")
 
     def threads() -> list[threading.Thread]:
@@ -124,7 +124,7 @@ def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
 
 ENDING = """
     import atexit, sys, threading
-    from hopsgpu.stores import bounded
+    from hopsgpu.artifacts import bounded
 
     bounded._LAST_SECONDS = float(sys.argv[1])
     begun = threading.Event()

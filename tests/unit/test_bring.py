@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.spark.allocator import Bringing
+from hopsgpu.control.channel import Message
+from hopsgpu.control.events import Event
+from hopsgpu.core.gang import Container
+from hopsgpu.core.rank_requirements import DATA
+from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
-from hopsgpu.gang import Container
-from hopsgpu.spark.bring import Bringing
-from hopsgpu.spark.request import Patience, Request
-from hopsgpu.spec import ExecutorShape
-from hopsgpu.worker.channel import Message
-from hopsgpu.worker.events import Event
-from hopsgpu.worker.needs import DATA
+from hopsgpu.yarn.gpu_holders import Facts
 from hopsgpu.yarn.resource_manager import Held
-from hopsgpu.yarn.waiting import Facts
 
 
 class Cluster:

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.gang import Avoid
+from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import CapacityError, HopsGpuError
-from hopsgpu.gang import Avoid
-from hopsgpu.turns import Bound
-from hopsgpu.yarn.amounts import Amount, dominates, multiplied_down
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.demand import Demand
+from hopsgpu.yarn.gpu_holders import Facts, waiting_facts
 from hopsgpu.yarn.queues import chain_of, check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.resources import Amount, dominates, multiplied_down
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import App, Master, Node, Queue, Rounding, Snapshot, User
-from hopsgpu.yarn.waiting import Facts, waiting_facts
 
 NOTHING = Amount(0, 0, 0)
 ALICE = User("alice")

@@ -8,13 +8,13 @@ from typing import Protocol
 
 import pytest
 
-from hopsgpu.gang import GangState
-from hopsgpu.progress import Off
-from hopsgpu.results import GangResult, GpuSeconds, RankReport, Timeline
-from hopsgpu.run import Board, Run
-from hopsgpu.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
-from hopsgpu.stores.versions import ModelVersion
-from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuType, GpuUser
+from hopsgpu.artifacts.versions import ModelVersion
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, Timeline
+from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
+from hopsgpu.display.progress import Off
+from hopsgpu.launcher.run import Board, Run
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 
 NASTY = "<script>alert(1)</script>"
 

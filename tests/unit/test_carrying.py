@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 import hopsgpu
+from hopsgpu.artifacts import log_dir_upload as worker_carrying
+from hopsgpu.artifacts.log_dir_upload import LogCarrier
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker import carrying as worker_carrying
-from hopsgpu.worker.carrying import LogCarrier
-from hopsgpu.worker.context import VARIABLE, Context
+from hopsgpu.rank.context import VARIABLE, Context
+from hopsgpu.storage.lake import Lake
 
 EVENTS = "events.out.tfevents.1700000000.node1.7.0"
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.spark.jobs import reason_of
-from hopsgpu.worker import channel as channel_module
-from hopsgpu.worker import handshake
-from hopsgpu.worker.addresses import held_ports
-from hopsgpu.worker.channel import Channel, ChannelError, new_secret
-from hopsgpu.worker.handshake import UnreachableError, connect
-from hopsgpu.worker.server import ControlServer, Event, serve
+from hopsgpu.agent.addresses import held_ports
+from hopsgpu.backends.spark.barrier_job import reason_of
+from hopsgpu.control import channel as channel_module
+from hopsgpu.control import handshake
+from hopsgpu.control.channel import Channel, ChannelError, new_secret
+from hopsgpu.control.handshake import UnreachableError, connect
+from hopsgpu.control.server import ControlServer, Event, serve
 
 SECRET = new_secret()
 SECONDS = 30.0
@@ -352,7 +352,7 @@ def unreachable(port: int) -> UnreachableError:
     # What is left of it once Spark has carried it to the driver.
     shown = "".join(traceback.format_exception(error))
     spark = f"org.apache.spark.SparkException: Job aborted\n{shown}\n\tat org.apache.spark.X(Y:1)\n"
-    assert reason_of(spark) == f"hopsgpu.worker.handshake.UnreachableError: {error}"
+    assert reason_of(spark) == f"hopsgpu.control.handshake.UnreachableError: {error}"
     return error
 
 

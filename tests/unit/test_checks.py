@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 import hopsgpu
-from hopsgpu.discovery.shipping import ALIAS
-from hopsgpu.errors import ConfigError
-from hopsgpu.spark.checks import (
+from hopsgpu.backends.spark.settings import (
     SESSION_DEFAULTS,
     check_gang,
     check_python,
     check_session,
     refuse_other_python,
 )
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS
 
 GOOD = {
     "spark.master": "yarn",

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from hopsgpu.worker.cleaners import await_cleaners, cleaners
+from hopsgpu.agent.shared_memory import await_cleaners, cleaners
 from tests.unit.containers import SECONDS, Container, container, until
 
 SHARED = Path("/dev/shm")
@@ -89,10 +89,10 @@ def test_who_cleans_up_is_told_by_its_command_line(monkeypatch: pytest.MonkeyPat
         try:
             assert until(lambda: tracker.pid in cleaners([tracker.pid]), SECONDS)
             assert cleaners([tracker.pid, other.pid, 2**22 + 1]) == {tracker.pid}
-            monkeypatch.setattr("hopsgpu.worker.cleaners.CLEANING_SECONDS", 0.05)
+            monkeypatch.setattr("hopsgpu.agent.shared_memory.CLEANING_SECONDS", 0.05)
             await_cleaners([tracker.pid])
             assert tracker.poll() is None, "it is not waited for for ever"
-            monkeypatch.setattr("hopsgpu.worker.cleaners.CLEANING_SECONDS", SECONDS)
+            monkeypatch.setattr("hopsgpu.agent.shared_memory.CLEANING_SECONDS", SECONDS)
             os.close(writing)
             await_cleaners([tracker.pid])
             assert tracker.wait() == 0

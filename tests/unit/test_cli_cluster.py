@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hopsgpu import cluster as library
+from hopsgpu import devcluster as library
 from hopsgpu.cli.cluster import exports
 from hopsgpu.cli.main import main
 

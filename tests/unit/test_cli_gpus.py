@@ -23,7 +23,7 @@ from rich.console import Console
 
 from hopsgpu.cli.gpu_tables import tables
 from hopsgpu.cli.main import main
-from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 from tests.conftest import as_in_a_terminal
 from tests.unit.rest import Daemon, serving
 from tests.unit.test_inventory import FIELD_NAMES, RESOURCES, configuration, yarn_answers

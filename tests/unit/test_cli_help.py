@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 import hopsgpu
-from hopsgpu.cli.commands import summary
+from hopsgpu.cli.command_group import summary
 from hopsgpu.cli.main import main
 
 

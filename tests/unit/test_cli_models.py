@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.cli.main import main
-from hopsgpu.stores.models import ModelStore
 
 
 @pytest.fixture

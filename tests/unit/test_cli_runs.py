@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from hopsgpu.artifacts import runs as stored_runs
 from hopsgpu.cli import logs as logs_module
 from hopsgpu.cli import runs as runs_module
+from hopsgpu.cli.formats import duration, moment, size
+from hopsgpu.cli.lake_root import default_root
 from hopsgpu.cli.main import main
-from hopsgpu.cli.root import default_root
-from hopsgpu.cli.words import duration, moment, size
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores import runs as stored_runs
 from tests.conftest import as_in_a_terminal, gone, until
 from tests.unit.records import put_run
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from hopsgpu.cli.main import main
-from hopsgpu.study.record import _plain
-from hopsgpu.trials import COMPLETE, FAILED, PRUNED, RUNNING, Best
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, Best
+from hopsgpu.tuning.search_record import _plain
 from tests.unit.records import put_run
 from tests.unit.searches import trial
 

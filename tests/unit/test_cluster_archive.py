@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster import archive as module
-from hopsgpu.cluster import sites
-from hopsgpu.cluster.archive import Archive, archive_of, make_archive
-from hopsgpu.cluster.layout import Layout
+from hopsgpu.devcluster import class_archive as module
+from hopsgpu.devcluster import site_files
+from hopsgpu.devcluster.class_archive import Archive, archive_of, make_archive
+from hopsgpu.devcluster.layout import Layout
 
 # In place of the Spark whose JVM leaves the archive.
 MAKES = """#!/bin/sh
@@ -95,12 +95,12 @@ def test_every_jvm_is_told_of_it_and_has_the_jars_first(
     java: Path, spark: Path, tmp_path: Path
 ) -> None:
     archive = found(java, spark)
-    given = sites.spark_defaults(Layout(tmp_path), spark, archive)
+    given = site_files.spark_defaults(Layout(tmp_path), spark, archive)
     for who in ("driver.default", "executor.default", "yarn.am.extra"):
         assert archive.options in given[f"spark.{who}JavaOptions"]
     for who in ("driver", "executor"):
         assert given[f"spark.{who}.extraClassPath"] == f"{spark}/jars/*"
-    without = sites.spark_defaults(Layout(tmp_path), spark, None)
+    without = site_files.spark_defaults(Layout(tmp_path), spark, None)
     assert not [name for name, value in without.items() if "Archive" in value or "Class" in name]
 
 
@@ -111,7 +111,9 @@ def test_it_is_made_once_and_those_before_it_go(
     (said,) = made(first, tmp_path, MAKES, monkeypatch)
     assert str(first.file) in said
     assert first.file.read_bytes() == b"archive"
-    assert (tmp_path / "called").read_text() == "-m hopsgpu.spark.classes hdfs://here/tmp/classes\n"
+    assert (
+        tmp_path / "called"
+    ).read_text() == "-m hopsgpu.backends.spark.class_data hdfs://here/tmp/classes\n"
     assert made(first, tmp_path, FAILS, monkeypatch) == []
     (spark / "jars" / "b.jar").write_bytes(b"b")
     second = found(java, spark)

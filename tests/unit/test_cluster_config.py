@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.cluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
+from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
 from hopsgpu.errors import ConfigError
 
 

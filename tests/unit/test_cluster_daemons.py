@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster.daemons import MARKER, Process, last_lines, marker, members, spawn, stop
+from hopsgpu.devcluster.daemons import MARKER, Process, last_lines, marker, members, spawn, stop
 
 PLAIN = {"PATH": "/usr/bin:/bin"}
 Start = Callable[..., Process]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster.gpus import Gpu, parse_query, plan_gpus
-from hopsgpu.cluster.standin import FIELDS, query_xml, standin_script, wrapper_script
+from hopsgpu.devcluster.node_gpus import Gpu, parse_query, plan_gpus
+from hopsgpu.devcluster.nvidia_smi_standin import FIELDS, query_xml, standin_script, wrapper_script
 
 REAL = tuple(Gpu(i, 7 - i, f"GPU-{i}", "NVIDIA <H100> & co", 81559) for i in range(4))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster.java import find_java
+from hopsgpu.devcluster.java import find_java
 from hopsgpu.errors import ClusterError
 
 

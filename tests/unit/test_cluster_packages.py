@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster.java import Java
-from hopsgpu.cluster.packages import daemon_jars, hadoop_version, pyspark_home
+from hopsgpu.devcluster.hadoop_jars import daemon_jars, hadoop_version, pyspark_home
+from hopsgpu.devcluster.java import Java
 from hopsgpu.errors import ClusterError
 
 JAVA = Java(Path("/jdk"), 17)

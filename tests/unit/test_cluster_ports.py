@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from hopsgpu.cluster.ports import candidates, held_ports, port_names
+from hopsgpu.devcluster.ports import candidates, held_ports, port_names
 
 
 def bound(address: str, port: int, reuse: bool) -> socket.socket:

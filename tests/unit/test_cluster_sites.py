@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster import sites
-from hopsgpu.cluster.boot import heap_mib
-from hopsgpu.cluster.config import ClusterSpec, SiteConf
-from hopsgpu.cluster.daemons import MARKER
-from hopsgpu.cluster.files import write_conf
-from hopsgpu.cluster.gpus import Gpu, GpuPlan, plan_gpus
-from hopsgpu.cluster.layout import MASTERS, Layout, address_of, node_names
-from hopsgpu.cluster.ports import port_names
-from hopsgpu.cluster.state import State
+from hopsgpu.devcluster import site_files
+from hopsgpu.devcluster.boot import heap_mib
+from hopsgpu.devcluster.config import ClusterSpec, SiteConf
+from hopsgpu.devcluster.config_files import write_conf
+from hopsgpu.devcluster.daemons import MARKER
+from hopsgpu.devcluster.layout import MASTERS, Layout, address_of, node_names
+from hopsgpu.devcluster.node_gpus import Gpu, GpuPlan, plan_gpus
+from hopsgpu.devcluster.ports import port_names
+from hopsgpu.devcluster.state import State
 from hopsgpu.errors import ConfigError
 
 PORTS = {name: 20000 + i for i, name in enumerate(port_names(2))}
@@ -40,16 +40,16 @@ def written(tmp_path: Path, spec: ClusterSpec) -> Layout:
 
 def test_a_site_file_survives_what_xml_means() -> None:
     said = {"a": "<b> & 'c' \"d\"", "e": ""}
-    rows = ET.fromstring(sites.xml_text(said)).findall("property")
+    rows = ET.fromstring(site_files.xml_text(said)).findall("property")
     assert {r.findtext("name"): r.findtext("value") for r in rows} == said
 
 
 def test_python_clients_meet_addresses_only(tmp_path: Path) -> None:
     layout = Layout(tmp_path)
     for site in (
-        sites.core_site(layout, PORTS, "me"),
-        sites.hdfs_site(layout, PORTS),
-        sites.yarn_site(layout, ClusterSpec(), PORTS),
+        site_files.core_site(layout, PORTS, "me"),
+        site_files.hdfs_site(layout, PORTS),
+        site_files.yarn_site(layout, ClusterSpec(), PORTS),
     ):
         addresses = [v for k, v in site.items() if re.search(r"address$|defaultFS|hostname$", k)]
         assert addresses
@@ -57,7 +57,7 @@ def test_python_clients_meet_addresses_only(tmp_path: Path) -> None:
 
 
 def test_a_node_has_room_for_its_gang_beside_am_and_etl() -> None:
-    memory, cores = sites.node_size(2)
+    memory, cores = site_files.node_size(2)
     assert memory >= 2 * (4096 + 512) + 1024 + 1536
     assert cores >= 2 + 1 + 1
 
@@ -153,7 +153,7 @@ def test_real_gpus_are_shown_by_the_nodes_own_nvidia_smi(tmp_path: Path) -> None
 
 def test_hosts_have_the_machines_own_names_once_and_ours() -> None:
     system = "127.0.0.1 localhost box # here\n::1 localhost\n\n10.1.1.1 db node2\n#10.9.9.9 old\n"
-    text = sites.hosts_file(system, "box", 2, {"mine": "10.2.2.2"})
+    text = site_files.hosts_file(system, "box", 2, {"mine": "10.2.2.2"})
     assert text.splitlines() == [
         "127.0.0.1 localhost",
         "127.0.0.1 box",
@@ -162,7 +162,7 @@ def test_hosts_have_the_machines_own_names_once_and_ours() -> None:
         "127.0.0.12 node2",
         "10.2.2.2 mine",
     ]
-    assert "127.0.0.1 other\n" in sites.hosts_file(system, "other", 1, {})
+    assert "127.0.0.1 other\n" in site_files.hosts_file(system, "other", 1, {})
 
 
 def test_nodes_have_addresses_of_their_own() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.cluster import down, environment, status, up
-from hopsgpu.cluster.config import ClusterSpec, SiteConf
-from hopsgpu.cluster.daemons import Process
-from hopsgpu.cluster.layout import Layout
-from hopsgpu.cluster.ports import port_names
-from hopsgpu.cluster.state import State, load, locked, save
+from hopsgpu.devcluster import down, environment, status, up
+from hopsgpu.devcluster.config import ClusterSpec, SiteConf
+from hopsgpu.devcluster.daemons import Process
+from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.ports import port_names
+from hopsgpu.devcluster.state import State, load, locked, save
 from hopsgpu.errors import ClusterError, ConfigError
 
 GONE = Process(2**22 - 1, "never")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.spark.console import pass_on
+from hopsgpu.backends.spark.console import pass_on
 
 LINES = [b"WARN one\n", b"\xff two\n"]
 

@@ -15,12 +15,12 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.data import calendars
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 VERSION, ZONE = "org.apache.spark.version", "org.apache.spark.timeZone"
 LEGACY, LEGACY_INT96 = "org.apache.spark.legacyDateTime", "org.apache.spark.legacyINT96"

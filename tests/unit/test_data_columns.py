@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from hopsgpu.data.blocks import converted
+from hopsgpu.data.batches import converted
 from hopsgpu.data.cache import in_memory
 from hopsgpu.data.columns import Kind, checked_names, column, select
 from hopsgpu.errors import ConfigError

@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 ROWS = 250
 DENSE = ["id", "x", "yes", "word", "raw", "ragged"]

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu import feeding
-from hopsgpu.data.dealt import Dealt, opened, parts
-from hopsgpu.data.given import Data, Datasets, datasets_of, url_of
-from hopsgpu.data.plan import plan_shards
+from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
+from hopsgpu.data.rank_shards import Dealt, opened, parts
 from hopsgpu.data.shard import Shard, ShardFile, Slice
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, SourceFile, columns_of, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.launcher import data_staging
+from hopsgpu.storage.lake import Lake
 
 FILES = "hdfs://nn:8020"
 
@@ -134,29 +134,29 @@ def rows_of(dealt: bytes, name: str = "data") -> int:
 
 def test_each_rank_is_dealt_its_shard_of_all_data() -> None:
     datasets = given({"train": Data("/x", "keep"), "test": "/y"})
-    dealt = feeding.deal(datasets, {"train": source(5, 6), "test": source(7)}, 2)
+    dealt = data_staging.deal(datasets, {"train": source(5, 6), "test": source(7)}, 2)
     assert sorted(rows_of(d, "train") for d in dealt) == [5, 6]
     assert [rows_of(d, "test") for d in dealt] == [3, 3]
     assert not Dealt.load(dealt[0]).single
-    assert Dealt.load(feeding.deal(given("/x"), {"data": source(5)}, 1)[0]).single
+    assert Dealt.load(data_staging.deal(given("/x"), {"data": source(5)}, 1)[0]).single
 
 
 def test_fewer_rows_than_ranks_names_the_data() -> None:
     with pytest.raises(ConfigError, match=r"data\.test \(hdfs://nn/x\): 2 rows for 3 ranks"):
-        feeding.deal(given({"test": "/y"}), {"test": source(2)}, 3)
+        data_staging.deal(given({"test": "/y"}), {"test": source(2)}, 3)
 
 
 def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     many = source(*[100] * 5_000, groups=2)
-    dealt = feeding.deal(given("/x"), {"data": many}, 4)
+    dealt = data_staging.deal(given("/x"), {"data": many}, 4)
     assert sum(map(rows_of, dealt)) == 1_000_000
     # JSON is tens of bytes for each row group and each file.
     assert sum(map(len, dealt)) < 20 * 10_000
-    monkeypatch.setattr(feeding, "MOST_DEALT", 1000)
+    monkeypatch.setattr(data_staging, "MOST_DEALT", 1000)
     with pytest.raises(ConfigError, match="data has 10000 row groups.*write it anew with fewer"):
-        feeding.deal(given("/x"), {"data": many}, 4)
+        data_staging.deal(given("/x"), {"data": many}, 4)
 
 
 def test_what_is_dealt_comes_whole_or_is_refused() -> None:
@@ -182,7 +182,7 @@ def test_the_ranks_of_a_node_share_its_disk(
         asked.append(ranks)
         return 1000
 
-    monkeypatch.setattr("hopsgpu.data.dealt.default_budget", budget)
+    monkeypatch.setattr("hopsgpu.data.rank_shards.default_budget", budget)
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     (shard,) = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 1)
     alone = opened(Dealt({"data": shard}, single=True), tmp_path / "kept", 3)

@@ -15,17 +15,17 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data import reading, stream
-from hopsgpu.data.blocks import Block
+from hopsgpu.data import reader, stream
+from hopsgpu.data.batches import Block
 from hopsgpu.data.cache import Cache
 from hopsgpu.data.columns import select
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.sizes import fixed_bytes, memory_of
 from hopsgpu.data.source import read_source
 from hopsgpu.data.stream import Stream
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 ROWS = 3_000
 CHUNK, WINDOW = 200_000, 800_000
@@ -89,8 +89,8 @@ TABLES = [
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "_CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(reading, "_STEP_BYTES", CHUNK)
+    monkeypatch.setattr(reader, "_CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(reader, "_STEP_BYTES", CHUNK)
     monkeypatch.setattr(stream, "_BLOCK_BYTES", CHUNK)
     monkeypatch.setattr(stream, "_WINDOW_BYTES", WINDOW)
 
@@ -149,13 +149,13 @@ def test_batches_and_windows_have_few_bytes_in_memory(made: Stream, table: pa.Ta
 def test_no_step_of_decoding_is_larger(
     made: Stream, monkeypatch: pytest.MonkeyPatch, table: pa.Table
 ) -> None:
-    bounded, steps = reading._bounded, []
+    bounded, steps = reader._bounded, []
 
     def noted(batch: Any, schema: Any) -> Iterator[Any]:
         steps.append(batch.nbytes)
         return bounded(batch, schema)
 
-    monkeypatch.setattr(reading, "_bounded", noted)
+    monkeypatch.setattr(reader, "_bounded", noted)
     assert sum(chunk.batch.num_rows for chunk in made.chunks()) == table.num_rows
     # Rows with more elements than others are decoded before it is known.
     assert max(steps) <= CHUNK * (6 if "list<" in str(made._schema) else 1.2)
@@ -184,7 +184,7 @@ def test_values_come_as_they_are(table: pa.Table, tmp_path: Path) -> None:
 PEAK = """
 import sys
 from pathlib import Path
-from hopsgpu.data.rank import RankData
+from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.shard import Shard
 
 def status(name):

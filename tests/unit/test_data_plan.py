@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from hopsgpu.data.order import pieces_of
-from hopsgpu.data.plan import plan_shards, plan_slices
 from hopsgpu.data.shard import Shard, ShardFile, Slice
+from hopsgpu.data.shard_plan import plan_shards, plan_slices
+from hopsgpu.data.shuffle import pieces_of
 from hopsgpu.data.source import Source, SourceFile
 from hopsgpu.errors import ConfigError, StoreError
 

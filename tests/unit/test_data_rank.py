@@ -13,15 +13,16 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data import order, reading, stream
-from hopsgpu.data.ahead import Ahead
-from hopsgpu.data.fetching import Fetcher
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.rank import RankData
+from hopsgpu.data import reader, stream
+from hopsgpu.data import shuffle as order
+from hopsgpu.data.prefetch import Ahead
+from hopsgpu.data.rank_data import RankData
+from hopsgpu.data.row_groups import Fetcher
 from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 ROWS = 3_010
 
@@ -61,7 +62,7 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Lake:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces, windows and record batches of the size of the tests' data."""
     monkeypatch.setattr(order, "_PIECE_BYTES", 10_000)
-    monkeypatch.setattr(reading, "_CHUNK_BYTES", 2_000)
+    monkeypatch.setattr(reader, "_CHUNK_BYTES", 2_000)
     monkeypatch.setattr(stream, "_WINDOW_BYTES", 20_000)
 
 

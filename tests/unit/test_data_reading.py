@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu.data import order, reading
-from hopsgpu.data.fetching import Fetched, Fetcher
-from hopsgpu.data.plan import plan_shards
-from hopsgpu.data.reading import FETCHES, LakeReader
+from hopsgpu.data import reader as reading
+from hopsgpu.data import shuffle
+from hopsgpu.data.reader import FETCHES, LakeReader
+from hopsgpu.data.row_groups import Fetched, Fetcher
 from hopsgpu.data.shard import Shard, Slice
+from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB
 
 ROWS = 60_000
@@ -132,7 +133,7 @@ def test_so_many_row_groups_are_in_memory(
     with reader_of(shard) as reader:
         ahead = FETCHES if mixed == 1 else 1
         begun = (functools.partial(reader.chunks, piece, ahead) for piece in pieces)
-        for batch in order.interleaved(begun, mixed):
+        for batch in shuffle.interleaved(begun, mixed):
             rows += batch.num_rows
             # What was asked for is there.
             reader._threads.submit(lambda: None).result()

@@ -11,12 +11,12 @@ import pytest
 import xxhash
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores import digests
-from hopsgpu.stores.digests import Digest, Facts, Reading
-from hopsgpu.stores.filesystem import BLOCK
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.local import Local
-from hopsgpu.stores.transfer import upload_files
+from hopsgpu.storage import digests
+from hopsgpu.storage.digests import Digest, Facts, Reading
+from hopsgpu.storage.filesystem import BLOCK
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.local import Local
+from hopsgpu.storage.transfer import upload_files
 from tests.conftest import until
 
 SIZE = 5 * BLOCK + 1

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 
-from hopsgpu.stores.lake import Lake
-from hopsgpu.yarn.web import get_json
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.rest_client import get_json
 from tests.proxy import Proxy, refusing_proxy
 from tests.unit.rest import serving
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.discovery import check, devices, shipping
-from hopsgpu.discovery.devices import Device, DriverError, HungDriverError, Listing, NoDriverError
+from hopsgpu.gpu import script_archive
+from hopsgpu.gpu.node import devices, health_check
+from hopsgpu.gpu.node.devices import Device, DriverError, HungDriverError, Listing, NoDriverError
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import no_real_driver, pythons
@@ -61,9 +62,9 @@ def errors(lines: list[str]) -> list[str]:
 
 
 def test_the_file_is_what_the_modules_are(tmp_path: Path) -> None:
-    """Otherwise: python -m hopsgpu.discovery.shipping yarn-scripts/gpu-health-check"""
+    """Otherwise: python -m hopsgpu.gpu.script_archive yarn-scripts/gpu-health-check"""
     assert os.access(INSTALLED, os.X_OK)
-    packed = shipping.pack_health_check(tmp_path / "packed")
+    packed = script_archive.pack_health_check(tmp_path / "packed")
     assert INSTALLED.read_bytes() == packed.read_bytes()
 
 
@@ -98,8 +99,11 @@ def test_a_hung_driver_on_a_node_without_gpus(tmp_path: Path) -> None:
     finally:
         os.kill(int((tmp_path / "node.json.hung").read_text()), signal.SIGKILL)
     assert "the driver hangs" in lines[0]
-    if not check._has_gpus(check.PCI_DEVICES):
-        assert lines[0].startswith("no GPUs") and not (tmp_path / check.hang_file().name).exists()
+    if not health_check._has_gpus(health_check.PCI_DEVICES):
+        assert (
+            lines[0].startswith("no GPUs")
+            and not (tmp_path / health_check.hang_file().name).exists()
+        )
 
 
 def test_a_node_without_a_driver_keeps_its_containers(tmp_path: Path) -> None:
@@ -140,9 +144,9 @@ class Checked:
                 raise answer
             return answer
 
-        self.patch.setattr(check, "ask_driver", asked)
-        self.patch.setattr(check, "bus_ids", lambda: kernel)
-        (line,) = check.report(1.0, self.hang, self.pci)
+        self.patch.setattr(health_check, "ask_driver", asked)
+        self.patch.setattr(health_check, "bus_ids", lambda: kernel)
+        (line,) = health_check.report(1.0, self.hang, self.pci)
         return line
 
 

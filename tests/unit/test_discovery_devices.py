@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.discovery import devices, nvml, smi
-from hopsgpu.discovery.devices import (
+from hopsgpu.gpu.node import devices, nvml
+from hopsgpu.gpu.node import nvidia_smi as smi
+from hopsgpu.gpu.node.devices import (
     Device,
     DriverError,
     HungDriverError,
@@ -25,7 +26,7 @@ from hopsgpu.discovery.devices import (
     list_devices,
     run_bounded,
 )
-from hopsgpu.discovery.health import Readings
+from hopsgpu.gpu.node.health import Readings
 from tests.conftest import gone, until
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu, mig_device

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.discovery import keeper, script, shipping
-from hopsgpu.discovery.keeper import Ancestor, Watched, keeping
-from hopsgpu.discovery.leases import Leases, lease_directory
+from hopsgpu.gpu import script_archive
+from hopsgpu.gpu.node import discovery_script, lease_keeper
+from hopsgpu.gpu.node.lease_keeper import Ancestor, Watched, keeping
+from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins import gpu
 from tests.unit.discovery_standins.node import IMPATIENT, Node, holders, keepers
@@ -37,7 +38,7 @@ def test_a_script_whose_output_nobody_reads_leaves_no_keeper(node: Node) -> None
     os.close(reading)
     directory = node.root / "nobody"
     directory.mkdir()
-    command = [str(node.root / shipping.ALIAS / "gpus-4")]
+    command = [str(node.root / script_archive.ALIAS / "gpus-4")]
     ran = subprocess.run(
         command,
         cwd=directory,
@@ -125,15 +126,17 @@ def test_which_process_is_the_executor(above: list[list[str]], executor: int) ->
     # The last one is pid 1, by which nobody is told apart.
     pids = range(len(above), 0, -1)
     seen = [Ancestor(pid, frozenset(names)) for pid, names in zip(pids, above, strict=True)]
-    assert script.executor_among(seen) == pids[executor]
+    assert discovery_script.executor_among(seen) == pids[executor]
 
 
 def test_by_hand_it_says_until_when_it_leases(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parent = os.getppid()
-    monkeypatch.setattr(script, "ancestors", lambda: [Ancestor(parent, frozenset({"tmux"}))])
-    with script._executor() as executor:
+    monkeypatch.setattr(
+        discovery_script, "ancestors", lambda: [Ancestor(parent, frozenset({"tmux"}))]
+    )
+    with discovery_script._executor() as executor:
         assert executor.pid == parent
     said = capsys.readouterr().err
     assert said == f"hopsgpu discovery: no Java is above: leased until process {parent} ends\n"
@@ -202,7 +205,7 @@ def test_a_number_that_is_anothers_by_now(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Watched(process.pid, with_pidfd=False) as watched:
-        monkeypatch.setattr(keeper, "_start_time", lambda pid: "later")
+        monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: "later")
         assert watched.ends(0.0)
 
 
@@ -210,7 +213,7 @@ def test_a_process_table_that_shows_nothing(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/proc with hidepid, and a kernel without pidfds."""
-    monkeypatch.setattr(keeper, "_start_time", lambda pid: None)
+    monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: None)
     with Watched(process.pid, with_pidfd=False) as watched:
         assert not watched.ends(0.0)
         process.kill()
@@ -219,10 +222,10 @@ def test_a_process_table_that_shows_nothing(
 
 
 def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    parent, *_ = keeper.ancestors()
+    parent, *_ = lease_keeper.ancestors()
     assert parent.pid == os.getppid() and parent.names
-    monkeypatch.setattr(keeper, "_status", lambda pid: None)  # as /proc with hidepid
-    assert keeper.ancestors() == [Ancestor(os.getppid(), frozenset())]
+    monkeypatch.setattr(lease_keeper, "_status", lambda pid: None)  # as /proc with hidepid
+    assert lease_keeper.ancestors() == [Ancestor(os.getppid(), frozenset())]
 
 
 @pytest.mark.parametrize("with_pidfd", [True, False])
@@ -247,7 +250,7 @@ def test_a_killed_keeper_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not with_pidfd:
-        monkeypatch.setattr(keeper, "_pidfd_open", lambda pid: None)
+        monkeypatch.setattr(lease_keeper, "_pidfd_open", lambda pid: None)
     with Leases(directory) as given, Watched(process.pid) as executor:
         assert given.take(A)
         with keeping(given, executor) as stay:
@@ -274,7 +277,7 @@ def test_keepers_go_on_where_there_is_no_room_for_another(
             return first()
         raise BlockingIOError("no room")
 
-    monkeypatch.setattr(keeper.os, "fork", fork)
+    monkeypatch.setattr(lease_keeper.os, "fork", fork)
     with Leases(directory) as given, Watched(process.pid) as executor:
         assert given.take(A)
         with keeping(given, executor) as stay:
@@ -289,7 +292,7 @@ def test_keepers_go_on_where_there_is_no_room_for_another(
 def test_keepers_that_were_killed_before_they_could_stay(
     directory: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeper, "_other_keeper", lambda: os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(lease_keeper, "_other_keeper", lambda: os.kill(os.getpid(), signal.SIGKILL))
     with Leases(directory) as given, Watched(process.pid) as executor:
         assert given.take(A)
         with pytest.raises(ChildProcessError, match="was killed"), keeping(given, executor):

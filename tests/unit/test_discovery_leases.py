@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.discovery import leases
-from hopsgpu.discovery.leases import (
+from hopsgpu.gpu.node import leases
+from hopsgpu.gpu.node.leases import (
     LeaseError,
     Leases,
     file_name,

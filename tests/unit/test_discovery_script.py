@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.discovery import script, shipping
-from hopsgpu.discovery.devices import Device
-from hopsgpu.discovery.health import Readings
-from hopsgpu.discovery.script import Patience
-from hopsgpu.spec import MOST_GPUS
+from hopsgpu.core.spec import MOST_GPUS
+from hopsgpu.gpu import script_archive
+from hopsgpu.gpu.node import discovery_script as script
+from hopsgpu.gpu.node.devices import Device
+from hopsgpu.gpu.node.discovery_script import Patience
+from hopsgpu.gpu.node.health import Readings
 from tests.conftest import until
 from tests.unit.discovery_standins import gpu, mig_device
 from tests.unit.discovery_standins.node import IMPATIENT, Node, keepers, no_real_driver, pythons
@@ -66,10 +67,10 @@ def test_every_python_gives_out_gpus(tmp_path: Path, version: str, nvml: bool) -
 
 
 @pytest.mark.parametrize(
-    "module", [name for name, _ in shipping.node_modules()], ids=lambda name: Path(name).stem
+    "module", [name for name, _ in script_archive.node_modules()], ids=lambda name: Path(name).stem
 )
 def test_what_the_nodes_run_is_python_3_6(module: str) -> None:
-    text = dict(shipping.node_modules())[module]
+    text = dict(script_archive.node_modules())[module]
     tree = ast.parse(text, feature_version=(3, 6))
     froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     names = {str(node.module).split(".")[0] for node in froms}
@@ -336,7 +337,7 @@ def test_a_stale_file_is_not_left(node: Node, tmp_path: Path) -> None:
 
 
 def script_in(node: Node, directory: Path, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [str(node.root / shipping.ALIAS / "gpus-1")]
+    command = [str(node.root / script_archive.ALIAS / "gpus-1")]
     return subprocess.run(
         command,
         cwd=directory,
@@ -359,23 +360,23 @@ def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
 
 
 def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:
-    with tarfile.open(shipping.pack_scripts(tmp_path / "s.tar.gz")) as archive:
+    with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz")) as archive:
         members = {member.name: member for member in archive.getmembers()}
     scripts = {name for name in members if not name.startswith("hopsgpu/")}
     assert scripts == {f"gpus-{n}" for n in range(1, MOST_GPUS + 1)}
     assert all(members[name].mode == 0o755 for name in scripts)
-    assert "hopsgpu/__init__.py" in members and "hopsgpu/discovery/script.py" in members
-    assert "hopsgpu/discovery/shipping.py" not in members
-    assert shipping.script_for(2) == f"./{shipping.ALIAS}/gpus-2"
+    assert "hopsgpu/__init__.py" in members and "hopsgpu/gpu/node/discovery_script.py" in members
+    assert "hopsgpu/gpu/script_archive.py" not in members
+    assert script_archive.script_for(2) == f"./{script_archive.ALIAS}/gpus-2"
 
 
 def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
-    home = tmp_path / shipping.ALIAS
+    home = tmp_path / script_archive.ALIAS
     markers = ["gpu-a100", "example.com/gpu-t4"]
-    with tarfile.open(shipping.pack_scripts(tmp_path / "s.tar.gz", markers)) as archive:
+    with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz", markers)) as archive:
         archive.extractall(home)
     for marker in markers:
-        script = shipping.marker_script(marker)
+        script = script_archive.marker_script(marker)
         ran = subprocess.run([script], cwd=tmp_path, capture_output=True, check=True)
         # As Spark's ResourceDiscoveryScriptPlugin reads it.
         assert json.loads(ran.stdout) == {"name": marker, "addresses": ["0"]}

@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from hopsgpu import screens
+from hopsgpu.core.results import RankReport, RunStatus, Timeline
+from hopsgpu.display import screens
 from hopsgpu.display.cell import page, summary
 from hopsgpu.display.charts import ASCII, SHARES, bars_image, lines_image, sparkline
 from hopsgpu.display.live import Live
 from hopsgpu.display.picture import SHOWN_RANKS, TOLD_RANKS, Picture, Scene, Trace, gpu_of
+from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.display.terminal import Terminal, lines_of
-from hopsgpu.progress import Shielded, progress_of
-from hopsgpu.results import RankReport, RunStatus, Timeline
 from tests.conftest import until
 
 GIB = 2**30

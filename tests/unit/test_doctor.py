@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS
 from hopsgpu.cli.doctor import shown
-from hopsgpu.doctor import machine, nodes, settings, yarn
-from hopsgpu.doctor.lake import LakeFacts, check_lake
-from hopsgpu.doctor.machine import Client, Machine
-from hopsgpu.doctor.node import Framework, Gpu, Leases, NodeFacts
+from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_checks
+from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
+from hopsgpu.doctor.machine_checks import Client, Machine
+from hopsgpu.doctor.node_probe import Framework, Gpu, Leases, NodeFacts
 from hopsgpu.doctor.report import Check, State, listed, ok, unknown, wrong
-from hopsgpu.doctor.yarn import Yarn
+from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
-from hopsgpu.spark.checks import SESSION_DEFAULTS
-from hopsgpu.yarn.amounts import NOTHING, Amount
-from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuType, GpuUser
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
+from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue
 
 HERE = Machine(17, "/jdk/bin/java, by JAVA_HOME", "3.11.7", "python3", "4.3.0", "4.3.0", "/spark")
@@ -51,33 +51,33 @@ def state_of(check: Check, seen: str = "", mend: str = "") -> State:
     [(17, "ok"), (21, "ok"), (11, "wrong"), (8, "wrong"), (25, "unknown"), (None, "wrong")],
 )
 def test_java(java: int | None, state: str) -> None:
-    check = machine.check_java(replace(HERE, java=java))
+    check = machine_checks.check_java(replace(HERE, java=java))
     assert state_of(check, "/jdk/bin/java", "" if state == "ok" else "JAVA_HOME") == state
 
 
 def test_spark() -> None:
-    assert state_of(machine.check_spark(HERE), "4.3.0") == "ok"
+    assert state_of(machine_checks.check_spark(HERE), "4.3.0") == "ok"
     # Found by findspark: Python has none of its own.
-    assert state_of(machine.check_spark(replace(HERE, pyspark=None))) == "ok"
-    other = machine.check_spark(replace(HERE, pyspark="4.0.0"))
+    assert state_of(machine_checks.check_spark(replace(HERE, pyspark=None))) == "ok"
+    other = machine_checks.check_spark(replace(HERE, pyspark="4.0.0"))
     assert state_of(other, "imports PySpark 4.0.0", "pyspark==4.3.0") == "wrong"
-    none = machine.check_spark(replace(HERE, spark=None))
+    none = machine_checks.check_spark(replace(HERE, spark=None))
     assert state_of(none, "in /spark", "SPARK_HOME") == "wrong"
-    old = machine.check_spark(replace(HERE, spark="3.5.1", pyspark=None))
+    old = machine_checks.check_spark(replace(HERE, spark="3.5.1", pyspark=None))
     assert state_of(old, "written for Spark 4") == "wrong"
 
 
 def test_hadoop_conf() -> None:
-    assert state_of(machine.check_hadoop_conf(CLIENT), "http://rm:8088") == "ok"
-    unset = machine.check_hadoop_conf(replace(CLIENT, places=(), problem="no"))
+    assert state_of(machine_checks.check_hadoop_conf(CLIENT), "http://rm:8088") == "ok"
+    unset = machine_checks.check_hadoop_conf(replace(CLIENT, places=(), problem="no"))
     assert state_of(unset, "is not set", "HADOOP_CONF_DIR") == "wrong"
-    bare = machine.check_hadoop_conf(replace(CLIENT, filesystem="file:///", managers=()))
+    bare = machine_checks.check_hadoop_conf(replace(CLIENT, filesystem="file:///", managers=()))
     assert state_of(bare, "fs.defaultFS=file:///") == "wrong"
     assert len(bare.details) == 2
 
 
 def test_resource_types() -> None:
-    check = machine.check_resource_types
+    check = machine_checks.check_resource_types
     assert state_of(check(CLIENT)) == "ok"
     assert state_of(check(replace(CLIENT, types=None)), "", "resource-types.xml") == "wrong"
     assert state_of(check(replace(CLIENT, types=("a",))), "yarn.resource-types=a lacks") == "wrong"
@@ -137,36 +137,41 @@ CLUSTER = Yarn(
     ],
 )
 def test_the_resource_calculator(changes: dict[str, object], state: str, mend: str) -> None:
-    assert state_of(yarn.check_calculator(replace(CLUSTER, **changes)), "", mend) == state  # type: ignore[arg-type]
+    assert state_of(yarn_checks.check_calculator(replace(CLUSTER, **changes)), "", mend) == state  # type: ignore[arg-type]
 
 
 def test_gpus_of_the_nodes() -> None:
-    assert state_of(yarn.check_gpus(CLUSTER), "4 on 2 nodes (node1 2, node2 2)") == "ok"
-    none = yarn.check_gpus(replace(CLUSTER, gpus=gpus()))
+    assert state_of(yarn_checks.check_gpus(CLUSTER), "4 on 2 nodes (node1 2, node2 2)") == "ok"
+    none = yarn_checks.check_gpus(replace(CLUSTER, gpus=gpus()))
     assert state_of(none, "(2 nodes running)", "resource-plugins=yarn.io/gpu") == "wrong"
     ill = gpus(gpu_node("node1"), gpu_node("node2", state="UNHEALTHY"))
-    check = yarn.check_gpus(replace(CLUSTER, gpus=ill))
+    check = yarn_checks.check_gpus(replace(CLUSTER, gpus=ill))
     assert state_of(check, "node2 is UNHEALTHY: ERROR no GPU") == "wrong"
 
 
 def test_node_managers_that_do_not_tell_are_no_fault() -> None:
-    assert state_of(yarn.check_node_managers(CLUSTER), "4 × A100; driver 550.54.15") == "ok"
+    assert state_of(yarn_checks.check_node_managers(CLUSTER), "4 × A100; driver 550.54.15") == "ok"
     silent = replace(CLUSTER.gpus, problems=("node2: timed out",))
-    check = yarn.check_node_managers(replace(CLUSTER, gpus=silent))
+    check = yarn_checks.check_node_managers(replace(CLUSTER, gpus=silent))
     assert state_of(check, "node2: timed out", "allowed-gpu-devices") == "unknown"
 
 
 def test_the_queue() -> None:
-    assert state_of(yarn.check_submission(CLUSTER, "default"), "at most 8") == "ok"
-    assert state_of(yarn.check_submission(CLUSTER, "other"), "no queue other", "--queue") == "wrong"
+    assert state_of(yarn_checks.check_submission(CLUSTER, "default"), "at most 8") == "ok"
+    assert (
+        state_of(yarn_checks.check_submission(CLUSTER, "other"), "no queue other", "--queue")
+        == "wrong"
+    )
     stopped = replace(CLUSTER, queues=(queue("root", leaf=False), queue("root.a", state="STOPPED")))
-    assert state_of(yarn.check_submission(stopped, "a"), "STOPPED") == "wrong"
+    assert state_of(yarn_checks.check_submission(stopped, "a"), "STOPPED") == "wrong"
     # The maximum of a parent counts too.
     cpus = replace(CLUSTER, queues=(queue("root", 0, leaf=False), queue("root.a")))
-    assert state_of(yarn.check_submission(cpus, "a"), "at most 0", "share of GPUs") == "wrong"
+    assert (
+        state_of(yarn_checks.check_submission(cpus, "a"), "at most 0", "share of GPUs") == "wrong"
+    )
     acls = replace(CLUSTER, gpus=replace(CLUSTER.gpus, acls=True))
-    assert state_of(yarn.check_submission(acls, "default"), "access control") == "ok"
-    assert state_of(yarn.check_submission(stopped, "default"), "may make it") == "unknown"
+    assert state_of(yarn_checks.check_submission(acls, "default"), "access control") == "ok"
+    assert state_of(yarn_checks.check_submission(stopped, "default"), "may make it") == "unknown"
 
 
 def test_nodes_without_room_are_not_waited_for() -> None:
@@ -181,28 +186,33 @@ def test_nodes_without_room_are_not_waited_for() -> None:
             gpu_node("node4", state="LOST"),
             users=(user,),
         ),
-        nodes=(node("node1"), node("node2", Amount(2, 2, 2)), full, node("node4", state="LOST")),
+        nodes=(
+            node("node1"),
+            node("node2", Amount(2, 2, 2)),
+            full,
+            node("node4", state="LOST"),
+        ),
     )
-    free, why = yarn.to_look_at(cluster, "")
+    free, why = yarn_checks.to_look_at(cluster, "")
     assert free == ("node1",)
     assert why["node2"] == "its 2 GPUs are in use by application_7 'nightly' of alice (2)"
     assert why["node3"].startswith("it has 2 GPUs, 0 cores")
     assert why["node4"] == "it is LOST"
-    free, why = yarn.to_look_at(cluster, "fast")
+    free, why = yarn_checks.to_look_at(cluster, "fast")
     assert free == ()
     assert why["node1"].startswith("it has the node label '', and the session asks for 'fast'")
 
 
 def test_settings() -> None:
-    assert state_of(settings.check_settings({}, {}, 2), "other contexts not yet") == "ok"
+    assert state_of(settings_checks.check_settings({}, {}, 2), "other contexts not yet") == "ok"
     whole = {"spark.master": "yarn", **SESSION_DEFAULTS, "spark.yarn.dist.archives": "x#hopsgpu-"}
     whole["spark.yarn.dist.archives"] += "discovery"
-    assert state_of(settings.check_settings(whole, {}, 2), "so can every context") == "ok"
+    assert state_of(settings_checks.check_settings(whole, {}, 2), "so can every context") == "ok"
     bad = {"spark.decommission.enabled": "true", "spark.excludeOnFailure.enabled": "true"}
-    check = settings.check_settings(bad, {}, 2)
+    check = settings_checks.check_settings(bad, {}, 2)
     assert state_of(check, "decommission.enabled=true: set it to false") == "wrong"
     assert "excludeOnFailure" in check.details[0]
-    few = settings.check_settings({}, {"spark.dynamicAllocation.maxExecutors": "1"}, 2)
+    few = settings_checks.check_settings({}, {"spark.dynamicAllocation.maxExecutors": "1"}, 2)
     assert state_of(few, "maxExecutors=1 is below the 2 executors") == "wrong"
 
 
@@ -237,7 +247,7 @@ def seen(
     problem: str = "",
     totals: int = 2,
 ) -> dict[str, Check]:
-    checks = nodes.check_nodes(
+    checks = node_checks.check_nodes(
         facts,
         failed or {},
         skipped or {},
@@ -246,7 +256,7 @@ def seen(
         spark="4.3.0",
         totals={fact.host: totals for fact in facts},
     )
-    assert tuple(check.name for check in checks) == nodes.NAMES
+    assert tuple(check.name for check in checks) == node_checks.NAMES
     return {check.name: check for check in checks}
 
 

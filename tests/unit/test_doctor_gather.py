@@ -18,18 +18,19 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.cluster.sites import xml_text
-from hopsgpu.doctor import gather, node, session, sessions, trial
-from hopsgpu.doctor.logs import Logs, reason_in
-from hopsgpu.doctor.machine import Machine
-from hopsgpu.doctor.session import first_cause
+from hopsgpu.core.results import RunStatus
+from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.devcluster.site_files import xml_text
+from hopsgpu.doctor import facts as gather
+from hopsgpu.doctor import node_probe, probe_gang, probe_session, session_checks
+from hopsgpu.doctor.container_logs import Logs, reason_in
+from hopsgpu.doctor.machine_checks import Machine
+from hopsgpu.doctor.probe_session import first_cause
 from hopsgpu.errors import GangTimeout
-from hopsgpu.results import RunStatus
-from hopsgpu.spec import ExecutorShape
-from hopsgpu.stores.bounded import Bounded
-from hopsgpu.yarn.amounts import NOTHING, Amount
+from hopsgpu.storage.bounded_calls import Bounded
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot, User
 from tests.unit.rest import serving
 from tests.unit.test_doctor import CLUSTER, NODE, gpu_node, gpus
@@ -40,8 +41,8 @@ from tests.unit.test_resource_manager import Ticket
 
 def test_the_version_of_a_java_is_in_its_directory(tmp_path: Path) -> None:
     (tmp_path / "release").write_text('IMPLEMENTOR="x"\nJAVA_VERSION="17.0.15"\nOS_NAME="Linux"\n')
-    assert node.java_version(tmp_path) == "17.0.15"
-    assert node.java_version(tmp_path / "none") == ""
+    assert node_probe.java_version(tmp_path) == "17.0.15"
+    assert node_probe.java_version(tmp_path / "none") == ""
 
 
 def test_the_version_of_an_executors_spark_is_on_its_class_path(tmp_path: Path) -> None:
@@ -49,17 +50,17 @@ def test_the_version_of_an_executors_spark_is_on_its_class_path(tmp_path: Path) 
         (tmp_path / "libs" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "libs" / name).touch()
     path = "{{PWD}}:{{PWD}}/other/*:{{PWD}}/libs/*:/etc/hadoop"
-    assert node.spark_version(path, tmp_path) == "4.3.0"
-    assert node.spark_version(path, tmp_path / "none") == ""
+    assert node_probe.spark_version(path, tmp_path) == "4.3.0"
+    assert node_probe.spark_version(path, tmp_path / "none") == ""
     (tmp_path / "libs" / "spark-core_2.13-4.3.0.jar").rename(
         tmp_path / "libs" / "spark-core_2.13-4.4.0-SNAPSHOT.jar"
     )
-    assert node.jar_version(tmp_path / "libs") == "4.4.0-SNAPSHOT"
+    assert node_probe.jar_version(tmp_path / "libs") == "4.4.0-SNAPSHOT"
 
 
 LOOKS = """
 import json, sys
-from hopsgpu.doctor.node import frameworks
+from hopsgpu.doctor.node_probe import frameworks
 found = {f.name: [f.version, f.cuda] for f in frameworks()}
 print(json.dumps([found, sorted({"torch", "tensorflow", "jax"} & sys.modules.keys())]))
 """
@@ -176,7 +177,7 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
     starting = Bounded("starts", start)
     manager = ResourceManager(("http://127.0.0.1:1", f"http://127.0.0.1:{daemon.server_port}"))
     try:
-        said = session._given_up(manager, "tag", 7.0, starting)
+        said = probe_session._given_up(manager, "tag", 7.0, starting)
     finally:
         daemon.killed.set()
     assert said.startswith("the application has not started within 7 s; it is ACCEPTED: no reason")
@@ -227,7 +228,7 @@ class _Run:
 
 
 def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None:
-    watched = trial._Watched(["a", "b"], logs)
+    watched = probe_gang._Watched(["a", "b"], logs)
     waiting: Any = _Run((), "YARN has not granted 2")
     watched.look(waiting)
     assert not watched.is_clear
@@ -241,7 +242,7 @@ def test_a_gang_whose_containers_end_again_is_not_waited_for(logs: Logs) -> None
 
 
 def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None) -> Any:
-    watched = trial._Watched(["a", "b", "c"], logs)
+    watched = probe_gang._Watched(["a", "b", "c"], logs)
     waiting: Any = _Run(came, "YARN has not granted 1")
     watched.look(waiting)
     watched.failed.update(failed)
@@ -283,13 +284,13 @@ class _Sessions:
         self.excluded.append(conf.get("spark.yarn.exclude.nodes"))
         yield types.SimpleNamespace(sparkContext=types.SimpleNamespace(applicationId="app"))
 
-    def try_nodes(self, hosts: Sequence[str], *_: object) -> trial.Trial:
+    def try_nodes(self, hosts: Sequence[str], *_: object) -> probe_gang.Trial:
         slow = next((host for host in self.slow if host in hosts), None)
         if slow is not None:
             left = {host: "others did not come" for host in hosts if host != slow}
             error = GangTimeout("late", granted=len(left), wanted=len(hosts))
-            return trial.Trial(skipped={slow: "slow"}, left=left, error=error)
-        return trial.Trial(tuple(replace(NODE, host=host) for host in hosts), seconds=1.0)
+            return probe_gang.Trial(skipped={slow: "slow"}, left=left, error=error)
+        return probe_gang.Trial(tuple(replace(NODE, host=host) for host in hosts), seconds=1.0)
 
 
 @pytest.mark.parametrize(
@@ -310,8 +311,8 @@ def test_nodes_are_left_out_until_a_gang_is_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = _Sessions(slow)
-    monkeypatch.setattr(sessions, "started", played.started)
-    monkeypatch.setattr(sessions, "try_nodes", played.try_nodes)
+    monkeypatch.setattr(session_checks, "started", played.started)
+    monkeypatch.setattr(session_checks, "try_nodes", played.try_nodes)
     hosts = ("a", "b", "c", "d")
     yarn = replace(
         CLUSTER, gpus=gpus(*map(gpu_node, hosts)), nodes=tuple(yarn_node(host) for host in hosts)
@@ -319,7 +320,7 @@ def test_nodes_are_left_out_until_a_gang_is_whole(
     none: Any = None
     here = Machine(17, "", "3.11.7", "", "4.3.0", "4.3.0", "")
     conf = {"spark.yarn.exclude.nodes": "x"}
-    doctor = sessions.Sessions(yarn, {}.get, none, here, conf, "", 1.0)
+    doctor = session_checks.Sessions(yarn, {}.get, none, here, conf, "", 1.0)
     checks = {check.name: check for check in doctor.checks()}
     assert played.excluded == excluded
     assert (checks["discovery"].state.value, checks["discovery"].seen) == (state, seen)
@@ -350,7 +351,7 @@ def test_how_many_nodes_at_once_is_found_in_one_look(queue: int, most: int, expe
     maximum = replace(big * 2000, gpus=queue)
     chain = (Queue("root.q", "RUNNING", True, maximum, big, NOTHING, big),)
     application: Any = _Application(Snapshot("a", "", nodes, chain, User("u")), most)
-    assert trial.most_at_once(1250, ExecutorShape(1, 1, 512, 512), application) == expected
+    assert probe_gang.most_at_once(1250, ExecutorShape(1, 1, 512, 512), application) == expected
     assert application.looks == 1
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.spark import elastic, wait_reasons
+from hopsgpu.backends.spark.elastic import YarnElasticLease
+from hopsgpu.control.channel import Message
+from hopsgpu.control.peer import Driver
+from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import GangTimeout, HopsGpuError
-from hopsgpu.spark import elastic_yarn, waiting
-from hopsgpu.spark.elastic_yarn import YarnElasticLease
-from hopsgpu.spark.request import Patience, Request
-from hopsgpu.spec import ExecutorShape
-from hopsgpu.worker.channel import Message
-from hopsgpu.worker.peer import Driver
-from hopsgpu.yarn.waiting import Facts
+from hopsgpu.yarn.gpu_holders import Facts
 from tests.conftest import until
 
 SECONDS = 30
@@ -105,18 +105,18 @@ Made = Callable[..., tuple[Site, YarnElasticLease]]
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     """Makes a site with so many GPUs, and the lease of a search on it."""
-    monkeypatch.setattr(elastic_yarn, "GangJob", Job)
-    monkeypatch.setattr(elastic_yarn, "supervise_in_task", lambda driver: None)
-    monkeypatch.setattr(elastic_yarn, "_JOBS_SECONDS", 0.02)
-    monkeypatch.setattr(elastic_yarn, "_LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(waiting, "backoff_seconds", lambda attempts, chance: 0.1)
+    monkeypatch.setattr(elastic, "GangJob", Job)
+    monkeypatch.setattr(elastic, "supervise_in_task", lambda driver: None)
+    monkeypatch.setattr(elastic, "_JOBS_SECONDS", 0.02)
+    monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 0.1)
     gone = SimpleNamespace(confirmed=True, problem=None)
-    monkeypatch.setattr(elastic_yarn, "let_go", lambda *given, whole: gone)
+    monkeypatch.setattr(elastic, "let_go", lambda *given, whole: gone)
     leases = []
 
     def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticLease]:
         site: Any = Site(free)
-        monkeypatch.setattr(elastic_yarn, "queueing", site.queueing)
+        monkeypatch.setattr(elastic, "queueing", site.queueing)
         watcher: Any = Watcher()
         shape, cancelled = ExecutorShape(1, 1, 1024, 384), threading.Event()
         request = Request("r", shape, 4, None, timeout, cancelled, watcher)
@@ -217,7 +217,7 @@ def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.Monke
         raise OverflowError("too large")
 
     _, lease = made(free=1, timeout=None)
-    monkeypatch.setattr(elastic_yarn, "queueing", fail)
+    monkeypatch.setattr(elastic, "queueing", fail)
     lease.want(1, 1)
 
     def problem() -> str:

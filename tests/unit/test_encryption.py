@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.control import handshake
+from hopsgpu.control.channel import ChannelError, new_secret
+from hopsgpu.control.handshake import connect
+from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.control.tls import network_is_encrypted, new_identity
 from hopsgpu.errors import ConfigError
-from hopsgpu.worker import handshake
-from hopsgpu.worker.channel import ChannelError, new_secret
-from hopsgpu.worker.encryption import network_is_encrypted, new_identity
-from hopsgpu.worker.handshake import connect
-from hopsgpu.worker.peer import Driver, greet
-from hopsgpu.worker.server import ControlServer, serve
 from tests.unit.peers import process
 
 SECRET = new_secret()

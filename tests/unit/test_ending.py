@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from hopsgpu.ending import Conclusion, Ends
-from hopsgpu.failures import Ended
-from hopsgpu.gang import Avoid, Container, World, assign_ranks
-from hopsgpu.retries import Fault, may_retry
-from hopsgpu.spark.jobs import reason_of
-from hopsgpu.worker.gpu_events import GpuEvent
+from hopsgpu.backends.spark.barrier_job import reason_of
+from hopsgpu.core.gang import Avoid, Container, World, assign_ranks
+from hopsgpu.gpu.driver_events import GpuEvent
+from hopsgpu.launcher.failures import Ended
+from hopsgpu.launcher.outcome import Conclusion, Ends
+from hopsgpu.launcher.retry_policy import Fault, may_retry
 
 LOST = "ExecutorLostFailure (executor 1 exited unrelated to the running tasks)"
 

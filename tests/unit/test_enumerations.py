@@ -10,7 +10,7 @@ import pytest
 
 SCRIPT = """
 import enum, io, pickle, sys
-from hopsgpu.reducing import ReducingPickler
+from hopsgpu.packaging.reducers import ReducingPickler
 
 def dumps(value):
     buffer = io.BytesIO()

@@ -4,7 +4,9 @@ import dataclasses
 
 import pytest
 
-from hopsgpu.failures import (
+from hopsgpu.core.gang import Avoid, Container, RankPlace
+from hopsgpu.gpu.driver_events import GpuEvent
+from hopsgpu.launcher.failures import (
     Ended,
     executor_lost,
     first_failure,
@@ -12,9 +14,7 @@ from hopsgpu.failures import (
     rank_failed,
     to_avoid,
 )
-from hopsgpu.gang import Avoid, Container, RankPlace
-from hopsgpu.retries import Fault, avoid_next, fault_of, may_retry, suspect
-from hopsgpu.worker.gpu_events import GpuEvent
+from hopsgpu.launcher.retry_policy import Fault, avoid_next, fault_of, may_retry, suspect
 
 URL = "file:///runs/r/logs/rank-1.log"
 

@@ -13,20 +13,20 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hopsgpu import feeding
-from hopsgpu.data.dealt import Dealt
-from hopsgpu.data.given import Data, datasets_of
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.spark.dataframe_writer import Written
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import RunStatus
+from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.data.argument import Data, datasets_of
+from hopsgpu.data.rank_shards import Dealt
+from hopsgpu.display.progress import Off
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
-from hopsgpu.feeding import Feed
-from hopsgpu.gang import GangState
-from hopsgpu.progress import Off
-from hopsgpu.results import RunStatus
-from hopsgpu.run import Board
-from hopsgpu.spark.site import Site
-from hopsgpu.spark.writing import Written
-from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.local import Local
+from hopsgpu.launcher import data_staging
+from hopsgpu.launcher.data_staging import Feed
+from hopsgpu.launcher.run import Board
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.local import Local
 
 
 class Frame:
@@ -70,7 +70,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
         if frame.error is not None:
             raise frame.error
 
-    monkeypatch.setattr(feeding, "write_frame", write)
+    monkeypatch.setattr(data_staging, "write_frame", write)
 
     def make(
         data: Any,

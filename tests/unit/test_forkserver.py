@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker import forksafe
-from hopsgpu.worker.kernel import parent_of
-from hopsgpu.worker.rank import LOG, OUTCOME, VALUE, WORK
-from hopsgpu.worker.spare import Spare
+from hopsgpu.agent import fork_safety
+from hopsgpu.agent.spare_child import Spare
+from hopsgpu.linux import parent_of
+from hopsgpu.rank.main import LOG, OUTCOME, VALUE, WORK
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, container, gone, until
 from tests.unit.test_agent import Gang, gang, reserve  # noqa: F401
@@ -398,7 +398,7 @@ def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> Non
 # Has the fork server stop itself once it has forked, before it tells of it.
 FREEZES = """
 import os, signal
-from hopsgpu.worker import lines
+from hopsgpu.agent import lines
 
 send = lines.Lines.send
 
@@ -414,7 +414,7 @@ lines.Lines.send = stop_and_send
 IMPATIENT = """
 import sys
 from pathlib import Path
-from hopsgpu.worker import keeper, pool
+from hopsgpu.agent import keeper, pool
 pool._ANSWER_SECONDS = 5.0
 keeper.main(Path(sys.argv[1]), int(sys.argv[2]))
 """
@@ -730,15 +730,17 @@ def test_a_forked_rank_has_the_framework_and_a_fresh_one_imports_it(warm: Contai
 
 
 def test_threads_that_a_fork_loses_are_named() -> None:
-    assert forksafe.stray_threads(["jemalloc_bg_thd"]) is None
-    said = forksafe.stray_threads(["pool", "jemalloc_bg_thd", "grpc"])
+    assert fork_safety.stray_threads(["jemalloc_bg_thd"]) is None
+    said = fork_safety.stray_threads(["pool", "jemalloc_bg_thd", "grpc"])
     assert said == "importing started threads (grpc, pool)"
 
 
 def test_cuda_that_was_touched_is_told() -> None:
     untouched = {"torch.cuda": SimpleNamespace(is_initialized=lambda: False)}
-    assert forksafe.cuda_use({}, [], driver=False) is None
-    assert forksafe.cuda_use(untouched, [], driver=False) is None
-    assert forksafe.cuda_use(untouched, [], driver=True) == "importing initialised the CUDA driver"
-    opened = forksafe.cuda_use({}, ["/dev/nvidia0", "/dev/nvidia0"], driver=False)
+    assert fork_safety.cuda_use({}, [], driver=False) is None
+    assert fork_safety.cuda_use(untouched, [], driver=False) is None
+    assert (
+        fork_safety.cuda_use(untouched, [], driver=True) == "importing initialised the CUDA driver"
+    )
+    opened = fork_safety.cuda_use({}, ["/dev/nvidia0", "/dev/nvidia0"], driver=False)
     assert opened == "importing opened /dev/nvidia0"

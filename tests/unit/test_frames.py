@@ -19,18 +19,18 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hopsgpu
-from hopsgpu import frames
-from hopsgpu.boundary import public
+from hopsgpu import tracebacks
+from hopsgpu.core.boundary import public
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import GangResult
+from hopsgpu.display.progress import Off
 from hopsgpu.errors import Cancelled, StoreError
-from hopsgpu.gang import GangState
-from hopsgpu.interrupts import interrupts_noted, takes, wait_for
-from hopsgpu.progress import Off
-from hopsgpu.results import GangResult
-from hopsgpu.run import Board, Run
-from hopsgpu.sources import with_sources
+from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
+from hopsgpu.launcher.run import Board, Run
+from hopsgpu.packaging.sources import with_sources
 
 # Code as if it were hopsgpu's: called within a public function.
-OWN = Path(frames.__file__).with_name("own_code.py")
+OWN = Path(tracebacks.__file__).with_name("own_code.py")
 
 
 def as_own(code: str, **known: object) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def test_a_call_that_does_not_fit_is_pythons_own_type_error() -> None:
 def test_debug_shows_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOPSGPU_LOG", "debug")
     assert str(OWN) in shown(lambda: public(FAILS["refuse"])("no such model"))
-    assert frames.inherited() == {"HOPSGPU_LOG": "debug"}
+    assert tracebacks.inherited() == {"HOPSGPU_LOG": "debug"}
     # IPython then shows it as it shows any.
     assert not hasattr(StoreError("x"), "_render_traceback_")
 
@@ -170,7 +170,7 @@ def test_groups_and_frozen_exceptions_are_trimmed_too() -> None:
 
     with pytest.raises(ExceptionGroup) as raised:
         raises()
-    text = frames.text_of(raised.value)
+    text = tracebacks.text_of(raised.value)
     assert set(files_in(text)) == {__file__}
     assert "StoreError: one" in text and "FrozenError" in text and "in raises" in text
 
@@ -178,7 +178,7 @@ def test_groups_and_frozen_exceptions_are_trimmed_too() -> None:
 def test_a_circle_of_contexts_ends() -> None:
     one, other = StoreError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
-    frames.trim(one)
+    tracebacks.trim(one)
 
 
 def test_a_traceback_of_another_process_is_without_them_too() -> None:
@@ -189,7 +189,7 @@ def test_a_traceback_of_another_process_is_without_them_too() -> None:
         Original Traceback (most recent call last):
           File "/env/torch/worker.py", line 3, in _worker_loop
             data = fetcher.fetch(index)
-          File "hopsgpu/data/torch.py", line 5, in __iter__
+          File "hopsgpu/data/torch_batches.py", line 5, in __iter__
             for batch in self._data:
                          ^^^^^^^^^^
           File "{OWN}", line 7, in batches
@@ -199,12 +199,12 @@ def test_a_traceback_of_another_process_is_without_them_too() -> None:
     )
     with pytest.raises(RuntimeError) as raised:
         raise RuntimeError(told)
-    text = frames.text_of(raised.value)
+    text = tracebacks.text_of(raised.value)
     assert files_in(text) == [__file__, "/env/torch/worker.py"]
     assert "fetcher.fetch(index)" in text and "for batch in" not in text and "^^^" not in text
     assert "hopsgpu.errors.StoreError: gone" in text
     drawn = textwrap.indent(told, "  | ")
-    assert files_in(frames.without_own(drawn)) == ["/env/torch/worker.py"]
+    assert files_in(tracebacks.without_own(drawn)) == ["/env/torch/worker.py"]
 
 
 def test_a_fault_of_hopsgpu_in_a_rank_can_be_found() -> None:
@@ -214,7 +214,7 @@ def test_a_fault_of_hopsgpu_in_a_rank_can_be_found() -> None:
         fault()
 
     code = "def rank(f):\n  try: f()\n  except Exception as error: return text_of(error)"
-    text = as_own(code, text_of=frames.text_of)["rank"](users)
+    text = as_own(code, text_of=tracebacks.text_of)["rank"](users)
     # Who called the user's code is no part of it.
     assert names_in(text) == ["users", "outer", "inner"]
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from hopsgpu import frameworks
+from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.spec import RESERVED_VARIABLES
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import accelerate, lightning
 from hopsgpu.frameworks.cuda import visible_gpus
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, host_port, ports_wanted
 from hopsgpu.frameworks.proxies import direct_environment, direct_hosts
 from hopsgpu.frameworks.torch import Restarts
-from hopsgpu.gang import Container, World, assign_ranks
-from hopsgpu.spec import RESERVED_VARIABLES
 
 RESTARTS = Restarts("run-1", attempt=1, most=3)
 

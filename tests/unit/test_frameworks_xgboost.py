@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hopsgpu.agent.addresses import held_ports
 from hopsgpu.frameworks import xgboost
-from hopsgpu.frameworks.reporting import numbers
-from hopsgpu.worker.addresses import held_ports
+from hopsgpu.frameworks.callbacks import numbers
 
 WHERE = {"dmlc_tracker_uri": "127.0.0.1", "dmlc_tracker_port": 5}
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hopsgpu.gang import (
+from hopsgpu.core.gang import (
     PART_SECONDS,
     Avoid,
     Container,

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.discovery.devices import Device
-from hopsgpu.discovery.health import Readings
-from hopsgpu.discovery.script import GIVEN_OUT
-from hopsgpu.worker.given import Given, Gpu, read_given
-from hopsgpu.worker.peer import given_out
+from hopsgpu.control.peer import given_out
+from hopsgpu.gpu.container_gpus import Given, Gpu, read_given
+from hopsgpu.gpu.node.devices import Device
+from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
+from hopsgpu.gpu.node.health import Readings
 
 
 def test_nothing_is_given_where_the_script_did_not_run(

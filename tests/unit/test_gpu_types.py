@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with, parse_markers
 from hopsgpu.errors import ConfigError
-from hopsgpu.gpu_types import has_type, marker_of, nodes_with, parse_markers
 
 MODELS = {
     "node1": ["NVIDIA A100-SXM4-40GB"],

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.stores.bounded import Hand
-from hopsgpu.stores.hdfs import Hdfs
+from hopsgpu.storage.bounded_calls import Hand
+from hopsgpu.storage.hdfs import Hdfs
 from tests.conftest import until
 
 SECONDS = 30
@@ -79,7 +79,7 @@ def test_why_nothing_could_be_fetched_is_said(hdfs: Hdfs, writer: Writer, error:
 def test_a_write_that_hangs_is_given_up_and_nothing_follows_it(
     hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.1)
+    monkeypatch.setattr("hopsgpu.storage.hdfs._DATA_SECONDS", 0.1)
     threads: list[threading.Thread] = []
 
     def blocks() -> Iterator[bytes]:
@@ -98,7 +98,7 @@ def test_a_write_that_hangs_is_given_up_and_nothing_follows_it(
 def test_what_was_given_up_keeps_nothing(
     hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.1)
+    monkeypatch.setattr("hopsgpu.storage.hdfs._DATA_SECONDS", 0.1)
 
     class Blocks:
         def __iter__(self) -> Iterator[bytes]:
@@ -121,7 +121,7 @@ def test_what_was_given_up_keeps_nothing(
 def test_a_block_may_take_long_to_be_fetched(
     hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.stores.hdfs._DATA_SECONDS", 0.5)
+    monkeypatch.setattr("hopsgpu.storage.hdfs._DATA_SECONDS", 0.5)
 
     def blocks() -> Iterator[bytes]:
         yield b"first"

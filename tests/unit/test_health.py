@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.discovery.health import BAD, HEALTHY, WATCH, XIDS, Readings, judge, judge_xid
+from hopsgpu.gpu.node.health import BAD, HEALTHY, WATCH, XIDS, Readings, judge, judge_xid
 
 
 def test_nothing_told_is_nothing_wrong() -> None:

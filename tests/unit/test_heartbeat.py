@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker.channel import Channel, new_secret
-from hopsgpu.worker.handshake import connect
-from hopsgpu.worker.heartbeat import Look, Signs, look
-from hopsgpu.worker.server import ControlServer, serve
-from hopsgpu.worker.streams import Inbox
+from hopsgpu.control.channel import Channel, new_secret
+from hopsgpu.control.handshake import connect
+from hopsgpu.control.heartbeat import Look, Signs, look
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.control.streams import Inbox
 from tests.unit.peers import SECONDS, process
 
 SECRET = new_secret()

@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.worker.addresses import held_ports
-from hopsgpu.worker.channel import new_secret
-from hopsgpu.worker.environment import server_spec
-from hopsgpu.worker.holder import Warm, run_holder
-from hopsgpu.worker.keeping import connected
-from hopsgpu.worker.peer import Driver
-from hopsgpu.worker.server import ControlServer, serve
+from hopsgpu.agent.addresses import held_ports
+from hopsgpu.agent.daemon_client import connected
+from hopsgpu.agent.placeholder import Warm, run_holder
+from hopsgpu.agent.rank_environment import server_spec
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer, serve
 from tests.unit.containers import JVM, SECONDS, until
 
 # Below the stand-in for the JVM, as Spark's tasks are.
 TASK = """
 import pickle, sys
-from hopsgpu.worker.holder import run_holder
+from hopsgpu.agent.placeholder import run_holder
 with open(sys.argv[1], "rb") as file:
     run_holder(*pickle.load(file))
 print("ended", flush=True)

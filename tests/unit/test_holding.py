@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from hopsgpu import holding
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.core.gang import Avoid, GangState
 from hopsgpu.errors import Cancelled, ConfigError
-from hopsgpu.gang import Avoid, GangState
-from hopsgpu.holding import Keeper
-from hopsgpu.spark.request import Request
+from hopsgpu.launcher import held_gang
+from hopsgpu.launcher.held_gang import Keeper
 from tests.conftest import until
 
 SECONDS = 30.0
@@ -47,7 +47,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
     def lease(asked: Any) -> Iterator[Any]:
         yield SimpleNamespace(whole=lambda request: "the gang", is_whole=True, request=asked)
 
-    monkeypatch.setattr(holding, "replace", lambda request, **_: request)
+    monkeypatch.setattr(held_gang, "replace", lambda request, **_: request)
     keeper = Keeper(lease, None, request)
     keeper.start()
     yield keeper
@@ -149,7 +149,7 @@ def test_a_launch_on_a_held_gang_is_refused_by_its_name() -> None:
     application = SimpleNamespace(lease=None)
     spec = SimpleNamespace(name="held")
     given: Any = SimpleNamespace(application=application, spec=spec, idle_timeout=None)
-    gang = holding.Gang(given, cast(Any, None))
+    gang = held_gang.Gang(given, cast(Any, None))
     with pytest.raises(TypeError) as caught:
         gang.launch(print, retry=1)
     assert str(caught.value) == (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopsgpu import html
+from hopsgpu.core import html
 
 NASTY = "<script>alert('&')</script>"
 SAFE = "&lt;script&gt;alert(&#x27;&amp;&#x27;)&lt;/script&gt;"

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import yaml
 
-from hopsgpu.imports import Imported, Noted
-from hopsgpu.pickling import pickle_call
+from hopsgpu.packaging.import_scan import Imported, Noted
+from hopsgpu.packaging.pickling import pickle_call
 from tests import in_ranks
 
 

@@ -18,13 +18,13 @@ from typing import Any
 import pytest
 
 import hopsgpu
+from hopsgpu.backends.inventory import cluster_gpus
+from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.turns import Bound
-from hopsgpu.yarn.amounts import NOTHING, Amount
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType
 from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.gpus import ClusterGpus, GpuNode, GpuType
-from hopsgpu.yarn.inventory import cluster_gpus
 from hopsgpu.yarn.node_manager import Device, Devices, NodeManagers, Told, devices_of
+from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.shortage import obtainable, shortage
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Snapshot, User
 from tests.unit.rest import Daemon, serving

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.spark.job_file import job_file
-from hopsgpu.spark.submission import pack
+from hopsgpu.backends.spark.job_file import job_file
+from hopsgpu.backends.spark.submission import pack
 
 SHOWS = """
 import json, os, sys, __main__

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.spark.jobs import reason_of
+from hopsgpu.backends.spark.barrier_job import reason_of
 
 LOST = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collectAndServe.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Could not recover from a \

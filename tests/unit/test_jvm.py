@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.errors import RankFailed
-from hopsgpu.spark.jvm import Jvm
 
 ENDED = "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
 
@@ -56,6 +56,6 @@ def test_of_a_jvm_that_has_ended_that_is_told(
 def test_of_one_that_listens_the_error_is_told(
     listener: socket.socket, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.spark.jvm._ENDING_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.jvm._ENDING_SECONDS", 0.0)
     port = listener.getsockname()[1]
     assert jvm_at(port).words_of(error) == f"{type(error).__name__}: {error}"

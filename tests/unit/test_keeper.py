@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker.keeping import Keeper, KeeperLost, connected
-from hopsgpu.worker.kernel import ancestor, comm, parent_of
-from hopsgpu.worker.marking import marked
-from hopsgpu.worker.servers import MOST_SERVERS, Server, serving, to_end
+from hopsgpu.agent.daemon_client import Keeper, KeeperLost, connected
+from hopsgpu.agent.fork_servers import MOST_SERVERS, Server, serving, to_end
+from hopsgpu.agent.orphans import marked
+from hopsgpu.linux import ancestor, comm, parent_of
 from tests.unit import rank_functions as functions
 from tests.unit.containers import (
     JVM,
@@ -37,7 +37,7 @@ import asyncio, json, sys
 from pathlib import Path
 from tests.unit import rank_functions
 from tests.unit.containers import Container
-from hopsgpu.worker.keeping import connected
+from hopsgpu.agent.daemon_client import connected
 
 async def main(directory, file):
     here = Container(Path(directory), 0)
@@ -206,7 +206,7 @@ def test_a_task_that_talks_nonsense_is_hung_up_on_and_others_are_not(here: Conta
 
 
 def test_the_jvm_is_found_above_the_task(tmp_path: Path) -> None:
-    code = "from hopsgpu.worker.kernel import ancestor; print(ancestor('java'))"
+    code = "from hopsgpu.linux import ancestor; print(ancestor('java'))"
     command = [sys.executable, "-c", JVM, sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as jvm:
         assert jvm.stdout is not None

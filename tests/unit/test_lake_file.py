@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.models import ModelStore
-from hopsgpu.stores.root import below, root_on, trimmed
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.root import below, root_on, trimmed
 
 
 @pytest.mark.parametrize(

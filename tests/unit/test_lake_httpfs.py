@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.lake import Lake
+from hopsgpu.storage.lake import Lake
 
 FILE = {
     "type": "FILE",

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.worker.channel import new_secret
-from hopsgpu.worker.peer import Driver
-from hopsgpu.worker.server import serve
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import serve
 from tests.unit.test_agent import Gang
 
 DISK = 8 * 2**20
@@ -34,7 +34,7 @@ Path.touch = full
 """
 AGENT = """
 import pickle, sys
-from hopsgpu.worker.agent import run_agent
+from hopsgpu.agent.supervisor import run_agent
 run_agent(pickle.load(sys.stdin.buffer))
 """
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker import links as links_module
-from hopsgpu.worker.keeping import Keeper
-from hopsgpu.worker.links import SHARED, links, sweep
+from hopsgpu.agent import tmpdir_links as links_module
+from hopsgpu.agent.daemon_client import Keeper
+from hopsgpu.agent.tmpdir_links import SHARED, links, sweep
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, Rank, container, until
 
@@ -33,7 +33,7 @@ threading.Thread(target=threading.Event().wait, daemon=True).start()
 KILLED = """
 import os, sys
 from pathlib import Path
-from hopsgpu.worker.links import links
+from hopsgpu.agent.tmpdir_links import links
 with links(Path(sys.argv[1]), Path(sys.argv[2])) as made:
     print(made.add(Path("/nowhere")).parent, flush=True)
     os._exit(9)

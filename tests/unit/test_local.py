@@ -11,25 +11,25 @@ from types import SimpleNamespace
 import pytest
 
 import hopsgpu
-from hopsgpu.cluster.gpus import Gpu
-from hopsgpu.cluster.standin import standin_script
-from hopsgpu.discovery.devices import Device, Process
-from hopsgpu.discovery.health import Readings
-from hopsgpu.discovery.leases import Leases, lease_directory, try_lock
+from hopsgpu.backends.local import gpu_leases as gpus_module
+from hopsgpu.backends.local import machine_gpus as inventory_module
+from hopsgpu.backends.local.container import Wanted
+from hopsgpu.backends.local.container_process import ContainerJob
+from hopsgpu.backends.local.gpu_leases import Abandoned, take_gpus
+from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_here, usable
+from hopsgpu.backends.local.machine_gpus import machine_gpus
+from hopsgpu.backends.masters import is_local
+from hopsgpu.backends.spark.session import default_master
+from hopsgpu.control.peer import Driver
+from hopsgpu.core.spec import GangSpec, GpuRequest
+from hopsgpu.devcluster.node_gpus import Gpu
+from hopsgpu.devcluster.nvidia_smi_standin import standin_script
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
-from hopsgpu.local import gpus as gpus_module
-from hopsgpu.local import inventory as inventory_module
-from hopsgpu.local.container import Wanted
-from hopsgpu.local.gpus import Abandoned, take_gpus
-from hopsgpu.local.inventory import machine_gpus
-from hopsgpu.local.job import ContainerJob
-from hopsgpu.local.machine import NO_GPU, Machine, fit_here, usable
-from hopsgpu.spark.masters import is_local
-from hopsgpu.spark.session import default_master
-from hopsgpu.spec import GangSpec, GpuRequest
-from hopsgpu.stores.root import root_on
-from hopsgpu.worker.peer import Driver
-from hopsgpu.yarn.gpus import GpuType
+from hopsgpu.gpu.node.devices import Device, Process
+from hopsgpu.gpu.node.health import Readings
+from hopsgpu.gpu.node.leases import Leases, lease_directory, try_lock
+from hopsgpu.storage.root import root_on
+from hopsgpu.yarn.cluster_gpus import GpuType
 from tests.conftest import until
 
 TWO = tuple(Device(f"GPU-{n}", "NVIDIA A100-SXM4-40GB") for n in "ab")

@@ -16,7 +16,7 @@ from types import ModuleType
 import numpy
 import pytest
 
-from hopsgpu.locating import (
+from hopsgpu.packaging.module_finder import (
     Part,
     Sources,
     bound_in_main,
@@ -207,7 +207,9 @@ def test_what_the_script_has_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     main = ModuleType("__main__")
     vars(main).update(np=numpy, f=in_ranks.where, o=Path(), K=Part, proxy=Proxy(), one=1)
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert {"numpy", "tests.in_ranks", "pathlib", "hopsgpu.locating"} <= set(bound_in_main())
+    assert {"numpy", "tests.in_ranks", "pathlib", "hopsgpu.packaging.module_finder"} <= set(
+        bound_in_main()
+    )
 
 
 def test_a_module_of_the_users_with_the_name_of_a_standard_one(project: Write) -> None:

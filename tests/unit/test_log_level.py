@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.spark.command import Job, planned
-from hopsgpu.spark.log_level import quiet
+from hopsgpu.backends.spark.log_level import quiet
+from hopsgpu.backends.spark.submit_command import Job, planned
 
 LEVEL = "spark.log.level"
 

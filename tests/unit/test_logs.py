@@ -11,10 +11,10 @@ import tracemalloc
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from hopsgpu.worker.logs import LineSplitter, follow
+from hopsgpu.agent.rank_logs import LineSplitter, follow
 
 MIB = 2**20
-PREPARED = "from hopsgpu.worker.rank import prepare_output; prepare_output()\n"
+PREPARED = "from hopsgpu.rank.main import prepare_output; prepare_output()\n"
 
 
 class Clock:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.amounts import NOTHING
 from hopsgpu.yarn.lost_nodes import why_lost
+from hopsgpu.yarn.resources import NOTHING
 from hopsgpu.yarn.snapshot import Node
 
 GIVEN_UP = "Container from a bad node: c. Diagnostics: Container released on a *lost* node"

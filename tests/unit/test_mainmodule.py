@@ -35,7 +35,7 @@ def test_what_only_the_arguments_are_made_of_is_in_spawned_processes_too(ordinar
 
 
 MODULE = """
-from hopsgpu.pickling import pickle_call
+from hopsgpu.packaging.pickling import pickle_call
 from tests.unit.script_ranks import run
 
 def train():

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts.manifest import About, compose, framework_of, parse, plain, tag_name
+from hopsgpu.artifacts.publication import merge
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.digests import Facts
-from hopsgpu.stores.manifest import About, compose, framework_of, parse, plain, tag_name
-from hopsgpu.stores.publication import merge
+from hopsgpu.storage.digests import Facts
 
 FIELDS = (
     *("name", "version", "time", "framework", "metrics", "signature", "tags", "run_id", "user"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.worker import marking
+from hopsgpu.agent import orphans
 from tests.conftest import until
 
 # The main thread ends and takes its view of the memory along, as that of a killed process does
@@ -28,16 +28,16 @@ SECONDS = 60
 
 
 def test_a_sweep_waits_for_a_process_that_has_lost_its_environment_and_not_its_files() -> None:
-    command, mark = [sys.executable, "-c", SLOW_TO_END], {marking.VARIABLE: "t"}
+    command, mark = [sys.executable, "-c", SLOW_TO_END], {orphans.VARIABLE: "t"}
     with (
         subprocess.Popen(command, env=mark, stdin=subprocess.PIPE) as slow,
         concurrent.futures.ThreadPoolExecutor(1) as threads,
     ):
         descriptor = os.pidfd_open(slow.pid)
         try:
-            assert until(lambda: marking._is_ending(Path(f"/proc/{slow.pid}")), SECONDS)
-            assert marking.marked("t") == [] and not select.select([descriptor], [], [], 0)[0]
-            sweeping = threads.submit(marking.sweep, "t")
+            assert until(lambda: orphans._is_ending(Path(f"/proc/{slow.pid}")), SECONDS)
+            assert orphans.marked("t") == [] and not select.select([descriptor], [], [], 0)[0]
+            sweeping = threads.submit(orphans.sweep, "t")
             with pytest.raises(TimeoutError):
                 sweeping.result(0.3)
             assert slow.stdin is not None
@@ -50,6 +50,6 @@ def test_a_sweep_waits_for_a_process_that_has_lost_its_environment_and_not_its_f
 
 def test_a_sweep_does_not_wait_for_what_goes_on() -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        assert marking.sweep("nobody's") == 0
+        assert orphans.sweep("nobody's") == 0
         assert other.poll() is None
         other.communicate(b"\n")

@@ -21,12 +21,12 @@ import pytest
 import torch
 
 import hopsgpu
+from hopsgpu.agent.rank_logs import follow_reports
+from hopsgpu.core import metrics as measures
+from hopsgpu.core.gpu_usage import GpuSample, GpuUse, idle_warning
+from hopsgpu.core.metrics import Fold, Metrics, append, report_line, sample_line
 from hopsgpu.errors import ConfigError
-from hopsgpu.worker import measures
-from hopsgpu.worker.context import VARIABLE, Context, context
-from hopsgpu.worker.gpus import GpuSample, GpuUse, idle_warning
-from hopsgpu.worker.logs import follow_reports
-from hopsgpu.worker.measures import Fold, Metrics, append, report_line, sample_line
+from hopsgpu.rank.context import VARIABLE, Context, context
 
 SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.call import Call
+from hopsgpu.control.channel import Message
+from hopsgpu.control.events import Event
+from hopsgpu.core.gang import Avoid, Container, assign_ranks
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.torch import Restarts
-from hopsgpu.gang import Avoid, Container, assign_ranks
-from hopsgpu.meeting import Meeting, Unmet, meet
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.channel import Message
-from hopsgpu.worker.events import Event
+from hopsgpu.launcher.rank_call import Call
+from hopsgpu.launcher.rendezvous import Meeting, Unmet, meet
+from hopsgpu.storage.lake import Lake
 
 WORLD = assign_ranks(
     [Container(key, f"container_{key}", f"node{key}", "10.0.0.1", (f"g{key}",)) for key in (0, 1)],
@@ -85,7 +85,7 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = iter(range(0, 10_000, 60))  # more than half of what an answer may take, at each look
-    monkeypatch.setattr("hopsgpu.meeting.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("hopsgpu.launcher.rendezvous.time.monotonic", lambda: float(next(clock)))
     told = [Message("preparing", {"run_id": "r"})] * 5
     told.append(Message("reserved", {"run_id": "r", "problem": "full", "configured": False}))
     events = [Event(1, message) for message in told]

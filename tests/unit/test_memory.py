@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.agent import memory
+from hopsgpu.agent.memory import Use, Watch, excess, kill_tree, look, settled, tree
+from hopsgpu.control.channel import Channel
+from hopsgpu.control.server import serve
 from hopsgpu.errors import RankFailed
 from hopsgpu.units import MIB
-from hopsgpu.worker import memory
-from hopsgpu.worker.channel import Channel
-from hopsgpu.worker.memory import Use, Watch, excess, kill_tree, look, settled, tree
-from hopsgpu.worker.server import serve
 from tests.conftest import gone, until
 from tests.unit.test_training import SECRET, launch
 
@@ -33,7 +33,7 @@ time.sleep(600)
 ORPHANED = """
 import ctypes, os, subprocess, sys, time
 from pathlib import Path
-from hopsgpu.worker.memory import kill_tree, tree
+from hopsgpu.agent.memory import kill_tree, tree
 
 PR_SET_CHILD_SUBREAPER = 36
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

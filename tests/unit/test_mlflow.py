@@ -13,11 +13,16 @@ from typing import Any
 import pytest
 
 import hopsgpu
-from hopsgpu import arguments as arguments_module
-from hopsgpu import tracking as tracking_module
-from hopsgpu.arguments import HeldArguments, arguments, held_arguments, launch_on
+from hopsgpu.artifacts.runs import RunRecord, parse
+from hopsgpu.backends.spark.on_yarn import OnYarn
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.mlflow_log import (
+from hopsgpu.launcher import options as arguments_module
+from hopsgpu.launcher.options import HeldArguments, arguments, held_arguments, launch_on
+from hopsgpu.packaging.provenance import Provenance
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tracking import mlflow as tracking_module
+from hopsgpu.tracking.mlflow import Tracking, log, tracking_to
+from hopsgpu.tracking.mlflow_logger import (
     Value,
     batches,
     fit_name,
@@ -28,11 +33,6 @@ from hopsgpu.mlflow_log import (
     thinned,
     values_of,
 )
-from hopsgpu.provenance import Provenance
-from hopsgpu.spark.on_yarn import OnYarn
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.runs import RunRecord, parse
-from hopsgpu.tracking import Tracking, log, tracking_to
 from tests.unit.records import put_run
 
 URL = "hdfs://nn/user/alice/hopsgpu/runs/fit-1"

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts import checkpoint_restore, stale_uploads, tags, versions
+from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores import restoring, sweeping, tags, versions
-from hopsgpu.stores.digests import DIGEST, Facts
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.local import Local
-from hopsgpu.stores.models import ModelStore, ModelVersion
+from hopsgpu.storage.digests import DIGEST, Facts
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.local import Local
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_a_sweep_does_not_take_what_may_come_back(
 
     def tagged_and_swept() -> None:
         written_tag(root, 1)()
-        assert sweeping.sweep(home, int(time.time() * 1000)) == []
+        assert stale_uploads.sweep(home, int(time.time() * 1000)) == []
 
     before_reading(monkeypatch, {2: tagged_and_swept})
     with pytest.raises(StoreError, match="is tagged 'prod'"):
@@ -401,7 +401,7 @@ def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None
     record = Lake(f"file://{tmp_path}/step-1.json")
     whole = json.dumps({"files": {"a/b": {"bytes": 1, DIGEST: "0f"}}})
     record.write(whole.encode())
-    assert restoring._facts(record) == {"a/b": Facts(1, "0f")}
+    assert checkpoint_restore._facts(record) == {"a/b": Facts(1, "0f")}
     for odd in (
         "[" * 200_000,
         '{"files": []}',
@@ -413,5 +413,5 @@ def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None
     ):
         record.write(odd.encode())
         with pytest.raises(StoreError, match=f"{record.url} is damaged") as told:
-            restoring._facts(record)
+            checkpoint_restore._facts(record)
         assert told.value.kind == "damaged"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu import modules
-from hopsgpu.imports import Imported
-from hopsgpu.locating import Part
-from hopsgpu.modules import Packer, Root, pack_modules, roots_of
+from hopsgpu.packaging import modules
+from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.module_finder import Part
+from hopsgpu.packaging.modules import Packer, Root, pack_modules, roots_of
 
 
 def names(packed: modules.PackedModules) -> list[str]:
@@ -66,7 +66,7 @@ def test_too_large_a_directory_gives_its_top_and_a_warning(
 @pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
 def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None:
     (tmp_path / "script.py").write_text(
-        "from hopsgpu.modules import roots_of\ndef f(): ...\nprint(roots_of(f)[0].path)\n"
+        "from hopsgpu.packaging.modules import roots_of\ndef f(): ...\nprint(roots_of(f)[0].path)\n"
     )
     ran = subprocess.run(
         [sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -75,7 +75,7 @@ def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None
 
 
 def test_a_notebooks_working_directory_is_a_root(tmp_path: Path) -> None:
-    code = "from hopsgpu.modules import roots_of\nprint(roots_of(lambda: 0)[0].path)"
+    code = "from hopsgpu.packaging.modules import roots_of\nprint(roots_of(lambda: 0)[0].path)"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
@@ -247,9 +247,9 @@ def test_what_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
 
 LAYOUT = """
 import io, sys, zipfile
-from hopsgpu.imports import Noted
-from hopsgpu.modules import pack_modules, roots_of
-from hopsgpu.pickling import pickle_call
+from hopsgpu.packaging.import_scan import Noted
+from hopsgpu.packaging.modules import pack_modules, roots_of
+from hopsgpu.packaging.pickling import pickle_call
 def shown(function, *args):
     noted = Noted()
     pickle_call(function, args, {}, noted=noted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.stores.names import file_name, is_model_name, model_name, path_below
+from hopsgpu.storage.names import file_name, is_model_name, model_name, path_below
 
 
 def test_names_are_normalised() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.worker.oom import oom_kills
+from hopsgpu.agent.oom_kills import oom_kills
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.discovery.script import GIVEN_OUT
-from hopsgpu.worker import opening
-from hopsgpu.worker.opening import tried, unopened, why_not
+from hopsgpu.agent import gpu_access
+from hopsgpu.agent.gpu_access import tried, unopened, why_not
+from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
 
 
 class Cuda:
@@ -65,7 +65,7 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
         "esac\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(opening.sys, "executable", str(program))
+    monkeypatch.setattr(gpu_access.sys, "executable", str(program))
     found = asyncio.run(unopened(["GPU-good", "GPU-bad", "GPU-crash"]))
     assert found == {
         "GPU-bad": "cuInit: CUDA_ERROR_UNKNOWN",
@@ -76,7 +76,7 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
 def test_a_try_that_cannot_be_started_is_a_reason_and_no_end_of_the_agent(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening.sys, "executable", str(tmp_path / "no-python"))
+    monkeypatch.setattr(gpu_access.sys, "executable", str(tmp_path / "no-python"))
     found = asyncio.run(unopened(["GPU-1"]))
     assert found["GPU-1"].startswith("it could not be tried: [Errno 2]")
 
@@ -91,7 +91,7 @@ def test_simulated_gpus_are_not_tried(tmp_path: Any, monkeypatch: pytest.MonkeyP
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho tried\n")
     program.chmod(0o755)
-    monkeypatch.setattr(opening.sys, "executable", str(program))
+    monkeypatch.setattr(gpu_access.sys, "executable", str(program))
     assert asyncio.run(unopened([])) == {}
     assert asyncio.run(unopened(["GPU-sim", "GPU-real"])) == {"GPU-real": "tried"}
 
@@ -119,7 +119,7 @@ def test_a_node_with_nvml_alone_cannot_open_its_gpus(libraries: dict[str, Any], 
 
 def test_the_try_is_a_program_that_says_what_comes_of_it() -> None:
     ran = subprocess.run(
-        [sys.executable, "-m", "hopsgpu.worker.opening"],
+        [sys.executable, "-m", "hopsgpu.agent.gpu_access"],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "GPU-none"},
         capture_output=True,
         text=True,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.outlet import Outlet
-from hopsgpu.progress import Lines, Shielded
-from hopsgpu.results import RunStatus
+from hopsgpu.core.results import RunStatus
+from hopsgpu.display.nonblocking import Outlet
+from hopsgpu.display.progress import Lines, Shielded
 from tests.conftest import until
 from tests.unit.terminals import GO, STOP, terminal
 
@@ -143,8 +143,8 @@ def test_what_has_no_reader_is_written_at_once(tmp_path: Path) -> None:
 
 SCRIPT = """
     import sys
-    from hopsgpu.progress import Lines
-    from hopsgpu.results import RunStatus
+    from hopsgpu.display.progress import Lines
+    from hopsgpu.core.results import RunStatus
 
     lines = Lines()
     for state in ("running", sys.argv[1]):

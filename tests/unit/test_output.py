@@ -18,17 +18,17 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.agent.rank_logs import follow
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.server import serve
+from hopsgpu.core.gang import Container, World, assign_ranks
+from hopsgpu.core.gpu_usage import GpuSample
+from hopsgpu.core.metrics import Fold, report_line, sample_line
+from hopsgpu.display.progress import Lines, Off, Shielded
 from hopsgpu.errors import StoreError
-from hopsgpu.gang import Container, World, assign_ranks
-from hopsgpu.output import Logs, Outputs, RankOutput, Spool
-from hopsgpu.progress import Lines, Off, Shielded
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.channel import new_secret
-from hopsgpu.worker.gpus import GpuSample
-from hopsgpu.worker.logs import follow
-from hopsgpu.worker.measures import Fold, report_line, sample_line
-from hopsgpu.worker.peer import Driver, greet
-from hopsgpu.worker.server import serve
+from hopsgpu.launcher.rank_output import Logs, Outputs, RankOutput, Spool
+from hopsgpu.storage.lake import Lake
 
 MIB = 2**20
 
@@ -273,7 +273,7 @@ def test_two_million_lines_are_shown_in_order() -> None:
 
 PRINTS = """
 import ctypes, sys
-from hopsgpu.worker.rank import prepare_output
+from hopsgpu.rank.main import prepare_output
 prepare_output()
 libc = ctypes.CDLL(None)
 for number in range(20_000):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hopsgpu.errors import Cancelled, StoreError
-from hopsgpu.stores.patience import Patience
+from hopsgpu.storage.retrying import Patience
 
 
 class Clock(threading.Event):

@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 from pyspark.sql.udf import UserDefinedFunction
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.pickling import name_of, pickle_call
-from hopsgpu.refusing import article
-from hopsgpu.sources import with_sources
+from hopsgpu.packaging.pickling import name_of, pickle_call
+from hopsgpu.packaging.sources import with_sources
+from hopsgpu.packaging.unpicklable import article
 from tests.unit.script_ranks import run
 
 
@@ -116,7 +116,7 @@ def test_code_that_travels_by_value_knows_its_file() -> None:
 
 CODE = """
 import enum, functools, typing
-from hopsgpu.pickling import pickle_code
+from hopsgpu.packaging.pickling import pickle_code
 T = typing.TypeVar("T")
 class Box(typing.Generic[T]): pass
 class Color(enum.Enum):

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from hopsgpu.yarn.amounts import NOTHING, Amount
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.placement import preferred_hosts
+from hopsgpu.yarn.resources import NOTHING, Amount
 from tests.unit.test_capacity import node, snap
 
 ONE = Amount(1, 2, 5120)

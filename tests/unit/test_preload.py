@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import hopsgpu
-from hopsgpu.frameworks.preload import PRELOADABLE, foresee
-from hopsgpu.modules import PackedModules, pack_modules
-from hopsgpu.worker.environment import ServerSpec
-from hopsgpu.worker.lines import Lines
-from hopsgpu.worker.servers import Server, serving
+from hopsgpu.agent.fork_servers import Server, serving
+from hopsgpu.agent.json_lines import Lines
+from hopsgpu.agent.rank_environment import ServerSpec
+from hopsgpu.packaging.modules import PackedModules, pack_modules
+from hopsgpu.packaging.preload import PRELOADABLE, foresee
 
 NONE = pack_modules([])
 
@@ -231,8 +231,8 @@ def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import torch\n")
     (tmp_path / "script.py").write_text(
         "import json, numpy\nimport sklearn as unused\n"
-        "from hopsgpu.frameworks.preload import foresee\n"
-        "from hopsgpu.modules import pack_modules, roots_of\n"
+        "from hopsgpu.packaging.preload import foresee\n"
+        "from hopsgpu.packaging.modules import pack_modules, roots_of\n"
         "def net():\n    import mine\n    return numpy\n"
         "def train():\n    return net()\n"
         "print(*foresee(train, pack_modules(roots_of(train))).imports)\n"
@@ -245,8 +245,8 @@ def test_a_script(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_at_the_driver() -> None:
     code = (
-        "import sys\nfrom hopsgpu.frameworks.preload import foresee, PRELOADABLE\n"
-        "from hopsgpu.modules import pack_modules\n"
+        "import sys\nfrom hopsgpu.packaging.preload import foresee, PRELOADABLE\n"
+        "from hopsgpu.packaging.modules import pack_modules\n"
         "def train():\n    import torch, tensorflow, jax, keras, sklearn\n"
         "print(*foresee(train, pack_modules([])).imports)\n"
         "assert not set(PRELOADABLE) & set(sys.modules)\n"
@@ -323,7 +323,7 @@ def test_a_fork_server_asks_lazy_packages_for_their_attributes(tmp_path: Path) -
     )
     (tmp_path / "lazy" / "trainer.py").write_text("class Trainer: ...\n")
     code = (
-        "import sys; from hopsgpu.worker.forkserver import _import; _import('lazy.Trainer');"
+        "import sys; from hopsgpu.agent.fork_server import _import; _import('lazy.Trainer');"
         "print('lazy.trainer' in sys.modules)"
     )
     told = subprocess.run(
@@ -347,7 +347,7 @@ def test_a_fork_server_asks_lazy_packages_for_their_attributes(tmp_path: Path) -
 )
 def test_a_fork_server_imports_what_is_a_module(name: str, has: bool) -> None:
     code = (
-        "import sys; from hopsgpu.worker.forkserver import _import; _import(sys.argv[1]);"
+        "import sys; from hopsgpu.agent.fork_server import _import; _import(sys.argv[1]);"
         "print('email.mime.text' in sys.modules)"
     )
     command = [sys.executable, "-c", code, name]

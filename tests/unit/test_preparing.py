@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.agent.environment_unpacker import places_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.python_env.building import ready
-from hopsgpu.python_env.given import wanted_of
-from hopsgpu.python_env.value import PythonEnv
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.preparing import places_of
+from hopsgpu.packaging.python_env.argument import wanted_of
+from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.storage.lake import Lake
 from tests.unit.containers import SECONDS, Container, container
 
 

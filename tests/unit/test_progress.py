@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.results import RunStatus, Timeline
+from hopsgpu.display.progress import Lines, describe, progress_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.progress import Lines, describe, progress_of
-from hopsgpu.results import RunStatus, Timeline
 
 STATUS = RunStatus("r", "waiting", 0, 1, 2, ("node1",), "node2 is full", 1.5)
 

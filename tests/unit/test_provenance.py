@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hopsgpu.modules import PackedModules, pack_modules
-from hopsgpu.provenance import provenance_of
+from hopsgpu.packaging.modules import PackedModules, pack_modules
+from hopsgpu.packaging.provenance import provenance_of
 
 NONE = PackedModules(b"", 0, ())
 

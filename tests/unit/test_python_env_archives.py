@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.python_env.archives import Entry, entries, unpack
-from hopsgpu.python_env.inspection import Found, Here, is_peeked, look
+from hopsgpu.packaging.python_env.archives import Entry, entries, unpack
+from hopsgpu.packaging.python_env.inspection import Found, Here, is_peeked, look
 
 HERE = Here("3.11", "x86_64", (".cpython-311-x86_64-linux-gnu.so", ".abi3.so", ".so"))
 ELF = b"\x7fELF\x02\x01" + bytes(12)
@@ -221,7 +221,7 @@ def test_an_archive_that_was_cut_off(tmp_path: Path) -> None:
 
 
 def test_the_driver_knows_itself() -> None:
-    from hopsgpu.python_env.building import this_python
+    from hopsgpu.packaging.python_env.builder import this_python
 
     here = this_python()
     assert here.python == ".".join(map(str, sys.version_info[:2]))

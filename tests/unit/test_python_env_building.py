@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.python_env import commands, conda, node
-from hopsgpu.python_env.building import put_on_lake, ready, this_python
-from hopsgpu.python_env.given import wanted_of
-from hopsgpu.python_env.requirements import pip_variables
-from hopsgpu.python_env.value import PythonEnv, mark_in
-from hopsgpu.stores import environments
-from hopsgpu.stores.lake import Lake
+from hopsgpu.packaging.python_env import commands, conda, unpacker
+from hopsgpu.packaging.python_env.argument import wanted_of
+from hopsgpu.packaging.python_env.builder import put_on_lake, ready, this_python
+from hopsgpu.packaging.python_env.environment import PythonEnv, mark_in
+from hopsgpu.packaging.python_env.requirements import pip_variables
+from hopsgpu.storage.lake import Lake
 from tests.conftest import gone, until
 from tests.travelling import make_wheel
 
@@ -66,7 +66,7 @@ def test_packages_are_installed_once(root: Lake, index: list[str], tmp_path: Pat
     before = Lake(env.url).stat().modified
     assert ready(wanted_of([*index, "travelled"]), root, NEVER) == env
     assert Lake(env.url).stat().modified == before
-    home = node.prepared(env, [tmp_path / "node"])
+    home = unpacker.prepared(env, [tmp_path / "node"])
     assert env.at(home).packages == (str(home),)
     code = "import travelled; print(travelled.VALUE)"
     done = subprocess.run(
@@ -110,7 +110,7 @@ def test_where_a_users_pip_installs_is_no_matter(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.chdir(tmp_path)
     env = ready(wanted_of(["travelled"]), root, NEVER)
-    names = names_of(node.prepared(env, [tmp_path / "node"]))
+    names = names_of(unpacker.prepared(env, [tmp_path / "node"]))
     assert {"travelled-1.0.dist-info", "travelled.py"} <= set(names)
     assert not (tmp_path / "elsewhere").exists()
 
@@ -144,14 +144,14 @@ def test_a_directory_and_an_archive(root: Lake, tmp_path: Path) -> None:
     (given / "hopsgpu").mkdir()
     (given / "hopsgpu" / "__init__.py").write_text("raise ImportError\n")
     env = ready(wanted_of(given), root, NEVER)
-    home = node.prepared(env, [tmp_path / "node"])
+    home = unpacker.prepared(env, [tmp_path / "node"])
     assert names_of(home) == ["mine.py", "other.py"]
     assert int((home / "mine.py").stat().st_mtime) == int((given / "mine.py").stat().st_mtime)
     with tarfile.open(tmp_path / "packed.tgz", "w:gz") as tar:
         tar.add(given, "")
     env = ready(wanted_of(tmp_path / "packed.tgz"), root, NEVER)
     assert env.url.endswith("/archive.tgz")
-    assert names_of(node.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
+    assert names_of(unpacker.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match="there is nothing in it for ranks to import"):
         ready(wanted_of(tmp_path / "nothing"), root, NEVER)
@@ -195,11 +195,11 @@ def test_environments_are_swept_by_their_last_use(root: Lake, tmp_path: Path) ->
             os.utime(path, (time.time() - days * day,) * 2)
 
     age(20)
-    assert environments.sweep(home, now) == []
+    assert python_environments.sweep(home, now) == []
     ready(wanted_of(tmp_path / "mine"), root, NEVER)
     assert (old / "used").stat().st_mtime > time.time() - 60
     age(31)
-    assert environments.sweep(home, now) == [old.name]
+    assert python_environments.sweep(home, now) == [old.name]
     assert not old.exists()
 
 
@@ -222,18 +222,18 @@ def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Pa
     content = Lake(env.url).read()
     Lake(env.url).write(content[:-1] + b"x")
     with pytest.raises(StoreError, match="its SHA-256 is another"):
-        node.prepared(env, [tmp_path / "node"])
+        unpacker.prepared(env, [tmp_path / "node"])
     assert [p.suffix for p in (tmp_path / "node").iterdir()] == [".lock"]
     Lake(env.url).remove()
     with pytest.raises(StoreError, match="archive.tar.gz"):
-        node.prepared(env, [tmp_path / "node"])
+        unpacker.prepared(env, [tmp_path / "node"])
 
 
 def test_what_was_left_half_unpacked_is_begun_again(env: PythonEnv, tmp_path: Path) -> None:
-    home = node.prepared(env, [tmp_path / "node"])
+    home = unpacker.prepared(env, [tmp_path / "node"])
     mark_in(tmp_path / "node", env.digest).unlink()
     (home / "mine.py").write_text("half")
-    assert node.prepared(env, [tmp_path / "node"]) == home
+    assert unpacker.prepared(env, [tmp_path / "node"]) == home
     assert (home / "mine.py").read_text() == "A = 1\n"
 
 
@@ -248,7 +248,7 @@ def test_once_on_a_node(env: PythonEnv, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Lake, "download", counted)
     places = [tmp_path / "disk1", tmp_path / "disk2"]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        homes = set(pool.map(lambda _: node.prepared(env, places), range(4)))
+        homes = set(pool.map(lambda _: unpacker.prepared(env, places), range(4)))
     assert len(homes) == 1
     assert downloads == [env.url]
 
@@ -257,7 +257,7 @@ def test_a_node_of_another_machine(env: PythonEnv, tmp_path: Path) -> None:
     from dataclasses import replace
 
     with pytest.raises(ConfigError, match="is compiled for vax, and this node is"):
-        node.prepared(replace(env, machine="vax"), [tmp_path / "node"])
+        unpacker.prepared(replace(env, machine="vax"), [tmp_path / "node"])
 
 
 def whole(at: Path, python: str) -> Path:
@@ -278,7 +278,7 @@ def whole(at: Path, python: str) -> Path:
 def test_an_interpreter_is_tried_and_settled(root: Lake, tmp_path: Path) -> None:
     says = f'if [ "$1" = -I ]; then echo {this_python().python}; else echo "$1" > "$0.settled"; fi'
     env = ready(wanted_of(whole(tmp_path / "env", says)), root, NEVER)
-    home = node.prepared(env, [tmp_path / "node"])
+    home = unpacker.prepared(env, [tmp_path / "node"])
     assert env.at(home).executable == str(home / "bin" / PYTHON)
     assert (home / f"bin/{PYTHON}.settled").read_text() == f"{home}/bin/conda-unpack\n"
 
@@ -295,7 +295,7 @@ def test_an_interpreter_that_cannot_run(
 ) -> None:
     env = ready(wanted_of(whole(tmp_path / "env", python)), root, NEVER)
     with pytest.raises(ConfigError, match=words):
-        node.prepared(env, [tmp_path / "node"])
+        unpacker.prepared(env, [tmp_path / "node"])
 
 
 def conda_environment(at: Path) -> Path:
@@ -333,7 +333,7 @@ def test_the_process_on_a_node(env: PythonEnv, tmp_path: Path) -> None:
             "places": [str(tmp_path / "node")],
             "answer": str(tmp_path / "answer"),
         }
-        command = [sys.executable, "-m", node.__name__, str(os.getpid())]
+        command = [sys.executable, "-m", unpacker.__name__, str(os.getpid())]
         subprocess.run(command, input=json.dumps(asked), text=True, check=True, timeout=60)
         told: dict[str, Any] = json.loads((tmp_path / "answer").read_text())
         return told

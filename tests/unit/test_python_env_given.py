@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.python_env import packing
-from hopsgpu.python_env.building import this_python
-from hopsgpu.python_env.conda import CondaEnvironment, prefix_of
-from hopsgpu.python_env.given import wanted_of
-from hopsgpu.python_env.recipes import Archive, Directory, OnLake, Packages
+from hopsgpu.packaging.python_env import packing
+from hopsgpu.packaging.python_env.argument import wanted_of
+from hopsgpu.packaging.python_env.builder import this_python
+from hopsgpu.packaging.python_env.conda import CondaEnvironment, prefix_of
+from hopsgpu.packaging.python_env.recipes import Archive, Directory, OnLake, Packages
 
 PYTHON = f"python3.{sys.version_info[1]}"
 NEVER = threading.Event()

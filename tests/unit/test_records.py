@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from hopsgpu import recording as recording_module
-from hopsgpu.background import Background, Work
+from hopsgpu.artifacts.models import ModelVersion
+from hopsgpu.artifacts.runs import parse
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, Timeline
+from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.display.progress import Off
 from hopsgpu.errors import StoreError
-from hopsgpu.gang import GangState
-from hopsgpu.progress import Off
-from hopsgpu.python_env.value import PythonEnv
-from hopsgpu.recording import Recording
-from hopsgpu.records import Standing, content, packages, write
-from hopsgpu.results import GangResult, GpuSeconds, RankReport, Timeline
-from hopsgpu.run import Board
-from hopsgpu.spec import ExecutorShape, GangSpec, LaunchPlan
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.models import ModelVersion
-from hopsgpu.stores.runs import parse
+from hopsgpu.launcher import recorder as recording_module
+from hopsgpu.launcher.background import Background, Work
+from hopsgpu.launcher.recorder import Recording
+from hopsgpu.launcher.run import Board
+from hopsgpu.launcher.run_record import Standing, content, packages, write
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.storage.lake import Lake
 from tests.conftest import until
 
 SECONDS = 30.0

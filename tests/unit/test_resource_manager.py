@@ -22,11 +22,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from hopsgpu.errors import CapacityError, ConfigError, HopsGpuError
-from hopsgpu.yarn.amounts import Amount
 from hopsgpu.yarn.capacity import check_container, cores_per_gpu
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.yarn.resources import Amount
+from hopsgpu.yarn.rest_client import NoAnswer, get_json
 from hopsgpu.yarn.snapshot import Node
-from hopsgpu.yarn.web import NoAnswer, get_json
 from tests.unit.rest import Daemon, serving
 
 NODES: dict[str, Any] = {"/ws/v1/cluster/nodes": {"nodes": None}}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.artifacts.checkpoint_retention import Saving
+from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.errors import ConfigError
-from hopsgpu.planning import _run_there
-from hopsgpu.stores.checkpoints import Checkpoints
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.retention import Saving
+from hopsgpu.launcher.planner import _run_there
+from hopsgpu.storage.lake import Lake
 
 
 @pytest.fixture

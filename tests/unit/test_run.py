@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import GangResult, RunStatus, Timeline
+from hopsgpu.display.progress import Lines, Off, Shielded, describe
 from hopsgpu.errors import Cancelled, HopsGpuError
-from hopsgpu.gang import GangState
-from hopsgpu.interrupts import interrupts_noted, takes, wait_for
-from hopsgpu.progress import Lines, Off, Shielded, describe
-from hopsgpu.results import GangResult, RunStatus, Timeline
-from hopsgpu.run import Board, Run, gpu_seconds
+from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
+from hopsgpu.launcher.run import Board, Run, gpu_seconds
 
 
 def board() -> Board:

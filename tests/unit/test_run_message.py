@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.call import Call, script_name
+from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.frameworks.endpoints import endpoints_of
-from hopsgpu.gang import Container, assign_ranks
-from hopsgpu.meeting import Meeting
-from hopsgpu.modules import PackedModules
-from hopsgpu.run_message import run_messages
-from hopsgpu.stores.lake import Lake
-from hopsgpu.worker.trial import Trial
+from hopsgpu.launcher.attempt_request import run_messages
+from hopsgpu.launcher.rank_call import Call, script_name
+from hopsgpu.launcher.rendezvous import Meeting
+from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.rank.trial import Trial
+from hopsgpu.storage.lake import Lake
 
 
 def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, Any]]]]:

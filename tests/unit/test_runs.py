@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.artifacts.mirror import Mirror
+from hopsgpu.artifacts.run_logs import Log, LogReader, log_of, log_sizes
+from hopsgpu.artifacts.runs import RunStore, StoredRun, began, parse, prunable
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.filesystem import Status
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.mirror import Mirror
-from hopsgpu.stores.runlogs import Log, LogReader, log_of, log_sizes
-from hopsgpu.stores.runs import RunStore, StoredRun, began, parse, prunable
+from hopsgpu.storage.filesystem import Status
+from hopsgpu.storage.lake import Lake
 from tests.unit.records import put_run
 
 OLD, MIDDLE, NEW = (f"fit-2026112{day}-120000-00000{day}" for day in (1, 2, 3))

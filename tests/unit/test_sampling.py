@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker import sampling as sampling_module
-from hopsgpu.worker.gpus import GpuSample, GpuUse
-from hopsgpu.worker.sampling import NOT_INSTALLED, Seen, sampling
+from hopsgpu.core.gpu_usage import GpuSample, GpuUse
+from hopsgpu.gpu import sampling as sampling_module
+from hopsgpu.gpu.sampling import NOT_INSTALLED, Seen, sampling
 
 SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"

@@ -16,16 +16,17 @@ from typing import Any
 import pytest
 
 import hopsgpu
+from hopsgpu.agent import uploader
+from hopsgpu.agent.uploader import Bringing
+from hopsgpu.artifacts import checkpoint_upload
+from hopsgpu.artifacts.checkpoint_restore import latest
+from hopsgpu.artifacts.checkpoint_retention import Saving
+from hopsgpu.artifacts.checkpoint_upload import Saves
+from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.stores.checkpoints import Checkpoints, files_of
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.restoring import latest
-from hopsgpu.stores.retention import Saving
-from hopsgpu.worker import bringing, saving
-from hopsgpu.worker import context as worker_context
-from hopsgpu.worker.bringing import Bringing
-from hopsgpu.worker.context import VARIABLE, Context, _local_directory
-from hopsgpu.worker.saving import Saves
+from hopsgpu.rank import context as worker_context
+from hopsgpu.rank.context import VARIABLE, Context, _local_directory
+from hopsgpu.storage.lake import Lake
 
 
 @pytest.fixture
@@ -285,7 +286,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
         save(place, files, said, stop)
 
     monkeypatch.setattr(Checkpoints, "save", slowly)
-    monkeypatch.setattr(bringing, "_SIGN_SECONDS", 0.1)
+    monkeypatch.setattr(uploader, "_SIGN_SECONDS", 0.1)
     return go
 
 
@@ -332,8 +333,8 @@ def test_a_large_one_may_take_longer(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(bringing, "SAVE_SECONDS", 0.0)
-    monkeypatch.setattr(bringing, "SAVE_BYTES_PER_SECOND", 0.001)
+    monkeypatch.setattr(uploader, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(uploader, "SAVE_BYTES_PER_SECOND", 0.001)
     Saves(rank).hand_over(file, Saving(1))
     assert Saves(rank).pending_bytes() > len("first")
     told = finish(rank, lake, returned=True, then=lambda *_: slow.set())
@@ -382,10 +383,10 @@ def test_what_takes_too_long_is_given_up(
     returned: bool,
 ) -> None:
     # A rank that returned is in no hurry until the others are.
-    monkeypatch.setattr(bringing, "SAVE_SECONDS", 1000.0)
-    monkeypatch.setattr(bringing, "FAILED_SAVE_SECONDS", 0.5)
+    monkeypatch.setattr(uploader, "SAVE_SECONDS", 1000.0)
+    monkeypatch.setattr(uploader, "FAILED_SAVE_SECONDS", 0.5)
     # Those are there, and are not given up though their time is over.
-    monkeypatch.setattr(bringing, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(uploader, "_LOG_SECONDS", 0.0)
     for step in (1, 2):
         Saves(rank).hand_over(file, Saving(step))
 
@@ -420,4 +421,4 @@ def test_saves_are_brought_while_the_rank_goes_on(
     asyncio.run(asyncio.wait_for(act(), 120))
     assert told.warnings == []
     assert read(lake, tmp_path / "got") == "step 3"
-    assert saving.MOST_PENDING == 2 and Saves(rank).pending() == []
+    assert checkpoint_upload.MOST_PENDING == 2 and Saves(rank).pending() == []

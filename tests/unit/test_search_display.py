@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.trials import FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport, Writer
+from hopsgpu.display.base import PlainLines
 from hopsgpu.display.live import LiveSearch
+from hopsgpu.display.progress import SearchProgress, search_progress_of
 from hopsgpu.display.search_cell import page, summary
+from hopsgpu.display.search_phrases import SearchTeller, end_of, shortened, why
 from hopsgpu.display.search_picture import (
     SHOWN_TRIALS,
     SearchPicture,
@@ -24,11 +28,7 @@ from hopsgpu.display.search_picture import (
     evenly,
 )
 from hopsgpu.display.search_terminal import lines_of
-from hopsgpu.display.search_words import SearchTeller, end_of, shortened, why
-from hopsgpu.displays import PlainLines
 from hopsgpu.errors import ConfigError
-from hopsgpu.progress import SearchProgress, search_progress_of
-from hopsgpu.trials import FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport, Writer
 from tests.unit.searches import status, trial
 
 NASTY = "<script>alert(1)</script>"

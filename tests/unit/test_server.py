@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.control import server as server_module
+from hopsgpu.control.admission import GRACE_SECONDS, displaced, most_unproven
+from hopsgpu.control.channel import MOST_PAYLOAD, Message, new_secret
+from hopsgpu.control.events import MOST_QUEUED, Event, EventQueue
+from hopsgpu.control.handshake import connect
+from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.worker import server as server_module
-from hopsgpu.worker.admission import GRACE_SECONDS, displaced, most_unproven
-from hopsgpu.worker.channel import MOST_PAYLOAD, Message, new_secret
-from hopsgpu.worker.events import MOST_QUEUED, Event, EventQueue
-from hopsgpu.worker.handshake import connect
-from hopsgpu.worker.server import ControlServer, serve
 from tests.unit.peers import process
 
 SECRET = new_secret()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.worker.sharing import own_devices, share_gpu
+from hopsgpu.rank.gpu_memory import own_devices, share_gpu
 
 GIB = 2**30
 

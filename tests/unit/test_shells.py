@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.backends.spark.shell_safety import check_line, shell_findings
 from hopsgpu.errors import ConfigError
-from hopsgpu.spark.shells import check_line, shell_findings
 
 CLUSTER = {"spark.submit.deployMode": "cluster"}
 VARIABLE, MASTER = "spark.executorEnv.A", "spark.yarn.appMasterEnv.A"
@@ -157,7 +157,10 @@ def test_what_spark_submit_would_not_hand_on_is_refused(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("locale", "refused"), [("C", True), ("C.UTF-8", False)])
 def test_letters_that_java_would_lose(locale: str, refused: bool) -> None:
-    code = "from hopsgpu.spark.shells import check_line; check_line(['gr\\xf6\\xdfe'], {}, [], {})"
+    code = (
+        "from hopsgpu.backends.spark.shell_safety import check_line\n"
+        "check_line(['gr\\xf6\\xdfe'], {}, [], {})"
+    )
     ran = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "LC_ALL": locale},

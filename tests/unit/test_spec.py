@@ -7,8 +7,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from hopsgpu.errors import ConfigError
-from hopsgpu.spec import (
+from hopsgpu.core.spec import (
     AGENT_MIB,
     RESERVED_VARIABLES,
     ExecutorShape,
@@ -18,6 +17,7 @@ from hopsgpu.spec import (
     redacted,
     shape_of,
 )
+from hopsgpu.errors import ConfigError
 
 
 @pytest.mark.parametrize("workers", [0, -1, 1.0, "2", True, None])
@@ -158,6 +158,6 @@ def test_placements(placement: object) -> None:
 
 
 def test_variables_may_have_letters_that_the_drivers_locale_lacks() -> None:
-    code = "from hopsgpu.spec import GangSpec; GangSpec('run', env_vars={'A': '\\u6f22'})"
+    code = "from hopsgpu.core.spec import GangSpec; GangSpec('run', env_vars={'A': '\\u6f22'})"
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **ascii_only}, check=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.core.trials import TrialReport
 from hopsgpu.errors import ConfigError
-from hopsgpu.study.ablate import ablation, rows_of
-from hopsgpu.trials import TrialReport
+from hopsgpu.tuning.ablate import ablation, rows_of
 
 
 def trial(number: int, component: str, value: float | None, state: str = "complete") -> TrialReport:

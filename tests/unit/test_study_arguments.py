@@ -9,8 +9,8 @@ import optuna
 import pytest
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.pickling import pickle_call
-from hopsgpu.study.arguments import _function, search_arguments
+from hopsgpu.packaging.pickling import pickle_call
+from hopsgpu.tuning.search_options import _function, search_arguments
 from tests.unit.script_ranks import run
 
 X = {"x": optuna.distributions.FloatDistribution(0.0, 1.0)}

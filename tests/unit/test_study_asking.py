@@ -11,9 +11,10 @@ import optuna
 import pytest
 
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores.lake import Lake
-from hopsgpu.study import space as spaces
-from hopsgpu.study.asking import (
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tuning import space as spaces
+from hopsgpu.tuning.journal import Journal
+from hopsgpu.tuning.sampler_thread import (
     ATTRIBUTE,
     Asker,
     Broken,
@@ -26,8 +27,7 @@ from hopsgpu.study.asking import (
     note_code,
     open_study,
 )
-from hopsgpu.study.journal import Journal
-from hopsgpu.study.placing import End
+from hopsgpu.tuning.scheduler import End
 
 SECONDS = 20.0
 FLOAT = optuna.distributions.FloatDistribution
@@ -137,7 +137,7 @@ def test_two_drivers_on_one_study_are_noticed(talk: Callable[..., Talk]) -> None
 def test_a_backlog_that_came_in_part_comes_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hopsgpu.study.journal._CHUNK", 8)
+    monkeypatch.setattr("hopsgpu.tuning.journal._CHUNK", 8)
     target = Lake(f"file://{tmp_path}/journal.log")
     journal = Journal(target)
     journal.append_logs([{"n": 0}])

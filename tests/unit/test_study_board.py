@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hopsgpu.gang import GangState
-from hopsgpu.progress import search_progress_of
-from hopsgpu.study.board import SearchBoard
-from hopsgpu.study.placing import Terms
+from hopsgpu.core.gang import GangState
+from hopsgpu.display.progress import search_progress_of
+from hopsgpu.tuning.scheduler import Terms
+from hopsgpu.tuning.status_board import SearchBoard
 
 
 def board() -> SearchBoard:

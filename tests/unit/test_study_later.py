@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopsgpu.study.later import Later
+from hopsgpu.tuning.deferred_work import Later
 
 
 def done(later: Later, now: float, *, hurry: bool = False) -> list[object]:

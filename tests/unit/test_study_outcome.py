@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.study.outcome import NoMetric, Reports, measured
-from hopsgpu.study.tally import _MOST_MOMENTS, Moment, Tally
-from hopsgpu.worker.measures import report_line
+from hopsgpu.core.metrics import report_line
+from hopsgpu.tuning.gpu_accounting import _MOST_MOMENTS, Moment, Tally
+from hopsgpu.tuning.trial_outcome import NoMetric, Reports, measured
 
 
 class Tensor:

@@ -7,8 +7,8 @@ import itertools
 import random
 import time
 
-from hopsgpu.gang import PART_SECONDS
-from hopsgpu.study.placing import MOST_LOSSES, Decision, End, Placement, Slot, Start, Terms
+from hopsgpu.core.gang import PART_SECONDS
+from hopsgpu.tuning.scheduler import MOST_LOSSES, Decision, End, Placement, Slot, Start, Terms
 
 
 def placement(trials: int, most: int, **terms: int) -> Placement:

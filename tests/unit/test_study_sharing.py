@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hopsgpu.study.placing import Decision, End, Placement, Terms
+from hopsgpu.tuning.scheduler import Decision, End, Placement, Terms
 
 # Of simulated time; some hold a part for half a minute, and take turns.
 MOST_SECONDS = 3600.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from hopsgpu.core.gang import World
 from hopsgpu.frameworks.endpoints import Endpoints
-from hopsgpu.gang import World
-from hopsgpu.meeting import Meeting
-from hopsgpu.study.placing import End, Slot
-from hopsgpu.study.trial import Meetings
+from hopsgpu.launcher.rendezvous import Meeting
+from hopsgpu.tuning.scheduler import End, Slot
+from hopsgpu.tuning.trial_run import Meetings
 
 MET = Meeting(World((), 1), Endpoints(("127.0.0.1", 1), ("127.0.0.1", 2), ()))
 SLOT, BESIDE, OTHER = Slot(1, 0), Slot(1, 1), Slot(2, 0)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from hopsgpu.study.wires import Switch, quick_switching
-from hopsgpu.worker.channel import Message, new_secret
-from hopsgpu.worker.server import Event, serve
+from hopsgpu.control.channel import Message, new_secret
+from hopsgpu.control.server import Event, serve
+from hopsgpu.tuning.message_router import Switch, quick_switching
 
 
 def said(peer: int, kind: str, **fields: object) -> Event:

@@ -21,28 +21,23 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from hopsgpu.backends.spark.cluster_mode import Attended
+from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
+from hopsgpu.backends.spark.submission import Shipped, modules_beside, pack, submit_arguments
+from hopsgpu.backends.spark.submit_command import Job, find_spark_submit, parse_conf, planned
+from hopsgpu.backends.spark.yarn_driver import settings_inside
 from hopsgpu.cli.main import main
-from hopsgpu.discovery.shipping import ALIAS
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.modules import SHIPPED, pack_modules, roots_of
-from hopsgpu.python_env.building import ready, this_python
-from hopsgpu.python_env.given import wanted_of
-from hopsgpu.python_env.recipes import Packages
-from hopsgpu.spark.attended import Attended
-from hopsgpu.spark.checks import SESSION_DEFAULTS, check_submitted
-from hopsgpu.spark.command import Job, find_spark_submit, parse_conf, planned
-from hopsgpu.spark.inside import settings_inside
-from hopsgpu.spark.shipping import ARCHIVES, PY_FILES, pack_package, with_entry
-from hopsgpu.spark.submission import (
-    Shipped,
-    modules_beside,
-    pack,
-    submit_arguments,
-)
-from hopsgpu.stores.lake import Lake
+from hopsgpu.gpu.script_archive import ALIAS
+from hopsgpu.packaging.modules import SHIPPED, pack_modules, roots_of
+from hopsgpu.packaging.python_env.argument import wanted_of
+from hopsgpu.packaging.python_env.builder import ready, this_python
+from hopsgpu.packaging.python_env.recipes import Packages
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.application_state import Standing, standing_of
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
-from hopsgpu.yarn.standing import Standing, standing_of
 from tests.unit.rest import serving
 
 HERE = "/v/bin/python"
@@ -240,8 +235,9 @@ def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
     modules = tmp_path / "unpacked" / SHIPPED / "0"
     modules.mkdir(parents=True)
     code = (
-        "import sys; from pathlib import Path; from hopsgpu.spark.shipping import pack_package;"
-        "from hopsgpu.modules import roots_of; import hopsgpu; print(hopsgpu.__file__);"
+        "import sys; from pathlib import Path;"
+        "from hopsgpu.backends.spark.package_archive import pack_package;"
+        "from hopsgpu.packaging.modules import roots_of; import hopsgpu; print(hopsgpu.__file__);"
         "pack_package(Path(sys.argv[1])); print(*[r.path for r in roots_of(pack_package)])"
     )
     ran = subprocess.run(
@@ -267,7 +263,10 @@ def test_what_was_shipped_is_packed_again_from_a_directory(tmp_path: Path) -> No
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
     with zipfile.ZipFile(package) as archive:
         archive.extractall(tmp_path / "there")
-    code = "import sys; from hopsgpu.spark.shipping import *; pack_package(Path(sys.argv[1]))"
+    code = (
+        "import sys; from hopsgpu.backends.spark.package_archive import *\n"
+        "pack_package(Path(sys.argv[1]))"
+    )
     subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "again.zip")],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "there")},
@@ -282,10 +281,11 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
     """And what fails in it is shown with its source, by its name in the zip."""
     package = pack_package(tmp_path / "hopsgpu-shipped.zip")
     code = (
-        "import sys, traceback, hopsgpu.worker.rank, hopsgpu.worker.keeper, hopsgpu.worker.agent\n"
+        "import sys, traceback, hopsgpu.rank.main\n"
+        "import hopsgpu.agent.process_daemon, hopsgpu.agent.supervisor\n"
         "ours = [m for n, m in sys.modules.items() if n.partition('.')[0] == 'hopsgpu']\n"
         "print(*(m.__file__ for m in ours))\n"
-        "try:\n  hopsgpu.worker.rank.run(None)\n"
+        "try:\n  hopsgpu.rank.main.run(None)\n"
         "except TypeError:\n  print(traceback.format_exc())\n"
     )
     ran = subprocess.run(
@@ -300,7 +300,7 @@ def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
     assert len(files.split()) > 20
     assert all(file.startswith(str(package)) for file in files.split())
     assert all(file.endswith(".pyc") for file in files.split())
-    (at,) = [n for n, line in enumerate(told) if 'File "hopsgpu/worker/rank.py"' in line]
+    (at,) = [n for n, line in enumerate(told) if 'File "hopsgpu/rank/main.py"' in line]
     assert "(directory / CALL).rename" in told[at + 1]
 
 
@@ -542,7 +542,7 @@ def attended(
 
 
 def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.spark.attended._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
     usages = {
         "resourceUsagesByPartition": [
             {
@@ -575,7 +575,7 @@ def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hopsgpu.spark.attended._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
 
     def waiting(second: int, why: str) -> dict[str, str]:
         details = f"Details : AM Partition = <DEFAULT_PARTITION>; Queue's used capacity = {second}"
@@ -677,7 +677,7 @@ def test_of_one_that_was_killed_only_that_is_told() -> None:
 
 
 def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hopsgpu.spark.attended._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
     killed = {"state": "KILLED", "finalStatus": "KILLED"}
     manager = Manager({}, killed)
     follower, said = attended(manager)
@@ -699,7 +699,7 @@ def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPa
 def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("hopsgpu.spark.attended._LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
     killed = {"state": "KILLED", "finalStatus": "KILLED"}
     manager = Manager(HopsGpuError("standby"), {}, killed)
 

@@ -13,14 +13,14 @@ from typing import cast
 import pytest
 from py4j.protocol import Py4JNetworkError
 
-from hopsgpu.gang import Container
-from hopsgpu.spark import tokens as tokens_module
-from hopsgpu.spark.granted import Lease
-from hopsgpu.spark.jvm import Jvm
-from hopsgpu.spark.tokens import LOOK_SECONDS, Handover, read_tokens
-from hopsgpu.worker.channel import Message
-from hopsgpu.worker.environment import rank_environment
-from hopsgpu.worker.tokens import OWN, VARIABLE, keep_tokens, merged
+from hopsgpu.agent.hadoop_tokens import OWN, VARIABLE, keep_tokens, merged
+from hopsgpu.agent.rank_environment import rank_environment
+from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.spark import token_renewal as tokens_module
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.token_renewal import LOOK_SECONDS, Handover, read_tokens
+from hopsgpu.control.channel import Message
+from hopsgpu.core.gang import Container
 
 HDFS = b"HDFS_DELEGATION_TOKEN"
 

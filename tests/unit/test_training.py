@@ -17,32 +17,33 @@ from typing import Any, cast
 import pytest
 import xxhash
 
-from hopsgpu import ending, publishing
-from hopsgpu import training as training_module
-from hopsgpu.call import Call
+from hopsgpu.agent.model_upload import Left, dump_left, dump_parts
+from hopsgpu.artifacts.manifest import About
+from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.control.channel import Channel, Message, new_secret
+from hopsgpu.control.handshake import connect
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.display.progress import Off
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, StoreError
-from hopsgpu.execution import request_of
-from hopsgpu.gang import Container, assign_ranks
-from hopsgpu.modules import PackedModules
-from hopsgpu.output import Outputs
-from hopsgpu.progress import Off
-from hopsgpu.publishing import Publisher
-from hopsgpu.python_env.value import PythonEnv
-from hopsgpu.retries import Fault
-from hopsgpu.spark.granted import Lease
-from hopsgpu.spark.jobs import GangJob
-from hopsgpu.stores.digests import Facts
-from hopsgpu.stores.lake import Lake
-from hopsgpu.stores.manifest import About
-from hopsgpu.training import Training, train_on
-from hopsgpu.values import Value
-from hopsgpu.worker import context as context_module
-from hopsgpu.worker.channel import Channel, Message, new_secret
-from hopsgpu.worker.handshake import connect
-from hopsgpu.worker.leaving import Left, dump_left, dump_parts
-from hopsgpu.worker.server import ControlServer, serve
-from hopsgpu.yarn.amounts import NOTHING
+from hopsgpu.launcher import attempt as training_module
+from hopsgpu.launcher import outcome
+from hopsgpu.launcher import publisher as publishing
+from hopsgpu.launcher.attempt import Training, train_on
+from hopsgpu.launcher.controller import request_of
+from hopsgpu.launcher.publisher import Publisher
+from hopsgpu.launcher.rank_call import Call
+from hopsgpu.launcher.rank_output import Outputs
+from hopsgpu.launcher.retry_policy import Fault
+from hopsgpu.launcher.return_values import Value
+from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.rank import context as context_module
+from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.lost_nodes import why_lost
+from hopsgpu.yarn.resources import NOTHING
 from hopsgpu.yarn.snapshot import Node
 from tests.conftest import until
 
@@ -535,7 +536,7 @@ def test_only_saves_that_go_up_for_too_long_are_no_reason_to_wait(
     server: ControlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training_module, "_STOP_SECONDS", 3.5)
-    monkeypatch.setattr(ending, "_SAVING_SECONDS", 4.0)
+    monkeypatch.setattr(outcome, "_SAVING_SECONDS", 4.0)
 
     async def save_on(channel: Channel) -> None:
         await channel.send("started", run_id="run-1", rank=0, pid=7)

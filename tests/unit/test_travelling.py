@@ -10,19 +10,19 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.spark import executor_probe
+from hopsgpu.core import rank_requirements
 from hopsgpu.errors import ConfigError
-from hopsgpu.imports import Imported
-from hopsgpu.modules import PackedModules
-from hopsgpu.preparing import asked_of_executors
-from hopsgpu.python_env import lacking
-from hopsgpu.python_env.building import ready
-from hopsgpu.python_env.given import wanted_of
-from hopsgpu.python_env.lacking import lacking_error
-from hopsgpu.python_env.value import PythonEnv
-from hopsgpu.spark import probing
-from hopsgpu.stores.lake import Lake
-from hopsgpu.travelling import needs_of
-from hopsgpu.worker import needs
+from hopsgpu.launcher.function_shipping import needs_of
+from hopsgpu.launcher.preflight import asked_of_executors
+from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.packaging.python_env import missing_modules as lacking
+from hopsgpu.packaging.python_env.argument import wanted_of
+from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.storage.lake import Lake
 from tests.travelling import make_wheel
 
 
@@ -91,8 +91,10 @@ def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_module_that_was_made_without_a_spec_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(needs.importlib.util.sys.modules, "made", SimpleNamespace(__spec__=None))
-    assert needs.lacking(["made", "nowhere_at_all", "json"]) == ["nowhere_at_all"]
+    monkeypatch.setitem(
+        rank_requirements.importlib.util.sys.modules, "made", SimpleNamespace(__spec__=None)
+    )
+    assert rank_requirements.lacking(["made", "nowhere_at_all", "json"]) == ["nowhere_at_all"]
 
 
 class Executors:
@@ -114,16 +116,16 @@ def start_thread(name: str, body: Callable[[], None]) -> None:
 
 
 def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "start_daemon", start_thread)
+    monkeypatch.setattr(executor_probe, "start_daemon", start_thread)
 
     def ask(context: object, tag: str, modules: list[str]) -> list[list[str]]:
-        return [[name for name in probing.lacking_in_task(modules)(())][0]]
+        return [[name for name in executor_probe.lacking_in_task(modules)(())][0]]
 
-    monkeypatch.setattr(probing, "_ask", ask)
+    monkeypatch.setattr(executor_probe, "_ask", ask)
 
     def probed(executors: Executors) -> list[str] | None:
         application: Any = executors
-        return probing.probe(application, ["json", "nowhere_at_all"])
+        return executor_probe.probe(application, ["json", "nowhere_at_all"])
 
     assert probed(Executors(("1", "2"), ("1",))) == ["nowhere_at_all"]
     assert probed(Executors(())) is None
@@ -132,7 +134,7 @@ def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch)
     def fail(*_: object) -> list[list[str]]:
         raise RuntimeError("the executor has gone")
 
-    monkeypatch.setattr(probing, "_ask", fail)
+    monkeypatch.setattr(executor_probe, "_ask", fail)
     assert probed(Executors(("1",))) is None
     ended = threading.Event()
 
@@ -140,8 +142,8 @@ def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch)
         ended.wait()
         return [[]]
 
-    monkeypatch.setattr(probing, "_ask", hang)
-    monkeypatch.setattr(probing, "_ANSWER_SECONDS", 0.01)
+    monkeypatch.setattr(executor_probe, "_ask", hang)
+    monkeypatch.setattr(executor_probe, "_ANSWER_SECONDS", 0.01)
     late = Executors(("1",))
     assert probed(late) is None and len(late.cancelled) == 1
     ended.set()

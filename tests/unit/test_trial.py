@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 import hopsgpu
-from hopsgpu.worker.trial import Trial, ask_to_end, is_pruning, is_to_end, was_told
+from hopsgpu.rank.trial import Trial, ask_to_end, is_pruning, is_to_end, was_told
 
 
 def test_what_json_lacks_comes_as_its_repr() -> None:

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from hopsgpu.stores.hdfs import told
-from hopsgpu.stores.troubles import Refused, explain, refusal
+from hopsgpu.storage.error_messages import Refused, explain, refusal
+from hopsgpu.storage.hdfs import told
 
 SAFE = (
     'RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create file/y.'

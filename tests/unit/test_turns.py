@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from hopsgpu.turns import (
+from hopsgpu.core.queue_policy import (
     LEASE_SECONDS,
     MOST_PASSES,
     Bound,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.stores.umask import creation_mask, parse_mask
+from hopsgpu.storage.umask import creation_mask, parse_mask
 
 
 @pytest.mark.parametrize(

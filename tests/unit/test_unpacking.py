@@ -11,9 +11,9 @@ from typing import NoReturn
 
 import pytest
 
-from hopsgpu.modules import pack_modules
-from hopsgpu.worker import unpacking
-from hopsgpu.worker.unpacking import Unpacked
+from hopsgpu.agent import module_unpacker
+from hopsgpu.agent.module_unpacker import Unpacked
+from hopsgpu.packaging.modules import pack_modules
 from tests.conftest import until
 
 
@@ -126,11 +126,11 @@ def test_a_look_that_fails_or_is_old_counts_for_nothing(
 
     first = root_of(unpacked, project)
     with monkeypatch.context() as patched:
-        patched.setattr(unpacking, "_state_of", gone)
+        patched.setattr(module_unpacker, "_state_of", gone)
         unpacked.look(unpacked.given)
     assert root_of(unpacked, project) == first
     with monkeypatch.context() as patched:
-        patched.setattr(unpacking, "_KNOWN_SECONDS", 0.0)
+        patched.setattr(module_unpacker, "_KNOWN_SECONDS", 0.0)
         unpacked.look(unpacked.given)
     (first / "more.py").write_text("")
     assert root_of(unpacked, project) != first

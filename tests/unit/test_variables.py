@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.frameworks.preload import Foreseen
-from hopsgpu.frameworks.variables import Setting, carried, of_code, of_nodes
+from hopsgpu.packaging.code_variables import Setting, carried, of_code, of_nodes
+from hopsgpu.packaging.preload import Foreseen
 
 
 def sets(port: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import StoreError
-from hopsgpu.stores.models import ModelStore, ModelVersion
 
 
 @pytest.fixture
@@ -132,8 +132,8 @@ def test_what_is_no_file_any_more_is_damage(
 # Downloads, and is killed when the first file has come.
 _KILLED = """
 import os, signal, sys
-from hopsgpu.stores import versions
-from hopsgpu.stores.models import ModelStore
+from hopsgpu.artifacts import versions
+from hopsgpu.artifacts.models import ModelStore
 
 def dying(*arguments):
     come(*arguments)

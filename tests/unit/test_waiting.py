@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.spark.wait_reasons import Coming, EndedAgain, WhyAlone
+from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import Cancelled, GangTimeout
-from hopsgpu.spark.request import Request
-from hopsgpu.spark.waiting import Coming, EndedAgain, WhyAlone
-from hopsgpu.spec import ExecutorShape
 
 
 class Owner:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hopsgpu.artifacts import checkpoints, publication
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.stores import checkpoints, publication
-from hopsgpu.stores.walking import files_below
+from hopsgpu.storage.local_tree import files_below
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from typing import Any, cast
 import pytest
 from pyspark.errors import AnalysisException
 
-from hopsgpu.data.given import datasets_of
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.spark import dataframe_writer
+from hopsgpu.backends.spark.dataframe_writer import Written, check_data, write_frame
+from hopsgpu.data.argument import datasets_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
-from hopsgpu.spark import writing
-from hopsgpu.spark.site import Site
-from hopsgpu.spark.writing import Written, check_data, write_frame
 
 SECONDS = 30.0
 
@@ -66,7 +66,7 @@ class Spark:
 @pytest.fixture(autouse=True)
 def plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """PySpark's inherit properties from a JVM that is not here."""
-    monkeypatch.setattr(writing, "InheritableThread", threading.Thread)
+    monkeypatch.setattr(dataframe_writer, "InheritableThread", threading.Thread)
 
 
 def write(

@@ -14,8 +14,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.discovery import shipping
-from hopsgpu.discovery.script import GIVEN_OUT, Patience
+from hopsgpu.gpu import script_archive
+from hopsgpu.gpu.node.discovery_script import GIVEN_OUT, Patience
 from tests.unit import discovery_standins as standins
 
 IMPATIENT = Patience(leased=0.3, busy=0.2, bad=0.1, driver=20.0)
@@ -150,8 +150,8 @@ class Node:
         (self.bin / "python3").symlink_to(python)
         self.java = root / "java"
         self.java.symlink_to(sys.executable)
-        unpacked = root / shipping.ALIAS
-        with tarfile.open(shipping.pack_scripts(root / "scripts.tar.gz")) as archive:
+        unpacked = root / script_archive.ALIAS
+        with tarfile.open(script_archive.pack_scripts(root / "scripts.tar.gz")) as archive:
             archive.extractall(unpacked)
         self.environ = {
             "PATH": f"{self.bin}:/usr/bin:/bin",
@@ -188,15 +188,15 @@ class Node:
 
     def start(self, amount: int, patience: Patience | None = None) -> Executor:
         """An executor whose JVM has just run the script."""
-        script = f"./{shipping.ALIAS}/gpus-{amount}"
+        script = f"./{script_archive.ALIAS}/gpus-{amount}"
         if patience is not None:
             script += "-impatient"
             shipped = self.root / script
-            text = self.root / shipping.ALIAS / f"gpus-{amount}"
+            text = self.root / script_archive.ALIAS / f"gpus-{amount}"
             shipped.write_text(
                 text.read_text().replace(
                     f"main({amount})",
-                    f"main({amount}, __import__('hopsgpu.discovery.script', fromlist='x')"
+                    f"main({amount}, __import__('hopsgpu.gpu.node.discovery_script', fromlist='x')"
                     f".{patience})",
                 )
             )
@@ -204,7 +204,7 @@ class Node:
         directory = self.root / f"container{self._containers}"
         self._containers += 1
         directory.mkdir()
-        (directory / shipping.ALIAS).symlink_to(self.root / shipping.ALIAS)
+        (directory / script_archive.ALIAS).symlink_to(self.root / script_archive.ALIAS)
         executor = Executor(self.java, directory, [script], self.environ)
         self._stack.callback(executor.end)
         return executor

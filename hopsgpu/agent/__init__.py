@@ -1,0 +1,1 @@
+"""Supervises the ranks of one container: processes, ports, output, memory, uploads."""

@@ -1,0 +1,316 @@
+"""A task's way to the keeper of its container, which it starts where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hopsgpu.agent import orphans
+from hopsgpu.agent import process_daemon as keeper_module
+from hopsgpu.agent.daemon_start import readable, start_keeper
+from hopsgpu.agent.json_lines import as_error, peer_user
+from hopsgpu.agent.rank_environment import ServerSpec, package_path
+from hopsgpu.agent.reaper import Ended
+from hopsgpu.agent.tmpdir_links import sweep
+from hopsgpu.errors import ConfigError
+from hopsgpu.linux import ancestor
+from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+
+Scope = Literal["process", "group", "tree"]
+
+_START_SECONDS = 60.0
+_END_SECONDS = 5.0
+_MOST_LINE = 2**20
+
+
+class KeeperLost(ConnectionError):
+    """The keeper has ended, and with it the ranks that it had started."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A rank that runs.
+
+    Attributes:
+        pid: of its process, which leads a session.
+        warning: why it could not be forked and is a fresh interpreter instead, or None.
+    """
+
+    pid: int
+    warning: str | None
+
+
+@dataclass(frozen=True)
+class Store:
+    """A torch TCPStore that serves on all interfaces until its process is ended.
+
+    Attributes:
+        port: TCP.
+        pid: of its process; ended by a signal like a rank.
+    """
+
+    port: int
+    pid: int
+
+
+class Keeper:
+    """A connection to the keeper; `connected` opens it. What is started over it ends with it.
+
+    Attributes:
+        pid: the keeper's.
+        token: marks its ranks (`marking`).
+        lost: whether the connection has ended.
+        warnings: what a person should know; whoever tells it takes it out.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        pidfd: int,
+        hello: Mapping[str, Any],
+    ) -> None:
+        self._pidfd = pidfd
+        self.pid = int(hello["pid"])
+        self.token = str(hello["token"])
+        self.lost = False
+        self.warnings: list[str] = []
+        self._reader = reader
+        self._writer = writer
+        self._numbers = itertools.count()
+        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._ends: dict[int, asyncio.Future[Ended]] = {}
+
+    async def warm(self, spec: ServerSpec) -> str | None:
+        """Has a fork server started and waits until it may fork; why it may not, or None.
+
+        Raises:
+            KeeperLost: the keeper ended.
+        """
+        answer = await self._ask("warm", server=spec.as_fields())
+        return None if answer["warning"] is None else str(answer["warning"])
+
+    async def prepare(self, env: PythonEnv, variables: Mapping[str, str]) -> Home:
+        """Has a Python environment unpacked, once for all of an application on this node.
+
+        It goes on where nobody waits for it any more.
+
+        Args:
+            env: which.
+            variables: with which the lake is reached.
+
+        Raises:
+            ConfigError: ranks cannot run with it here.
+            OSError: it did not come, or the keeper ended.
+        """
+        path = os.pathsep.join(filter(None, (package_path(), variables.get("PYTHONPATH"))))
+        given = {**variables, "PYTHONPATH": path}
+        told = await self._ask("prepare", env=env.as_fields(), variables=given)
+        if "problem" in told:
+            raise (ConfigError if told["configured"] else OSError)(told["problem"])
+        return env.at(Path(told["home"]))
+
+    async def spawn(
+        self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
+    ) -> Started:
+        """Starts a rank (`rank`): forked from the spec's server, else a fresh interpreter.
+
+        Args:
+            spec: what it shares with other ranks.
+            directory: the rank's, with its call and working directory in it; has its log, and
+                temporary files, for which TMPDIR is a short path until `forget`.
+            environment: its own variables.
+
+        Raises:
+            OSError: it cannot be started, or the keeper ended.
+        """
+        own = {"directory": str(directory), "environment": dict(environment)}
+        answer = await self._ask("spawn", server=spec.as_fields(), **own)
+        return Started(answer["pid"], answer["warning"])
+
+    async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
+        """Starts a torch TCPStore for a process group; None where no fork server can.
+
+        It cannot without torch, or where it hangs, which becomes a warning. `torch.distributed`
+        joins the store where TORCHELASTIC_USE_AGENT_STORE is "True".
+
+        Raises:
+            OSError: it cannot be started, or the keeper ended.
+        """
+        answer = await self._ask("store", server=spec.as_fields(), world_size=world_size)
+        if answer["port"] is not None:
+            return Store(answer["port"], answer["pid"])
+        if answer["warning"] is not None:
+            self.warnings.append(f"rank 0 serves torch's TCPStore itself: {answer['warning']}")
+        return None
+
+    async def ended(self, pid: int) -> Ended:
+        """Waits for the end of what was started; as killed where the keeper was.
+
+        Nothing of it is left then but what went into a session of its own while other ranks run.
+        """
+        try:
+            return await asyncio.shield(self._ends[pid])
+        finally:
+            if self._ends[pid].done():
+                del self._ends[pid]
+
+    def signal(self, pid: int, number: int, scope: Scope) -> None:
+        """Sends a signal to what was started; nothing where it has ended.
+
+        Args:
+            pid: its.
+            number: the signal's.
+            scope: its process, its process group, or "tree": SIGKILL to all that descends from it.
+        """
+        if not self.lost:
+            self._send(do="signal", pid=pid, signal=int(number), scope=scope)
+
+    def forget(self, directory: Path) -> None:
+        """Removes the short paths of ranks' directories.
+
+        Args:
+            directory: above them; about to be removed.
+        """
+        if not self.lost:
+            self._send(do="forget", directory=str(directory))
+
+    def _send(self, **fields: Any) -> None:
+        self._writer.write(json.dumps(fields).encode() + b"\n")
+
+    async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
+        if self.lost:
+            raise KeeperLost("the container's keeper has ended")
+        number = next(self._numbers)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(do=do, id=number, **fields)
+            told: Mapping[str, Any] = await answer
+        except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled():
+                self._abandon(answer.result())
+            raise
+        finally:
+            del self._answers[number]
+        if "error" in told:
+            raise as_error(told)
+        return told
+
+    async def listen(self) -> None:
+        """Takes what the keeper tells until it ends; then none of its ranks is left."""
+        try:
+            with contextlib.suppress(ConnectionError):
+                while line := await self._reader.readline():
+                    self._take(json.loads(line))
+            self.lost = True
+            if await self._is_dead():
+                # The kernel has killed the ranks, but not what they started.
+                await asyncio.to_thread(orphans.sweep, self.token)
+                # Nor has anybody removed the short paths of their directories.
+                await asyncio.to_thread(sweep)
+        finally:
+            # Also where nobody listens any more: nobody is to wait for ever.
+            self.lost = True
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(KeeperLost("the container's keeper ended meanwhile"))
+        for pid, end in self._ends.items():
+            if not end.done():
+                end.set_result(Ended(pid, signal.SIGKILL, 0))
+
+    async def _is_dead(self) -> bool:
+        """Waits a little for the keeper's end; one that lives on ends our ranks by itself."""
+        try:
+            async with asyncio.timeout(_END_SECONDS):
+                await readable(self._pidfd)
+        except TimeoutError:
+            return False
+        return True
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if "ended" in told:
+            end = Ended(**told["ended"])
+            if not self._ends[end.pid].done():
+                self._ends[end.pid].set_result(end)
+            return
+        if (pid := told.get("pid")) is not None:
+            self._ends[pid] = asyncio.get_running_loop().create_future()
+        answer = self._answers.get(told["id"])
+        if answer is not None and not answer.done():
+            answer.set_result(told)
+        else:
+            self._abandon(told)
+
+    def _abandon(self, told: Mapping[str, Any]) -> None:
+        """Ends what was started for somebody who no longer waits for it."""
+        if (pid := told.get("pid")) is not None:
+            self.signal(pid, signal.SIGKILL, "tree")
+
+
+@contextlib.asynccontextmanager
+async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[Keeper]:
+    """A connection to this container's keeper, which is started where there is none.
+
+    Args:
+        parent: the keeper's directory is made in it.
+        watched: pid of the process with which the keeper ends; by default the executor's JVM
+            above this process, or this process where there is no JVM above it.
+
+    Raises:
+        OSError: there is none, and it cannot be started.
+    """
+    watched = watched or ancestor("java") or os.getpid()
+    directory = (parent / f"keeper-{watched}").absolute()
+    directory.mkdir(parents=True, mode=0o700, exist_ok=True)
+    async with contextlib.AsyncExitStack() as stack:
+        keeper = await _reach(directory, watched, stack)
+        listening = asyncio.create_task(keeper.listen())
+        try:
+            yield keeper
+        finally:
+            listening.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await listening
+
+
+async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack) -> Keeper:
+    # The path may be longer than a socket's name may be.
+    at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        path = f"/proc/self/fd/{at}/{keeper_module.SOCKET}"
+        try:
+            return await _greeted(path, stack)
+        except (FileNotFoundError, ConnectionError):
+            # None yet, or one that was killed.
+            await start_keeper(directory, watched)
+            return await _greeted(path, stack)
+    finally:
+        os.close(at)
+
+
+async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> Keeper:
+    reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_LINE)
+    stack.callback(writer.transport.abort)
+    connection: socket.socket = writer.get_extra_info("socket")
+    if peer_user(connection) != os.geteuid():
+        raise PermissionError(f"{path} is another user's")
+    async with asyncio.timeout(_START_SECONDS):
+        line = await reader.readline()
+    if not line:
+        raise ConnectionResetError("the keeper hung up")
+    hello = json.loads(line)
+    try:
+        pidfd = os.pidfd_open(hello["pid"])
+    except ProcessLookupError as error:
+        raise ConnectionResetError("the keeper has just ended") from error
+    stack.callback(os.close, pidfd)
+    return Keeper(reader, writer, pidfd, hello)

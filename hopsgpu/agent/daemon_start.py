@@ -1,0 +1,71 @@
+"""Starts a container's keeper from a task's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hopsgpu.agent import process_daemon as keeper_module
+from hopsgpu.agent.rank_environment import package_path
+
+_START_SECONDS = 60.0
+
+
+async def start_keeper(directory: Path, watched: int) -> None:
+    """Starts a keeper, unless another task does at the same time; returns when there is one.
+
+    Args:
+        directory: the keeper's.
+        watched: pid of the process with which it ends.
+
+    Raises:
+        OSError: it did not start.
+    """
+    path = os.pathsep.join(filter(None, (package_path(), os.environ.get("PYTHONPATH"))))
+    pidfd = os.pidfd_open(watched)
+    try:
+        with (directory / keeper_module.LOG).open("ab") as log:
+            starting = subprocess.Popen(
+                [sys.executable, "-m", keeper_module.__name__, str(directory), str(pidfd)],
+                env={**os.environ, "PYTHONPATH": path},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[pidfd],
+                start_new_session=True,
+            )
+    finally:
+        os.close(pidfd)
+    try:
+        async with asyncio.timeout(_START_SECONDS):
+            await exited(starting.pid)
+    finally:
+        # Its child, the keeper, has left it by then.
+        starting.kill()
+        code = starting.wait()
+    if code != 0:
+        said = (directory / keeper_module.LOG).read_text(errors="backslashreplace")
+        raise ChildProcessError(f"the keeper did not start (exit code {code}): {said[-1000:]}")
+
+
+async def exited(pid: int) -> None:
+    """Waits until a process has exited, without reaping it."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        await readable(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+async def readable(descriptor: int) -> None:
+    """Waits until a descriptor can be read, a pidfd until its process has exited."""
+    loop = asyncio.get_running_loop()
+    done = asyncio.Event()
+    loop.add_reader(descriptor, done.set)
+    try:
+        await done.wait()
+    finally:
+        loop.remove_reader(descriptor)

@@ -1,0 +1,113 @@
+"""A keeper's preparation of Python environments: each by a process that outlives who wanted it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.agent import fork_servers
+from hopsgpu.agent.reaper import Ended, Reaper
+from hopsgpu.packaging.python_env.environment import whole_in
+
+# Not imported: what it needs has no part in a keeper's start.
+_MODULE = "hopsgpu.packaging.python_env.unpacker"
+_DIRECTORY = "hopsgpu-environments"
+_MOST_SAID = 1000
+
+_Reply = Callable[..., None]
+
+
+def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
+    """Where an environment may lie: in the application's directories on each disk of the node.
+
+    Args:
+        environ: of the container; YARN names them in LOCAL_DIRS.
+        container: its own directory, for where there are none.
+    """
+    named = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
+    return [place / _DIRECTORY for place in named or [container]]
+
+
+class Preparing:
+    """The processes that unpack environments for a container's ranks.
+
+    A holder begins it while the gang waits, and its agent takes it over: so who hangs up ends
+    nothing.
+
+    Args:
+        directory: the keeper's.
+        mark: variables that tell whose they are.
+        reaper: of the keeper's children.
+    """
+
+    def __init__(self, directory: Path, mark: Mapping[str, str], reaper: Reaper) -> None:
+        self._directory = directory
+        self._mark = mark
+        self._reaper = reaper
+        self._replies: dict[int, tuple[str, list[_Reply]]] = {}
+
+    def prepare(self, env: Mapping[str, Any], variables: Mapping[str, str], reply: _Reply) -> None:
+        """Has an environment unpacked, unless it is.
+
+        Args:
+            env: its fields.
+            variables: of the task that wants it, with which it reaches the lake.
+            reply: is told `home`, or `problem` and `configured`.
+
+        Raises:
+            OSError: no process can be started.
+        """
+        digest = str(env["digest"])
+        places = places_of(variables, self._directory)
+        if (whole := whole_in(places, digest)) is not None:
+            reply(home=str(whole))
+            return
+        for prepares, replies in self._replies.values():
+            if prepares == digest:
+                replies.append(reply)
+                return
+        asked = {
+            "env": dict(env),
+            "places": [str(place) for place in places],
+            "answer": str(self._answer(digest)),
+        }
+        with tempfile.TemporaryFile() as given, self._log(digest).open("wb") as log:
+            given.write(json.dumps(asked).encode())
+            given.seek(0)
+            pid = fork_servers.started(
+                [sys.executable, "-m", _MODULE, str(os.getpid())],
+                stdin=given,
+                cwd=self._directory,
+                env={**variables, **self._mark},
+                stdout=log,
+            )
+        self._reaper.kept.add(pid)
+        self._replies[pid] = (digest, [reply])
+
+    def reaped(self, end: Ended) -> None:
+        """Takes note of a child's end."""
+        if end.pid not in self._replies:
+            return
+        digest, replies = self._replies.pop(end.pid)
+        answer = self._answer(digest)
+        try:
+            told = json.loads(answer.read_text())
+            answer.unlink()
+        except (OSError, ValueError):
+            said = self._log(digest).read_text(errors="backslashreplace")[-_MOST_SAID:]
+            code = os.waitstatus_to_exitcode(end.status)
+            problem = f"the process that unpacks the Python environment ended with {code}: {said}"
+            told = {"problem": problem, "configured": False}
+        for reply in replies:
+            reply(**told)
+
+    def _answer(self, digest: str) -> Path:
+        return self._directory / f"environment-{digest}.json"
+
+    def _log(self, digest: str) -> Path:
+        return self._directory / f"environment-{digest}.log"

@@ -1,0 +1,52 @@
+"""What a fork server and its child have to do with each other until the child is set up."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+from collections.abc import Callable
+
+from hopsgpu.agent.json_lines import error_fields
+
+# A child's, while which nobody else is served.
+SET_UP_SECONDS = 10.0
+_MOST_AT_ONCE = 64 * 1024
+
+
+def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) -> int:
+    """Sets this child up and runs its body; what goes wrong before that is told to the server.
+
+    Args:
+        prepare: sets it up.
+        body: gives the exit code.
+        report: descriptor to the server; closed by the set-up's end, which tells that it went well.
+    """
+    try:
+        prepare()
+    except BaseException as error:
+        os.write(report, json.dumps(error_fields(error)).encode())
+        raise
+    os.close(report)
+    return body()
+
+
+def read_report(descriptor: int) -> bytes | None:
+    """What a child writes until its set-up's end, or None where that takes too long."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    parts: list[bytes] = []
+    while poll.poll(SET_UP_SECONDS * 1000):
+        part = os.read(descriptor, _MOST_AT_ONCE)
+        if not part:
+            return b"".join(parts)
+        parts.append(part)
+    return None
+
+
+def read_all(descriptor: int) -> bytes:
+    """What is written until the other end is closed."""
+    parts = []
+    while part := os.read(descriptor, _MOST_AT_ONCE):
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,292 @@
+"""A fork server: imports frameworks once, never computes, and forks ranks at its keeper's word.
+
+Started by the keeper as `python -m hopsgpu.agent.fork_server DESCRIPTOR KEEPER_PID MODULES…` with
+the variables that its ranks share; DESCRIPTOR is a stream socket to the keeper. It says `ready`,
+with the reason where it may not fork and what it has imported. Then it is told
+
+    spawn    forks a rank                  → id, pid | id, error
+    store    forks a torch TCPStore        → id, pid, port | id, error
+    signal   sends a signal to a rank
+
+and tells when one has `ended`. It is single-threaded and has no event loop, so that a child
+inherits nothing that has to be undone.
+
+Once it has forked a rank it forks the next one ahead: a spare (see `spare`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hopsgpu import linux
+from hopsgpu.agent import fork_protocol, fork_safety, forked_child, spare_child
+from hopsgpu.agent.json_lines import Lines, error_fields
+from hopsgpu.agent.reaper import Reaper
+from hopsgpu.rank import exit as exiting
+from hopsgpu.rank import main as rank
+
+# A spare is forked once there was nothing to do for so long: not beside a rank that begins.
+_SPARE_MS = 50
+
+
+class ForkServer:
+    """Forks at its keeper's word; must run in the main thread of a single-threaded process."""
+
+    def __init__(self, lines: Lines, birth: forked_child.Birth) -> None:
+        self._lines = lines
+        self._birth = birth
+        self._reaper = Reaper()
+        self._spare: spare_child.Spare | None = None
+        self._wants_spare = False
+
+    def serve(self) -> None:
+        """Answers until the keeper hangs up."""
+        with linux.arrivals([signal.SIGCHLD]) as arrived:
+            poll = select.poll()
+            poll.register(self._lines.connection, select.POLLIN)
+            poll.register(arrived, select.POLLIN)
+            while True:
+                patience = _SPARE_MS if self._wants_spare else None
+                ready = {descriptor for descriptor, _ in poll.poll(patience)}
+                if not ready:
+                    self._have_spare()
+                if arrived in ready:
+                    os.read(arrived, 4096)
+                    for ended in self._reaper.collect():
+                        if self._spare is not None and ended.pid == self._spare.pid:
+                            self._spare.close()
+                            self._spare = None
+                        self._lines.send(ended=asdict(ended))
+                    self._reaper.sweep()
+                if self._lines.connection.fileno() in ready:
+                    messages = self._lines.receive()
+                    if messages is None:
+                        return
+                    for message in messages:
+                        self._do(message)
+
+    def _do(self, message: Mapping[str, Any]) -> None:
+        match message["do"]:
+            case "signal":
+                self._reaper.signal(message["pid"], message["signal"], message["scope"])
+            case "spawn":
+                directory, environment = Path(message["directory"]), message["environment"]
+                if not self._hand_over(message["id"], directory, environment):
+                    prepare = functools.partial(self._as_rank, directory, environment)
+                    self._fork(message["id"], prepare, lambda: rank.run(directory))
+                self._wants_spare = True
+            case "store":
+                try:
+                    self._store(message)
+                except OSError as error:
+                    self._lines.send(id=message["id"], **error_fields(error))
+
+    def _as_rank(self, directory: Path, environment: Mapping[str, str]) -> None:
+        forked_child.write_to(directory / rank.LOG)
+        forked_child.become_rank(directory, environment, self._birth)
+
+    def _have_spare(self) -> None:
+        self._wants_spare = False
+        self._spare = spare_child.fork(self._begin_child, self._as_rank)
+        if self._spare is not None:
+            self._reaper.kept.add(self._spare.pid)
+
+    def _hand_over(self, number: int, directory: Path, environment: Mapping[str, str]) -> bool:
+        """Has the spare become a rank; False where there is none, or it has died."""
+        taken, self._spare = self._spare, None
+        if taken is None:
+            return False
+        try:
+            problem = taken.hand_over(directory, environment)
+        except OSError:
+            return False
+        self._reaper.kept.discard(taken.pid)
+        self._reaper.add(taken.pid)
+        self._answer(number, taken.pid, problem)
+        return True
+
+    def _store(self, message: Mapping[str, Any]) -> None:
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        with socket.create_server(
+            ("", 0), family=family, backlog=1024, dualstack_ipv6=dual
+        ) as listener:
+            port = int(listener.getsockname()[1])
+            # The store's; a second owner would close it.
+            descriptor = os.dup(listener.fileno())
+            stores: list[Any] = []
+
+            def open_store() -> None:
+                forked_child.write_to(Path(message["log"]))
+                distributed = importlib.import_module("torch.distributed")
+                stores.append(
+                    distributed.TCPStore(
+                        "127.0.0.1",
+                        port,
+                        message["world_size"],
+                        is_master=True,
+                        wait_for_workers=False,
+                        master_listen_fd=descriptor,
+                    )
+                )
+
+            try:
+                self._fork(
+                    message["id"],
+                    open_store,
+                    _until_killed,
+                    keep=[descriptor],
+                    serves=True,
+                    port=port,
+                )
+            finally:
+                os.close(descriptor)
+
+    def _fork(
+        self,
+        number: int,
+        prepare: Callable[[], None],
+        body: Callable[[], int],
+        keep: Sequence[int] = (),
+        serves: bool = False,
+        **told: Any,
+    ) -> None:
+        """Forks, waits until the child is set up, and tells the keeper of it."""
+        reading, writing = os.pipe()
+        server = os.getpid()
+        try:
+            child = os.fork()
+        except OSError as error:
+            os.close(reading)
+            os.close(writing)
+            self._lines.send(id=number, **error_fields(error))
+            return
+        if child == 0:
+            exiting.end(lambda: self._child(server, prepare, body, [*keep, writing]))
+        os.close(writing)
+        self._reaper.add(child, serves=serves)
+        try:
+            problem = fork_protocol.read_report(reading)
+        finally:
+            os.close(reading)
+        self._answer(number, child, problem, **told)
+
+    def _answer(self, number: int, child: int, problem: bytes | None, **told: Any) -> None:
+        """Tells the keeper of a child, and ends one whose set-up took too long.
+
+        Args:
+            number: of what was asked for.
+            child: pid.
+            problem: of its set-up, as JSON; empty for none, None where that took too long.
+            **told: told beside the pid.
+        """
+        if problem is None:
+            self._reaper.signal(child, signal.SIGKILL, "tree")
+            late = f"its set-up took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
+            self._lines.send(id=number, error=late, errno=None)
+        elif problem:
+            self._lines.send(id=number, **json.loads(problem))
+        else:
+            self._lines.send(id=number, pid=child, **told)
+
+    def _child(
+        self,
+        server: int,
+        prepare: Callable[[], None],
+        body: Callable[[], int],
+        keep: Sequence[int],
+    ) -> int:
+        self._begin_child()
+
+        def cut_off() -> None:
+            forked_child.cut_off(server, keep)
+            prepare()
+
+        return fork_protocol.set_up(cut_off, body, keep[-1])
+
+    def _begin_child(self) -> None:
+        # Its number is used again for the child's files.
+        self._lines.connection.detach()
+        if self._spare is not None:
+            self._spare.forget()
+        gc.enable()
+        signal.set_wakeup_fd(-1)
+
+
+def _until_killed() -> int:
+    signal.pause()
+    return 0
+
+
+def _import(name: str) -> None:
+    """Imports a module; one that is not there is for the user's function to miss."""
+    if "." not in name:
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+        return
+    # It may be an attribute of a module, or want what is not installed.
+    with contextlib.suppress(ImportError):
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name)
+            return
+        # A package may import what has an attribute once it is asked for it (transformers does).
+        package, _, attribute = name.rpartition(".")
+        getattr(importlib.import_module(package), attribute, None)
+
+
+def _keep_exits_to_itself() -> None:
+    """Has ranks not run at their exit what was to be undone of objects of this process.
+
+    Temporary directories, say, are not theirs; and torch's 150 finalizers take them 30 ms.
+    """
+    finalizers: Mapping[weakref.finalize[Any, Any], object]
+    finalizers = weakref.finalize._registry  # type: ignore[attr-defined]
+    for finalizer in list(finalizers):
+        finalizer.atexit = False
+
+
+def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
+    """Imports the modules and serves."""
+    linux.die_with(keeper)
+    linux.default_signals()
+    linux.become_subreaper()
+    birth = forked_child.Birth.now()
+    with socket.socket(fileno=descriptor) as connection:
+        lines = Lines(connection)
+        # The last ones are for calls and values, and for processes that ranks spawn.
+        for name in (*modules, "hopsgpu.packaging.pickling", "multiprocessing.spawn"):
+            _import(name)
+        _keep_exits_to_itself()
+        gc.collect()
+        # Else each rank's first collection would copy what is shared.
+        gc.disable()
+        gc.freeze()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        linux.flush_c()
+        reason = fork_safety.unsafe(sys.modules)
+        # None stands for one that must not be imported.
+        there = (name for name, module in sys.modules.items() if module is not None)
+        imported = {name.partition(".")[0] for name in there}
+        lines.send(ready=reason, imported=sorted(imported))
+        if reason is None:
+            ForkServer(lines, birth).serve()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

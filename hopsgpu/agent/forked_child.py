@@ -1,0 +1,125 @@
+"""What makes a forked process like a fresh interpreter, before the user's code."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import FileFinder
+from pathlib import Path
+
+from hopsgpu import linux
+from hopsgpu.agent.rank_environment import as_bytes
+from hopsgpu.rank import main as rank
+
+
+@dataclass(frozen=True)
+class Birth:
+    """What a fork server had when it started, before it imported anything for its ranks.
+
+    Attributes:
+        path: `sys.path` without the working directory and the entries of PYTHONPATH.
+        umask: file mode mask.
+        locale: LC_CTYPE, which Python sets where it finds the C locale (PEP 538); or None.
+    """
+
+    path: tuple[str, ...]
+    umask: int
+    locale: str | None
+
+    @classmethod
+    def now(cls) -> Birth:
+        """Of this process; it has the mask for a moment changed."""
+        umask = os.umask(0o077)
+        os.umask(umask)
+        given = _entries(os.environ)
+        path = tuple(p for p in sys.path[1:] if p not in given)
+        return cls(path, umask, os.environ.get("LC_CTYPE"))
+
+
+def cut_off(server: int, keep: Sequence[int] = ()) -> None:
+    """Cuts a forked child off from its fork server: it leads a session, and dies with the server.
+
+    Args:
+        server: pid.
+        keep: descriptors that stay open, beside the first three.
+    """
+    os.setsid()
+    linux.die_with(server)
+    linux.default_signals()
+    low = 3
+    for descriptor in sorted(keep):
+        os.closerange(low, descriptor)
+        low = descriptor + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
+
+
+def write_to(log: Path) -> None:
+    """Has this process read nothing and write to a file.
+
+    Args:
+        log: appended to, in the order in which C and Python write.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.close(output)
+    os.close(nothing)
+
+
+def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -> None:
+    """Makes the interpreter of this forked child what `python -m hopsgpu.rank.main` would be.
+
+    Args:
+        directory: the rank's.
+        environment: all its variables.
+        birth: the fork server's.
+    """
+    os.environb.clear()
+    os.environb.update(as_bytes(environment))
+    if birth.locale is not None and not os.environ.get("LC_ALL"):
+        os.environ.setdefault("LC_CTYPE", birth.locale)
+    work = directory / rank.WORK
+    os.chdir(work)
+    os.umask(birth.umask)
+    given = _entries(os.environ)
+    sys.path[:] = [str(work), *given, *(p for p in birth.path if p not in given)]
+    _forget_directories()
+    # What children of one parent would have in common.
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    # CPU's, which importing torch has seeded; each process seeds those of its GPUs by itself.
+    if generator := getattr(sys.modules.get("torch"), "default_generator", None):
+        generator.seed()
+    if "multiprocessing.process" in sys.modules:
+        process = sys.modules["multiprocessing.process"].current_process()
+        process.authkey = os.urandom(32)
+    # Of the fork server's TMPDIR, where somebody has asked for it.
+    tempfile.tempdir = None
+    rank.prepare_output()
+
+
+def _forget_directories() -> None:
+    """As importlib.invalidate_caches(), but for zip files, of which Spark's path has large ones.
+
+    Reading their directories again takes tens of milliseconds, and they do not change.
+    """
+    for path, finder in list(sys.path_importer_cache.items()):
+        if finder is None:
+            del sys.path_importer_cache[path]
+        elif isinstance(finder, FileFinder):
+            finder.invalidate_caches()
+
+
+def _entries(environment: Mapping[str, str]) -> list[str]:
+    """What PYTHONPATH adds to `sys.path`."""
+    parts = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return list(dict.fromkeys(str(Path(part).absolute()) for part in parts if part))

@@ -1,0 +1,118 @@
+"""Whether a container's processes can open its GPUs, as CUDA will, tried before any rank starts.
+
+`python -m hopsgpu.agent.gpu_access` is the try of one GPU, the one that CUDA_VISIBLE_DEVICES names:
+a process of its own, since CUDA keeps what it has opened and may hang. It prints why the GPU
+cannot be opened, or nothing.
+
+Source of the calls and codes: the CUDA Driver API reference, "Initialization", "Device
+Management" and "Primary Context Management".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hopsgpu.agent.rank_environment import package_path
+from hopsgpu.gpu.container_gpus import read_given
+
+_CUDA, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
+# Without persistence mode the driver sets the GPU up anew.
+_SECONDS = 60.0
+_SUCCESS = 0
+
+
+async def unopened(gpus: Sequence[str]) -> dict[str, str]:
+    """Why GPUs cannot be opened, by address; all are tried at once.
+
+    Simulated ones are not tried.
+    """
+    simulated = read_given().simulated
+    real = [gpu for gpu in gpus if gpu not in simulated]
+    told = await asyncio.gather(*map(_tried, real))
+    return {gpu: why for gpu, why in zip(real, told, strict=True) if why}
+
+
+async def _tried(gpu: str) -> str:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            __name__,
+            env={
+                **os.environ,
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": gpu,
+                "PYTHONPATH": package_path(),
+            },
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+    except OSError as error:
+        return f"it could not be tried: {error}"
+    try:
+        async with asyncio.timeout(_SECONDS):
+            said, _ = await process.communicate()
+    except TimeoutError:
+        return f"the driver did not answer within {_SECONDS:.0f} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+    if process.returncode:
+        return f"the try to open it ended with {process.returncode}"
+    return said.decode(errors="replace").strip()
+
+
+def why_not(cuda: Any) -> str:
+    """Why the one visible GPU cannot be opened, "" where it can.
+
+    Args:
+        cuda: the driver's library.
+    """
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    calls = (
+        ("cuInit", (0,)),
+        ("cuDeviceGet", (ctypes.byref(device), 0)),
+        ("cuDevicePrimaryCtxRetain", (ctypes.byref(context), device)),
+    )
+    for name, arguments in calls:
+        code = getattr(cuda, name)(*arguments)
+        if code != _SUCCESS:
+            return f"{name}: {_error(cuda, code)}"
+    # The context is let go with the process: the call for it has another name before CUDA 11.
+    return ""
+
+
+def _error(cuda: Any, code: int) -> str:
+    said = ctypes.c_char_p()
+    cuda.cuGetErrorName(code, ctypes.byref(said))
+    return (said.value or b"").decode() or f"error {code}"
+
+
+def tried(load: Callable[[str], Any]) -> str:
+    """Why the one visible GPU cannot be opened, "" where it can, or there is nothing to try it by.
+
+    Where neither of the driver's libraries is found, the ranks' own variables may lead to them.
+
+    Args:
+        load: loads a library by its name.
+    """
+    try:
+        return why_not(load(_CUDA))
+    except OSError as error:
+        refused = str(error)
+    try:
+        load(_NVML)
+    except OSError:
+        return ""
+    return f"this node has {_NVML} and not CUDA's driver library: {refused}"
+
+
+if __name__ == "__main__":
+    print(tried(ctypes.CDLL))

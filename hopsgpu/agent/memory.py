@@ -1,0 +1,246 @@
+"""What a rank's processes use of the node's memory, each shared page counted once.
+
+The kernel's proportional set size (proc(5), smaps_rollup) charges a page that n processes map
+with 1/n to each. It is read page by page, so it is read only where the resident sets (statm),
+whose sum is never less, leave a doubt. Memory of GPUs and files that are not mapped do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from hopsgpu.agent.shared_memory import cleaners
+from hopsgpu.linux import comm, parent_of
+from hopsgpu.units import MIB
+
+_GIB = 2**30
+_MOST_NAMED = 5
+_LOOK_SECONDS = 0.25
+# YARN looks each 3 s.
+_MOST_SECONDS = 2.0
+_AGAIN_SECONDS = 0.1
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PSS = re.compile(rb"^Pss:\s+(\d+) kB$", re.MULTILINE)
+# What others that map the same files do not change, as they do each share.
+_MAPPED = re.compile(rb"^(?:\w+-\w+ |Rss:|Anonymous:|Swap:).*", re.MULTILINE)
+_INIT = 1
+
+
+@dataclass(frozen=True)
+class Use:
+    """What processes use at a moment, in bytes by pid.
+
+    Attributes:
+        resident: resident sets; pages that processes share are counted in each.
+        proportional: proportional sets; empty where they were not read.
+        names: commands (proc(5), comm); empty with `proportional`.
+    """
+
+    resident: Mapping[int, int]
+    proportional: Mapping[int, int] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+
+
+def look(root: int, doubt: int) -> Use:
+    """What a process and those that descend from it use now.
+
+    A process that vanishes meanwhile counts 0, one that may not be looked into (setuid) counts
+    its resident set.
+
+    Args:
+        root: pid of the leader of a session.
+        doubt: bytes; proportional sets are read where the resident sets are more than this.
+    """
+    parents = tree(root)
+    resident = {pid: _resident(pid) for pid in parents}
+    if sum(resident.values()) <= doubt:
+        return Use(resident)
+    read = {pid: _rollup(pid) for pid in parents}
+    # Between vfork and exec a child runs in its parent's memory, which is then seen twice.
+    mapped = {pid: _MAPPED.findall(rollup or b"") for pid, rollup in read.items()}
+    twice = {
+        pid for pid, over in parents.items() if mapped[pid] and mapped[pid] == mapped.get(over)
+    }
+    proportional = {pid: 0 if pid in twice else _proportional(pid, read[pid]) for pid in parents}
+    return Use(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
+
+
+def settled(before: Use, now: Use) -> Use:
+    """Of `now` the processes that were there at the look before.
+
+    What has only just come does not count yet: look() cannot always tell a child between vfork
+    and exec from its parent, where other threads allocate meanwhile.
+    """
+    return Use(
+        {pid: size for pid, size in now.resident.items() if pid in before.resident},
+        {pid: size for pid, size in now.proportional.items() if pid in before.resident},
+        now.names,
+    )
+
+
+def excess(before: Use, now: Use, limit: int) -> str | None:
+    """In words by how much processes are over a limit, or None where they are not.
+
+    Both looks must show it: processes are read one after the other, and pages that they share
+    are counted more than once in a look during which one of them ends.
+
+    Args:
+        before: the look before.
+        now: the latest look.
+        limit: bytes allowed to all of them.
+    """
+    sizes = settled(before, now).proportional
+    used = sum(sizes.values())
+    if min(used, sum(before.proportional.values())) <= limit:
+        return None
+    largest = sorted(((p, b) for p, b in sizes.items() if b), key=lambda item: -item[1])
+    named = [f"{now.names[p]} (pid {p}) {b / MIB:,.0f} MiB" for p, b in largest[:_MOST_NAMED]]
+    which = "its process" if len(largest) == 1 else f"the largest of its {len(largest)} processes"
+    return (
+        f"{_amounts(used, limit)} (memory_per_worker, which is what to raise);"
+        f" {which}: {', '.join(named)}"
+    )
+
+
+class Watch:
+    """Looks again and again at one rank's processes.
+
+    Attributes:
+        peak: bytes, the most that was seen; between looks and for growth below a quarter it can
+            have been more.
+        pause: seconds until the next look.
+    """
+
+    def __init__(self, root: int, limit: int) -> None:
+        self.peak = 0
+        self.pause = _LOOK_SECONDS
+        self._root = root
+        self._limit = limit
+        self._before = Use({})
+        self._read = 0
+
+    def look(self) -> str | None:
+        """Looks once; in words by how much the processes are over their limit, or None."""
+        began = time.monotonic()
+        # Newer kernels keep a process's counts per core and give statm a sum that is a bit stale.
+        doubt = self._limit - self._limit // 16
+        now = look(self._root, min(doubt, self._read * 5 // 4))
+        counted = settled(self._before, now)
+        over = excess(self._before, now, self._limit)
+        if now.proportional:
+            self._read = max(self._read, sum(counted.resident.values()))
+            self.peak = max(self.peak, sum(counted.proportional.values()))
+        # Nine parts of ten are the rank's, though a look at 100 GB can take 0.3 s and more.
+        took = time.monotonic() - began
+        self.pause = min(max(_LOOK_SECONDS, 9 * took), _MOST_SECONDS)
+        if sum(now.proportional.values()) > self._limit:
+            self.pause = _AGAIN_SECONDS
+        self._before = now
+        return over
+
+
+def _amounts(used: int, limit: int) -> str:
+    """Both in a unit in which they differ."""
+    if limit < _GIB or used < 1.1 * limit:
+        return f"{-(-used // MIB):,} MiB of {limit // MIB:,} MiB"
+    return f"{used / _GIB:,.1f} GiB of {limit / _GIB:,.1f} GiB"
+
+
+def tree(root: int) -> dict[int, int]:
+    """The parent by pid, of a process, its descendants, and its session's orphans with theirs.
+
+    Orphans are looked for where the kernel puts them: below init, or below this process or the
+    root's parent where that is a subreaper.
+    """
+    adopters = dict.fromkeys((_INIT, os.getpid(), parent_of(root)))
+    todo = [(pid, parent) for parent in adopters for pid in children(parent)]
+    todo = [(root, 0), *(pair for pair in todo if session(pair[0]) == root)]
+    found: dict[int, int] = {}
+    for pid, parent in todo:
+        if pid not in found:
+            found[pid] = parent
+            todo += [(child, pid) for child in children(pid)]
+    return found
+
+
+def kill_tree(root: int) -> None:
+    """SIGKILL to a process that leads a group, to its group and to what descends from it.
+
+    But not to what cleans up after them, which ends by itself.
+
+    `root` must not have been reaped, or its number may be a stranger's.
+    """
+    pids = tree(root)
+    spared = cleaners(pids)
+    # A signal to the group reaches what is forked meanwhile; but those that are spared are in it.
+    groups = [] if spared else [(os.killpg, root)]
+    for kill, pid in [*groups, *((os.kill, pid) for pid in pids if pid not in spared)]:
+        # Gone already, or another user's (setuid).
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process, of all its threads; none where it has ended."""
+    # Each thread has the children that it forked.
+    tasks = f"/proc/{pid}/task"
+    try:
+        threads = os.listdir(tasks)  # noqa: PTH208 - some thousand times a second, perhaps
+    except OSError:
+        return []
+    found: list[int] = []
+    for thread in threads:
+        with contextlib.suppress(OSError):
+            found += map(int, _read(f"{tasks}/{thread}/children").split())
+    return found
+
+
+def session(pid: int) -> int | None:
+    """The pid of the leader of a process's session, None where the process has ended."""
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return None
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(_read(f"/proc/{pid}/statm").split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _rollup(pid: int) -> bytes | None:
+    """What the kernel says of a process; b"" of one that is gone, None where it refuses."""
+    try:
+        return _read(f"/proc/{pid}/smaps_rollup")
+    except ProcessLookupError:
+        return b""
+    except OSError:
+        return None
+
+
+def _proportional(pid: int, rollup: bytes | None) -> int:
+    if rollup is None:
+        return _resident(pid)
+    found = _PSS.search(rollup)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _read(path: str) -> bytes:
+    # A third of what Path.read_bytes costs.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        parts = []
+        # The kernel gives a list of children in pieces of a page.
+        while part := os.read(descriptor, 64 * 1024):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,107 @@
+"""What the ranks of one container leave of a model: looked at, and uploaded where it lies."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from hopsgpu.artifacts import publication
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.storage.digests import Facts
+
+# Each uploads several files at a time by itself.
+_RANKS_AT_ONCE = 4
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a rank left in its model directory.
+
+    Attributes:
+        files: how many.
+        bytes: of all of them.
+        problem: why they cannot be published, or "".
+        trouble: the kind of that, as of a StoreError.
+    """
+
+    files: int
+    bytes: int
+    problem: str = ""
+    trouble: str = ""
+
+
+def left_in(directories: Mapping[int, Path]) -> dict[int, Left]:
+    """What lies in the model directory of each rank, or why it cannot be published."""
+    return {rank: _left(directory) for rank, directory in directories.items()}
+
+
+def _left(directory: Path) -> Left:
+    try:
+        files = publication.files_of(directory) if directory.is_dir() else {}
+        return Left(len(files), sum(path.stat().st_size for path in files.values()))
+    except (HopsGpuError, OSError) as error:  # what other ranks left is kept all the same
+        return Left(0, 0, str(error), str(getattr(error, "kind", "")))
+
+
+def upload_all(
+    directories: Mapping[int, Path], staging_url: str, stop: threading.Event
+) -> dict[int, dict[str, Facts]]:
+    """Uploads the model directory of each rank; at the first problem the others stop.
+
+    Args:
+        directories: by rank.
+        staging_url: as `publication.begin` gave it.
+        stop: set when the upload is no longer wanted.
+
+    Returns:
+        By rank what `publication.upload` told of the files.
+
+    Raises:
+        HopsGpuError: as `publication.upload`.
+    """
+    with ThreadPoolExecutor(_RANKS_AT_ONCE, thread_name_prefix="hopsgpu-upload") as pool:
+        uploads = {
+            rank: pool.submit(publication.upload, staging_url, directory, rank, stop=stop)
+            for rank, directory in directories.items()
+        }
+        try:
+            ended, _ = wait(uploads.values(), return_when=FIRST_EXCEPTION)
+            # Of those that have ended: what made the others stop is raised, and not their end.
+            for upload in ended:
+                upload.result()
+        except BaseException:
+            stop.set()
+            raise
+    return {rank: upload.result() for rank, upload in uploads.items()}
+
+
+def dump_left(left: Mapping[int, Left]) -> bytes:
+    """For the control channel: JSON (RFC 8259), read by `load_left`."""
+    return json.dumps({rank: astuple(one) for rank, one in left.items()}).encode()
+
+
+def load_left(payload: bytes) -> dict[int, Left]:
+    """What `dump_left` wrote."""
+    return {int(rank): Left(*fields) for rank, fields in json.loads(payload).items()}
+
+
+def dump_parts(parts: Mapping[int, Mapping[str, Facts]]) -> bytes:
+    """For the control channel: JSON (RFC 8259), read by `load_parts`."""
+    return json.dumps(
+        {
+            rank: {name: [facts.bytes, facts.digest] for name, facts in part.items()}
+            for rank, part in parts.items()
+        }
+    ).encode()
+
+
+def load_parts(payload: bytes) -> dict[int, dict[str, Facts]]:
+    """What `dump_parts` wrote."""
+    return {
+        int(rank): {name: Facts(*facts) for name, facts in part.items()}
+        for rank, part in json.loads(payload).items()
+    }

@@ -1,0 +1,79 @@
+"""The holder: the task that keeps an executor until the gang is whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hopsgpu.agent.daemon_client import connected
+from hopsgpu.agent.rank_environment import server_spec
+from hopsgpu.control.peer import Driver, greet, lake_environment
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+
+
+@dataclass(frozen=True)
+class Warm:
+    """What the ranks of the gang will want of a fork server.
+
+    Attributes:
+        modules: top-level modules to import meanwhile.
+        environment: variables that all ranks are given, `env_vars` and OMP_NUM_THREADS among them;
+            a rank's own (RANK, say) do no harm and count for nothing.
+        python_env: that they run with, or None.
+    """
+
+    modules: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    python_env: PythonEnv | None = None
+
+
+def run_holder(driver: Driver, warm: Warm | None = None) -> None:
+    """Connects to the driver and holds the task's slot until the driver hangs up.
+
+    Args:
+        driver: where it listens.
+        warm: what to have imported while the gang waits.
+
+    Raises:
+        OSError: the driver cannot be reached.
+        ChannelError: something else answered.
+    """
+    asyncio.run(_hold(driver, warm))
+
+
+async def _hold(driver: Driver, warm: Warm | None) -> None:
+    channel = await greet(driver)
+    warming = None if warm is None else asyncio.create_task(_warm(warm, driver.user))
+    try:
+        while await channel.receive() is not None:
+            pass
+    finally:
+        if warming is not None:
+            warming.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await warming
+        await channel.close()
+
+
+async def _warm(warm: Warm, user: str | None) -> None:
+    executor = lake_environment(user, os.environ)
+    try:
+        async with connected(Path("hopsgpu")) as keeper:
+            env, home = warm.python_env, Home()
+            if env is not None:
+                home = await keeper.prepare(env, executor)
+            executable = home.executable or sys.executable
+            spec = server_spec(executor, warm.environment, executable, warm.modules, home.packages)
+            reason = await keeper.warm(spec)
+    except (ConfigError, OSError) as error:
+        reason = str(error)
+    if reason is not None:
+        # The launch will tell its user; this is for the executor's log.
+        logging.getLogger(__name__).warning("ranks will start as fresh interpreters: %s", reason)

@@ -1,0 +1,305 @@
+"""The keeper: one process per container that starts ranks and outlives the tasks that want them.
+
+Started by a task's process as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD`; it leaves
+that process's session and family, and ends with the process that PIDFD stands for (the executor's
+JVM), with all that descends from it. On the unix socket `socket` in DIRECTORY it first says `token`
+and `pid`, and is then told
+
+    warm     starts a fork server               → id, warning
+    spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
+    store    starts a torch TCPStore            → id, pid, port (None: no torch, or a warning tells
+                                                  why), warning; later ended
+    prepare  unpacks a Python environment       → id, home | id, problem, configured
+    signal   sends a signal to a rank
+    forget   removes the short paths of ranks' directories, which are about to be removed
+
+A rank ends with the connection over which it was started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import os
+import secrets
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopsgpu import linux
+from hopsgpu.agent import fork_servers, orphans
+from hopsgpu.agent.environment_unpacker import Preparing
+from hopsgpu.agent.fork_server_pool import Pool
+from hopsgpu.agent.fork_servers import Request, Server
+from hopsgpu.agent.json_lines import Lines, error_fields, peer_user
+from hopsgpu.agent.rank_environment import ServerSpec
+from hopsgpu.agent.reaper import Ended, Reaper
+from hopsgpu.agent.tmpdir_links import Links, links
+from hopsgpu.rank import main as rank
+
+SOCKET = "socket"
+LOG = "log"
+_LOCK = "lock"
+_TOKEN = "token"
+
+
+@dataclass(eq=False)
+class Client:
+    """A connected task, the ranks that end with it, and the links to their directories."""
+
+    lines: Lines
+    ranks: set[int] = field(default_factory=set)
+    links: set[Path] = field(default_factory=set)
+    gone: bool = False
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A rank: who wanted it and who reaps it (None: the keeper)."""
+
+    client: Client
+    server: Server | None
+
+
+class Keeper:
+    """Acts for the tasks of one container; must run in the main thread of its process.
+
+    Args:
+        directory: its own.
+        listener: on which tasks connect.
+        token: marks its processes.
+        links: by which TMPDIR has a short path.
+
+    Raises:
+        OSError: there is no short path.
+    """
+
+    def __init__(self, directory: Path, listener: socket.socket, token: str, links: Links) -> None:
+        self._listener = listener
+        self._links = links
+        self._token = token
+        self._selector = selectors.DefaultSelector()
+        self._reaper = Reaper()
+        self._mark = {orphans.VARIABLE: token}
+        self._charges: dict[int, Charge] = {}
+        self._preparing = Preparing(directory, self._mark, self._reaper)
+        self._pool = Pool(
+            directory,
+            links.add(directory) / rank.TEMPORARY,
+            self._mark,
+            self._selector,
+            self._reaper,
+            without_server=self._without_server,
+            tell_end=self._tell_end,
+        )
+
+    def serve(self, watched: int) -> None:
+        """Serves until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
+        try:
+            with linux.arrivals([signal.SIGCHLD, signal.SIGTERM]) as arrived:
+                self._when_readable(self._listener, self._accept)
+                self._selector.register(watched, selectors.EVENT_READ)
+                self._selector.register(arrived, selectors.EVENT_READ)
+                while True:
+                    ready = self._selector.select(self._patience())
+                    if any(key.fd == watched for key, _ in ready):
+                        return
+                    if any(key.fd == arrived for key, _ in ready):
+                        if signal.SIGTERM in os.read(arrived, 4096):
+                            return
+                        self._collect()
+                    for key, _ in ready:
+                        # What came before it may have had it closed.
+                        if key.data and self._selector.get_map().get(key.fd) is key:
+                            key.data()
+                    self._pool.end_late()
+                    self._links.refresh(time.monotonic())
+        finally:
+            self._reaper.kill_all()
+
+    def _patience(self) -> float:
+        until_refresh = self._links.patience(time.monotonic())
+        patience = self._pool.patience()
+        return until_refresh if patience is None else min(patience, until_refresh)
+
+    def _when_readable(self, connection: socket.socket, act: Callable[[], None]) -> None:
+        self._selector.register(connection, selectors.EVENT_READ, act)
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if peer_user(connection) != os.geteuid():
+            connection.close()
+            return
+        client = Client(Lines(connection))
+        client.lines.send(token=self._token, pid=os.getpid())
+        self._when_readable(connection, functools.partial(self._listen_to, client))
+
+    def _listen_to(self, client: Client) -> None:
+        try:
+            messages = client.lines.receive()
+            for message in messages or ():
+                self._do(client, message)
+        except (KeyError, TypeError, ValueError):
+            traceback.print_exc()
+            messages = None
+        if messages is None:
+            self._hang_up(client)
+
+    def _hang_up(self, client: Client) -> None:
+        client.gone = True
+        self._selector.unregister(client.lines.connection)
+        client.lines.connection.close()
+        for pid in tuple(client.ranks):
+            self._signal(pid, signal.SIGKILL, "tree")
+        self._pool.forget_owner(client)
+        self._forget(client, client.links)
+
+    def _forget(self, client: Client, links: Iterable[Path]) -> None:
+        for link in tuple(links):
+            self._links.remove(link)
+            client.links.discard(link)
+
+    def _do(self, client: Client, message: dict[str, Any]) -> None:
+        if message["do"] == "signal":
+            if message["pid"] in client.ranks:
+                self._signal(message["pid"], message["signal"], message["scope"])
+            return
+        if message["do"] == "forget":
+            below = self._links.below(Path(message["directory"]))
+            self._forget(client, client.links.intersection(below))
+            return
+        reply = functools.partial(self._reply, client, message["id"])
+        if message["do"] == "prepare":
+            try:
+                self._preparing.prepare(message["env"], message["variables"], reply)
+            except OSError as error:
+                reply(**error_fields(error))
+            return
+        if message["do"] == "spawn":
+            try:
+                temporary = self._temporary(client, Path(message["directory"]))
+            except OSError as error:
+                reply(**error_fields(error))
+                return
+            message["environment"]["TMPDIR"] = str(temporary)
+        spec = ServerSpec.from_fields(message["server"])
+        self._pool.serve(Request(client, message["do"], spec, message, reply))
+
+    def _temporary(self, client: Client, directory: Path) -> Path:
+        """The short path of a rank's directory for temporary files, which is made."""
+        (directory / rank.TEMPORARY).mkdir(mode=0o700)
+        link = self._links.add(directory)
+        client.links.add(link)
+        return link / rank.TEMPORARY
+
+    def _reply(
+        self, client: Client, number: int, server: Server | None = None, **told: Any
+    ) -> None:
+        if (pid := told.get("pid")) is not None:
+            self._charges[pid] = Charge(client, server)
+            client.ranks.add(pid)
+            if client.gone:
+                self._signal(pid, signal.SIGKILL, "tree")
+        client.lines.send(id=number, **told)
+
+    def _signal(self, pid: int, number: int, scope: str) -> None:
+        server = self._charges[pid].server
+        if server is None:
+            self._reaper.signal(pid, number, scope)
+        else:
+            server.lines.send(do="signal", pid=pid, signal=number, scope=scope)
+
+    def _collect(self) -> None:
+        for end in self._reaper.collect():
+            self._tell_end(end)
+            self._preparing.reaped(end)
+            left = [pid for pid in self._pool.reaped(end) if pid in self._charges]
+            for pid in left:
+                self._charges[pid] = Charge(self._charges[pid].client, None)
+            # They die with their server, or had died before and it took to its grave how.
+            for pid in self._reaper.adopt(left):
+                self._tell_end(Ended(pid, signal.SIGKILL, 0))
+        self._reaper.sweep()
+
+    def _tell_end(self, ended: Ended) -> None:
+        charge = self._charges.pop(ended.pid, None)
+        if charge is not None:
+            charge.client.ranks.discard(ended.pid)
+            charge.client.lines.send(ended=asdict(ended))
+
+    def _without_server(self, request: Request, reason: str | None) -> None:
+        match request.do:
+            case "warm":
+                request.reply(warning=reason)
+            case "store":
+                request.reply(pid=None, port=None, warning=reason)
+            case _:
+                self._start_fresh(request, reason)
+
+    def _start_fresh(self, request: Request, reason: str | None) -> None:
+        directory = Path(request.fields["directory"])
+        command = [request.spec.executable, "-m", rank.__name__, str(directory), str(os.getpid())]
+        try:
+            # Append mode: what C and Python write comes in the order in which it was written.
+            with (directory / rank.LOG).open("ab") as log:
+                pid = fork_servers.started(
+                    command,
+                    cwd=directory / rank.WORK,
+                    env={**request.environment, **self._mark},
+                    stdout=log,
+                )
+        except OSError as error:
+            request.reply(**error_fields(error))
+            return
+        self._reaper.add(pid)
+        request.reply(pid=pid, warning=reason)
+
+
+def main(directory: Path, watched: int) -> None:
+    """Becomes the keeper of a directory, unless it has one; returns when there is one."""
+    os.chdir(directory)  # the path may be longer than a socket's name may be
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(Path(_LOCK).open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if _answers():
+            return
+        token = Path(_TOKEN)
+        if token.exists():
+            # Its keeper was killed.
+            orphans.sweep(token.read_text())
+        token.write_text(secrets.token_hex(16))
+        Path(SOCKET).unlink(missing_ok=True)
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+        listener.bind(SOCKET)
+        listener.listen(128)
+        if os.fork() != 0:
+            # Its starter waits for this process; the keeper is nobody's child.
+            os._exit(0)
+        lock.close()
+        linux.default_signals()
+        linux.become_subreaper()
+        short = stack.enter_context(links(directory))
+        Keeper(directory, listener, token.read_text(), short).serve(watched)
+        shutil.rmtree(directory)
+
+
+def _answers() -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        try:
+            connection.connect(SOCKET)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return False
+    return True
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,413 @@
+"""One attempt's ranks in one container: started, listened to, ended, and what they left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import itertools
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hopsgpu.agent.daemon_client import Keeper
+from hopsgpu.agent.oom_kills import oom_kills
+from hopsgpu.agent.rank_environment import (
+    ServerSpec,
+    own_part,
+    package_path,
+    rank_environment,
+    server_spec,
+)
+from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports
+from hopsgpu.agent.rank_process import RankEnd, RankProcess
+from hopsgpu.agent.uploader import Bringing
+from hopsgpu.control.channel import Channel, Message
+from hopsgpu.core import metrics
+from hopsgpu.core.gpu_usage import GpuSample
+from hopsgpu.errors import StoreError
+from hopsgpu.frameworks import accelerate
+from hopsgpu.frameworks.proxies import direct_environment
+from hopsgpu.gpu.container_gpus import read_given
+from hopsgpu.gpu.driver_events import GpuEvent
+from hopsgpu.gpu.sampling import NOT_INSTALLED, sampling
+from hopsgpu.packaging.python_env.environment import Home
+from hopsgpu.rank.context import DATA, KEPT, Context
+from hopsgpu.rank.main import PRUNED, WELL, reserve
+from hopsgpu.rank.trial import ask_to_end, was_told
+from hopsgpu.storage.lake import Lake
+
+# More travels by the lake: the driver's memory is shared by the values of all ranks.
+MOST_INLINE = 2**20
+
+# What an agent says of a rank that cannot say it, as its files could not be read or written.
+_FILES_LOST = "files lost"
+# The same of one whose GPU is beyond hope, and that we have killed for it.
+_GPU_FAILED = "gpu failed"
+# For it to fail by itself, with its own traceback, before it is killed.
+_BROKEN_SECONDS = 5.0
+
+_Send = Callable[[bytes], Awaitable[None]]
+_Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the driver is told of a value."""
+
+    inline: bytes = b""
+    file: Mapping[str, str] | None = None
+
+
+class Attempt:
+    """The ranks of one `run` message.
+
+    Attributes:
+        run_id: of its run.
+        begun: set once a rank was started, or could not be.
+        over: set once the ends of all ranks are told, or about to be.
+
+    Args:
+        channel: to the driver.
+        tasks: in which they are watched.
+        message: what is to be run.
+    """
+
+    def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
+        self.run_id = message["run_id"]
+        self._tell = functools.partial(channel.tell, run_id=self.run_id, attempt=message["attempt"])
+        self._tasks = tasks
+        self._message = message
+        self._run_url = Lake(message["run_url"])
+        name = f"{self.run_id}-{message['attempt']}"
+        self._directory = Path("hopsgpu", name).resolve()
+        self._keeper: Keeper | None = None
+        self._ranks: dict[int, RankProcess] = {}
+        # Ranks whose ends were told, or are about to be.
+        self._ended: set[int] = set()
+        self._watching: list[asyncio.Task[None]] = []
+        self._killed_before = 0
+        self._unwatched: set[str] = set()
+        self._stopping = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.over = asyncio.Event()
+
+    async def start(self, keeper: Keeper, roots: Sequence[str], python: Home) -> None:
+        """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end.
+
+        Args:
+            keeper: starts them.
+            roots: directories to import the user's modules from.
+            python: what they run with.
+        """
+        message = self._message
+        self._keeper = keeper
+        sizes = [described["data_bytes"] for described in message["ranks"]]
+        call, *shards = _cut(message.payload, [message["call_bytes"], *sizes])
+        self._directory.mkdir(parents=True, mode=0o700)
+        spec = spec_of(message, python)
+        path = [*roots, *python.packages, package_path()]
+        simulated = read_given().simulated
+        self._killed_before = oom_kills()
+        while keeper.warnings:
+            await self._tell("warning", text=keeper.warnings.pop(0))
+        for described, dealt in zip(message["ranks"], shards, strict=True):
+            home = self._directory / f"rank-{described['context']['rank']}"
+            home.mkdir(mode=0o700)
+            if dealt:
+                # In a thread, as all that may take long: the loop gives signs of life.
+                await asyncio.to_thread((home / DATA).write_bytes, dealt)
+            context = Context.from_fields(described["context"], home / "model")
+            gpus = described["context"]["gpus"]
+            given_out = {
+                **accelerate.environment({*gpus} - simulated),
+                **described["environment"],
+                # The user's variables may name other interfaces than ours.
+                **message["shared"],
+            }
+            environment = rank_environment(os.environ, given_out, path)
+            environment |= direct_environment(environment, message.fields.get("direct", ()))
+            own, memory = own_part(environment, spec), message.fields.get("memory")
+            rank = RankProcess(keeper, home, context, spec, own, memory)
+            self._ranks[rank.rank] = rank
+            running = self._run(keeper, rank, call, gpus)
+            self._watching.append(self._tasks.create_task(running))
+
+    async def refuse(self, error: OSError) -> None:
+        """Tells that none of the ranks can be started."""
+        for described in self._message["ranks"]:
+            # Those that were started tell of themselves.
+            if (rank := described["context"]["rank"]) not in self._ranks:
+                await self._not_started(rank, error, stopped=False)
+        self.begun.set()
+
+    async def stop(self, *, dump_stacks: bool = False) -> None:
+        """Ends the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
+
+        What they have saved is still brought to the lake, for a bounded time: a next attempt, or a
+        later run, goes on from it.
+
+        Args:
+            dump_stacks: have each write first where its threads are.
+        """
+        self._stopping.set()
+        await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
+
+    async def prune(self) -> None:
+        """Has the ranks know that their trial is to end; they are not stopped."""
+        for rank in self._ranks.values():
+            try:
+                ask_to_end(rank.directory)
+            except OSError as error:
+                await self._warn(f"rank {rank.rank} could not be told to end its trial: {error}")
+
+    async def end(self) -> None:
+        """Ends what still runs, and removes what the ranks left here."""
+        await self.stop()
+        if self._watching:
+            await asyncio.wait(self._watching)
+        self._forget()
+        await self._remove(self._directory)
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether it is one of a search."""
+        return self._message["ranks"][0]["context"].get("trial") is not None
+
+    async def give_way(self, begun: asyncio.Event) -> None:
+        """As `end`, for a next attempt; where all ranks have ended, that is not held up.
+
+        Args:
+            begun: what is left here is removed after that one's beginning.
+        """
+        if len(self._ended) < len(self._message["ranks"]):
+            await self.end()
+            return
+        self._forget()
+        # The next one may have the same name, and a rank's files take long to remove.
+        with contextlib.suppress(FileNotFoundError):
+            left = self._directory.rename(f"{self._directory}-left-{time.monotonic_ns()}")
+            self._tasks.create_task(self._remove_after(begun, left))
+
+    def _forget(self) -> None:
+        """Gives up the short paths of the ranks' directories."""
+        if self._keeper is not None:
+            self._keeper.forget(self._directory)
+
+    async def _remove_after(self, begun: asyncio.Event, left: Path) -> None:
+        await begun.wait()
+        await self._remove(left)
+
+    async def _remove(self, directory: Path) -> None:
+        if directory.exists():
+            # What a rank has made unreadable stays until the container's end.
+            await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+
+    def model_dir(self, rank: int) -> Path:
+        """Where a rank left its model."""
+        return self._ranks[rank].model_dir
+
+    async def _run(self, keeper: Keeper, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
+        try:
+            reserve(rank.directory)
+            started = await rank.start(call)
+        except OSError as error:
+            await self._not_started(rank.rank, error, stopped=rank.stopped)
+            return
+        finally:
+            self.begun.set()
+        await self._tell("started", rank=rank.rank, pid=started.pid)
+        if started.warning is not None:
+            await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
+        kill = functools.partial(keeper.signal, started.pid, signal.SIGKILL, "tree")
+        try:
+            async with Bringing(
+                rank.directory, rank.context, self._stopping, self._warn
+            ) as bringing:
+                await self._watch(rank, gpus, kill, bringing)
+        finally:
+            # On a gang that is held the rest stays until the next launch.
+            if (rank.directory / KEPT).exists():
+                await asyncio.to_thread(shutil.rmtree, rank.directory / KEPT, ignore_errors=True)
+
+    async def _not_started(self, rank: int, error: OSError, *, stopped: bool) -> None:
+        outcome = {"status": "not started", "error": str(error)}
+        await self._tell("started", rank=rank, pid=0)
+        end = RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
+        await self._report(rank, end)
+
+    async def _watch(
+        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], bringing: Bringing
+    ) -> None:
+        ended = asyncio.Event()
+        file = rank.directory / metrics.FILE
+        problems: list[OSError] = []
+        broken, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def sampled(sample: GpuSample) -> None:
+            metrics.append(file, metrics.sample_line(sample))
+
+        def gpu_broke() -> None:
+            loop.call_soon_threadsafe(broken.set)
+
+        async def followed(follower: _Follower, path: Path, send: _Send) -> None:
+            try:
+                await follower(path, ended, send)
+            except OSError as error:
+                # Nobody would see what it writes from now on.
+                problems.append(error)
+                kill()
+
+        async with asyncio.TaskGroup() as following:
+            ending = following.create_task(_kill_when(broken, kill))
+            following.create_task(self._tell_entry(rank, ended))
+            follow_shown = functools.partial(follow_output, keep_own=rank.shows_all_frames)
+            for kind, path, follower in (
+                ("output", rank.log, follow_shown),
+                ("record", file, follow),
+                ("reports", file, follow_reports),
+            ):
+                send = functools.partial(self._chunk, kind, rank.rank)
+                following.create_task(followed(follower, path, send))
+            async with sampling(gpus, sampled, broken=gpu_broke) as seen:
+                end = await self._end_of(rank, kill)
+            ended.set()
+            killed = not ending.cancel()
+        for problem in problems[:1]:
+            text = f"what rank {rank.rank} wrote did not come whole: {problem}"
+            await self._tell("warning", text=text)
+        await self._tell_unwatched(seen.problems)
+        returned = end.outcome.get("status") in WELL and not end.stopped
+        if bringing.is_behind and not returned and not end.stopped:
+            # Others may wait for it, and need not wait for what it has saved.
+            await self._tell("failing", rank=rank.rank, raised="traceback" in end.outcome)
+        # The next attempt begins once all ends are told, and all its ranks must see the same.
+        sign = functools.partial(self._tell, "saving", rank=rank.rank)
+        await bringing.finish(sign, returned=returned)
+        explained = _explained(end, problems, seen.events if killed else ())
+        await self._report(rank.rank, explained, seen.events)
+
+    async def _tell_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
+        """Tells that the user's function runs, before the rank's end is told."""
+        if (at := await rank.entered(ended)) is not None:
+            await self._tell("entered", rank=rank.rank, time=at)
+
+    async def _warn(self, text: str) -> None:
+        await self._tell("warning", text=text)
+
+    async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
+        """Tells, once in this container, why something may befall its GPUs unnoticed."""
+        simulated = read_given().simulated if problems else ()
+        real = {problem for gpu, problem in problems.items() if gpu not in simulated}
+        for problem in sorted(real - self._unwatched):
+            self._unwatched.add(problem)
+            host = self._message["ranks"][0]["context"]["host"]
+            # Of the executors' Python, which is that of all nodes, the driver needs to hear once.
+            whose = "the ranks' GPUs" if problem == NOT_INSTALLED else f"GPUs of {host}"
+            text = f"XID events or the loss of {whose} may go unnoticed: {problem}"
+            await self._tell("warning", text=text)
+
+    async def _end_of(self, rank: RankProcess, kill: Callable[[], None]) -> RankEnd:
+        try:
+            return await rank.wait()
+        except* OSError as group:
+            problem = group.exceptions[0]
+        # Its end may never be seen, so nobody may wait for it.
+        del self._ranks[rank.rank]
+        kill()
+        outcome = {"status": _FILES_LOST, "error": str(problem)}
+        return RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=rank.stopped)
+
+    async def _chunk(self, kind: str, rank: int, chunk: bytes) -> None:
+        await self._tell(kind, chunk, rank=rank)
+
+    async def _report(self, rank: int, end: RankEnd, events: Sequence[GpuEvent] = ()) -> None:
+        outcome = dict(end.outcome)
+        told = was_told(self._directory / f"rank-{rank}")
+        try:
+            value = await self._value(rank, end.value)
+        except StoreError as error:
+            value, outcome = _Told(), {"status": "value lost", "error": str(error)}
+        # Before it is told: the next one may follow at once.
+        self._ended.add(rank)
+        await self._tell(
+            "ended",
+            value.inline,
+            rank=rank,
+            value=value.file,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            peak_memory=end.peak_memory,
+            outcome=outcome,
+            log_tail=end.log_tail,
+            time=end.time,
+            stopped=end.stopped,
+            oom_kills=oom_kills() - self._killed_before,
+            gpu_events=[event.fields() for event in events],
+            pruned=outcome.get("status") == PRUNED or (told and outcome.get("status") in WELL),
+        )
+        if len(self._ended) == len(self._message["ranks"]):
+            self.over.set()
+
+    async def _value(self, rank: int, value: bytes) -> _Told:
+        """The value for the driver; a large one goes by the run's directory.
+
+        Raises:
+            StoreError: the lake refused it.
+        """
+        if len(value) <= MOST_INLINE:
+            return _Told(value)
+        name = f"values/attempt-{self._message['attempt']}-rank-{rank}.pickle"
+        directory = self._run_url / "values"
+
+        def write() -> None:
+            directory.make()
+            (self._run_url / name).write(value)
+
+        await asyncio.to_thread(write)
+        return _Told(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
+
+
+def _cut(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """The parts of a payload, of these sizes."""
+    ends = list(itertools.accumulate(sizes, initial=0))
+    return [payload[begin:end] for begin, end in itertools.pairwise(ends)]
+
+
+async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
+    """Kills a rank whose GPU is beyond hope: it may wait for it for ever."""
+    await broken.wait()
+    await asyncio.sleep(_BROKEN_SECONDS)
+    kill()
+
+
+def _explained(
+    end: RankEnd, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
+) -> RankEnd:
+    """A rank's end; with the cause where it says none, as it could not."""
+    if "status" in end.outcome or end.stopped:
+        return end
+    fatal = [event for event in killed_for if event.is_fatal]
+    if fatal and end.signal == signal.SIGKILL.name:
+        error = f"{fatal[0].gpu}: {fatal[0].reason}"
+        return replace(end, outcome={"status": _GPU_FAILED, "error": error})
+    if problems:
+        error = str(problems[0])
+    elif end.exit_code == os.EX_IOERR:
+        error = "how it ended could not be written; why is at the end of its log, if that could be"
+    else:
+        return end
+    return replace(end, outcome={"status": _FILES_LOST, "error": error})
+
+
+def spec_of(message: Message, home: Home) -> ServerSpec:
+    """The fork server of the ranks of a message, which run with an environment or with none."""
+    executable = home.executable or sys.executable
+    shared, modules = message["shared"], message["frameworks"]
+    return server_spec(os.environ, shared, executable, modules, home.packages)

@@ -1,0 +1,214 @@
+"""What a rank writes into its files, on the way to the driver: its output and its reports."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import contextlib
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from hopsgpu.agent.stack_filter import OwnFrames, as_shown
+from hopsgpu.core.metrics import Fold
+
+# A look costs 0.2 ms: an idle rank takes 0.2 % of a core.
+_LOOK_SECONDS = 0.1
+_CHUNK = 256 * 1024
+_REPORT_SECONDS = 0.05
+_LONGEST = 64 * 1024
+_STATE_SECONDS = 1.0
+_MARK = "…"
+_UP = re.compile(r"\x1b\[[0-9]*[AF]")
+
+
+async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]) -> None:
+    """Sends what is appended to a file, in order, until `ended` is set and all is sent.
+
+    The rank writes to the file and never waits for the driver. A `send` that takes long delays
+    the following alone.
+
+    Args:
+        log: the file; made where it is not there yet.
+        ended: to be set when nobody writes to the file any more.
+        send: is given at most 256 KiB at a time.
+    """
+    with _opened(log) as file:
+        async for chunk in _appended(file.fileno(), ended):
+            if chunk:
+                await send(chunk)
+
+
+async def follow_output(
+    log: Path,
+    ended: asyncio.Event,
+    send: Callable[[bytes], Awaitable[None]],
+    *,
+    keep_own: bool = False,
+) -> None:
+    """As `follow`, without hopsgpu's own frames in the stacks of a crash.
+
+    Args:
+        log, ended, send: as of `follow`.
+        keep_own: whether these frames are to stay.
+    """
+    shown = OwnFrames(keep=keep_own)
+
+    async def send_shown(chunk: bytes) -> None:
+        if left := shown.without(chunk):
+            await send(left)
+
+    await follow(log, ended, send_shown)
+    if left := shown.rest():
+        await send(left)
+
+
+async def follow_reports(
+    file: Path,
+    ended: asyncio.Event,
+    send: Callable[[bytes], Awaitable[None]],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Sends what a rank's reports and GPU samples come to, at most some 20 times a second.
+
+    Of a metric that was reported several times in between, only the last value is sent; the file
+    keeps all.
+
+    Args:
+        file: of `measures.append`; made where it is not there yet.
+        ended: to be set when nobody writes to the file any more.
+        send: is given what `measures.Metrics.take` takes.
+        clock: seconds.
+    """
+    fold = Fold()
+    sent = float("-inf")
+    with _opened(file) as opened:
+        async for chunk in _appended(opened.fileno(), ended):
+            fold.take(chunk)
+            at_end = not chunk
+            if fold and (at_end or clock() - sent >= _REPORT_SECONDS):
+                sent = clock()
+                await send(fold.flush())
+
+
+def _opened(path: Path) -> BinaryIO:
+    path.touch(mode=0o600)
+    return path.open("rb")
+
+
+async def _appended(descriptor: int, ended: asyncio.Event) -> AsyncIterator[bytes]:
+    """Gives what is appended to a file, and b"" whenever it has come to the file's end."""
+    offset = 0
+    while True:
+        last = ended.is_set()
+        size = os.fstat(descriptor).st_size
+        # The rank opened /dev/stdout, as shells do for `> /dev/stdout`, which empties the file.
+        offset = 0 if size < offset else offset
+        while chunk := os.pread(descriptor, min(_CHUNK, size - offset), offset):
+            offset += len(chunk)
+            yield chunk
+            # A send that need not wait does not let other tasks run.
+            await asyncio.sleep(0)
+        yield b""
+        if last:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_SECONDS):
+                await ended.wait()
+
+
+class LineSplitter:
+    """Lines to show, from chunks of a rank's output that may end anywhere.
+
+    Bytes that are not UTF-8 are shown as `\\xff`. A line longer than 64 Ki characters comes in
+    pieces, with `…` where it was cut. Of a line that rewrites itself with carriage returns, as a
+    progress bar does, only the latest state is shown, once a second, and its last one.
+
+    Args:
+        clock: seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+        self._rest = ""
+        self._cut = False
+        self._shown: str | None = None
+        self._shown_at = float("-inf")
+
+    def lines(self, chunk: bytes) -> list[str]:
+        """What `chunk` adds to what is to be shown."""
+        text = self._rest + self._decoder.decode(chunk)
+        *whole, self._rest = text.split("\n")
+        plain = "\r" not in text and "\x1b" not in text and not self._begun
+        if not plain or max(map(len, whole), default=0) > _LONGEST:
+            whole = [piece for line in whole for piece in self._finish(line)]
+        self._rest = _newest(self._rest)
+        return whole + self._overlong() + self.due()
+
+    def due(self) -> list[str]:
+        """The state of a line that rewrites itself, where it is time to show it again."""
+        if "\r" not in self._rest or self._is_early():
+            return []
+        state = as_shown(self._rest)
+        if state in ("", self._shown):
+            return []
+        self._shown, self._shown_at = state, self._clock()
+        return [state]
+
+    def rest(self) -> list[str]:
+        """The last line, where it did not end."""
+        rest = self._rest + self._decoder.decode(b"", final=True)
+        self._rest = ""
+        return self._finish(rest) if rest else []
+
+    @property
+    def _begun(self) -> bool:
+        """Whether something of the line that has not ended was shown."""
+        return self._cut or self._shown is not None
+
+    def _is_early(self) -> bool:
+        return self._clock() - self._shown_at < _STATE_SECONDS
+
+    def _finish(self, line: str) -> list[str]:
+        """What is still to be shown of a line that has ended."""
+        cut, shown = self._cut, self._shown
+        self._cut, self._shown = False, None
+        state = as_shown(line)
+        if state == shown or (cut and not state):
+            return []
+        if _UP.search(line):
+            # One of several bars below each other, which are all written anew at each change.
+            if self._is_early():
+                return []
+            self._shown_at = self._clock()
+        return _pieces(state, cut, ended=True)
+
+    def _overlong(self) -> list[str]:
+        if len(self._rest) <= _LONGEST:
+            return []
+        rest = self._rest.lstrip("\r")
+        keep = (len(rest) - 1) % _LONGEST + 1
+        pieces = _pieces(rest[: len(rest) - keep], self._cut, ended=False)
+        self._rest = rest[len(rest) - keep :]
+        self._cut = True
+        return pieces
+
+
+def _newest(rest: str) -> str:
+    """A line that rewrites itself, without the states that are written over."""
+    before, rewritten, state = rest.rpartition("\r")
+    if state.strip() or not before:
+        return rewritten + state
+    return "\r" + before.rpartition("\r")[2] + "\r"
+
+
+def _pieces(line: str, begun: bool, ended: bool) -> list[str]:
+    """A part of a line in pieces, with marks where there is more before or behind."""
+    parts = [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)] or [""]
+    befores = [_MARK if begun else "", *(_MARK for _ in parts[1:])]
+    behinds = [*(_MARK for _ in parts[1:]), "" if ended else _MARK]
+    return ["".join(piece) for piece in zip(befores, parts, behinds, strict=True)]

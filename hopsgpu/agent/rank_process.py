@@ -1,0 +1,280 @@
+"""A rank's process as its agent sees it: started, watched, stopped, and what it left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.agent.daemon_client import Keeper, Started
+from hopsgpu.agent.memory import Watch
+from hopsgpu.agent.rank_environment import ServerSpec
+from hopsgpu.agent.stack_filter import besides, end_of, last_lines
+from hopsgpu.linux import handles
+from hopsgpu.rank import main as rank_module
+from hopsgpu.rank.context import VARIABLE, Context
+from hopsgpu.tracebacks import shows_all
+
+STOP_SECONDS = 5.0
+_FAILED_LOOK_SECONDS = 1.0
+MOST_VALUE = 100 * 2**20
+# Of a process that gets no core meanwhile, the signal would overtake the stacks.
+_DUMP_SECONDS = 4.0
+_LOOK_SECONDS = 0.01
+# A look for a file takes some microseconds.
+_ENTRY_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's process ended.
+
+    Attributes:
+        exit_code: None where a signal ended it.
+        signal: its name, or None.
+        peak_memory: bytes, the larger of the largest resident set of one process (wait4's
+            ru_maxrss) and the most that was seen of all together (memory.Watch).
+        outcome: what the rank left: "status", and "error" and "traceback" where it failed;
+            with "besides", of what its log tells besides an exception that it raised;
+            "over memory" where it left nothing because we killed it for that; else empty.
+        value: the pickled value, b"" where there is none.
+        log_tail: the last lines of its output, as `stacks.last_lines` has them.
+        time: when it failed or, where it does not tell, when it had ended; seconds since the epoch
+            by this node's clock.
+        stopped: whether we ended it.
+    """
+
+    exit_code: int | None
+    signal: str | None
+    peak_memory: int
+    outcome: Mapping[str, str]
+    value: bytes
+    log_tail: tuple[str, ...]
+    time: float
+    stopped: bool
+
+
+class RankProcess:
+    """One rank; its directory holds its home, temporary files, model and log.
+
+    Attributes:
+        rank: in [0, world_size).
+        directory, log, model_dir: its own.
+        context: what it is told of its gang.
+        stopped: whether we have ended it, or kept it from starting.
+
+    Args:
+        keeper: starts it.
+        directory: made by the caller.
+        context: what the rank is told of its gang.
+        spec: of the fork server: what it shares with other ranks.
+        environment: its own variables.
+        memory: bytes that the process and its descendants may use, None for no bound.
+    """
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        directory: Path,
+        context: Context,
+        spec: ServerSpec,
+        environment: Mapping[str, str],
+        memory: int | None = None,
+    ) -> None:
+        self.rank = context.rank
+        self.directory = directory
+        self.log = directory / rank_module.LOG
+        self.model_dir = context.model_dir
+        self._keeper = keeper
+        self.context = context
+        self._spec = spec
+        self._environment = environment
+        self._memory = memory
+        self._peak = 0
+        self._excess: str | None = None
+        self._excess_at: float | None = None
+        self.stopped = False
+        self._spawning: asyncio.Future[Started] | None = None
+        self._gone = asyncio.Event()
+
+    async def start(self, call: bytes) -> Started:
+        """Starts the process.
+
+        Raises:
+            OSError: it cannot be started, or was stopped before.
+        """
+        if self.stopped:
+            raise InterruptedError("stopped before it had started")
+        work = self.directory / rank_module.WORK
+        home = self.directory / "home"
+        for path in (work, home, self.model_dir):
+            path.mkdir(parents=True, mode=0o700)
+        (self.directory / rank_module.CALL).write_bytes(call)
+        self.log.touch(mode=0o600)
+        described = self.directory / "context.json"
+        self.context.dump(described)
+        environment = {
+            **self._environment,
+            "HOME": str(home),
+            VARIABLE: str(described),
+        }
+        self._spawning = asyncio.ensure_future(
+            self._keeper.spawn(self._spec, self.directory, environment)
+        )
+        await asyncio.wait([self._spawning])
+        if self._spawning.cancelled():
+            raise InterruptedError("stopped before it had started")
+        return self._spawning.result()
+
+    @property
+    def shows_all_frames(self) -> bool:
+        """Whether stacks in its output are to have hopsgpu's own frames too."""
+        return shows_all({**self._spec.environment, **self._environment})
+
+    @property
+    def _pid(self) -> int | None:
+        """The process's number, None where it has not been started."""
+        spawning = self._spawning
+        if spawning is None or not spawning.done() or spawning.cancelled():
+            return None
+        return None if spawning.exception() else spawning.result().pid
+
+    async def entered(self, ended: asyncio.Event) -> float | None:
+        """Waits until the function runs; since when, in seconds since the epoch.
+
+        Args:
+            ended: set once the process has; None then, where the function never ran.
+        """
+        while (at := rank_module.entered(self.directory)) is None and not ended.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENTRY_SECONDS):
+                    await ended.wait()
+        return at
+
+    async def wait(self) -> RankEnd:
+        """Waits for the end of the process, and of what it left in its process group.
+
+        Meanwhile the process is killed if it uses more memory than it may.
+        """
+        pid = self._pid
+        assert pid is not None, "start() comes first"
+        async with asyncio.TaskGroup() as tasks:
+            watches = [
+                tasks.create_task(self._watch_memory(pid)),
+                tasks.create_task(self._end_failed(pid)),
+            ]
+            ended = await self._keeper.ended(pid)
+            for watch in watches:
+                watch.cancel()
+        self._gone.set()
+        code = os.waitstatus_to_exitcode(ended.status)
+        outcome, value, told_at = self._left()
+        wrote, keep_own = end_of(self.log), self.shows_all_frames
+        told = besides(wrote, keep_own=keep_own) if outcome.get("status") == "raised" else None
+        if told is not None:
+            outcome["besides"] = told
+        return RankEnd(
+            exit_code=code if code >= 0 else None,
+            signal=_signal_name(-code) if code < 0 else None,
+            peak_memory=max(ended.peak_memory, self._peak),
+            outcome=outcome,
+            value=value,
+            log_tail=last_lines(wrote, keep_own=keep_own),
+            time=told_at or ended.time,
+            stopped=self.stopped,
+        )
+
+    async def _watch_memory(self, pid: int) -> None:
+        if self._memory is None:
+            return
+        watch = Watch(pid, self._memory)
+        # In a thread: a look takes 6 ms for 2 GB.
+        while self._excess is None:
+            await asyncio.sleep(watch.pause)
+            self._excess = await asyncio.to_thread(watch.look)
+            self._peak = watch.peak
+        self._excess_at = time.time()
+        self._keeper.signal(pid, signal.SIGKILL, "tree")
+
+    async def _end_failed(self, pid: int) -> None:
+        """Kills a rank that has failed and does not end: its threads wait for something, say."""
+        outcome = self.directory / rank_module.OUTCOME
+        while not outcome.exists():
+            await asyncio.sleep(_FAILED_LOOK_SECONDS)
+        if json.loads(outcome.read_text())["status"] not in rank_module.WELL:
+            await asyncio.sleep(STOP_SECONDS)
+            self._keeper.signal(pid, signal.SIGKILL, "tree")
+
+    def _left(self) -> tuple[dict[str, str], bytes, float | None]:
+        """The outcome and the pickled value that the process left, and when it told of it."""
+        outcome = self.directory / rank_module.OUTCOME
+        value = self.directory / rank_module.VALUE
+        left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}
+        told_at = left.pop("time", self._excess_at)
+        if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
+            error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
+            left = {"status": "too large", "error": error}
+            value.unlink()
+        pickled = value.read_bytes() if "status" in left and value.exists() else b""
+        if self._excess is not None:
+            # A function that had come to its end by then has told more than we know.
+            left = {"status": "over memory", "error": self._excess, **left}
+        return left, pickled, told_at
+
+    async def stop(self, *, dump_stacks: bool = False) -> None:
+        """SIGTERM to the rank's process group, SIGKILL to all that descends from it after 5 s.
+
+        Returns when it is gone.
+
+        Args:
+            dump_stacks: have the stacks of all threads written to its log first.
+        """
+        if self._gone.is_set():
+            return
+        # One that had come to its end by itself has told how.
+        if self._excess is None and not (self.directory / rank_module.OUTCOME).exists():
+            self.stopped = True
+        if self._spawning is not None and not self._spawning.done():
+            self._spawning.cancel()
+        pid = self._pid
+        if pid is None:
+            return
+        if dump_stacks:
+            await self._dump_stacks(pid)
+        self._keeper.signal(pid, signal.SIGTERM, "group")
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._gone.wait()
+        except TimeoutError:
+            self._keeper.signal(pid, signal.SIGKILL, "tree")
+            await self._gone.wait()
+
+    async def _dump_stacks(self, pid: int) -> None:
+        before = self.log.stat().st_size
+        self._keeper.signal(pid, signal.SIGUSR1, "process")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DUMP_SECONDS):
+                # The next signal would end the process before the handler does; it tells nobody.
+                while not self._gone.is_set() and (
+                    not self._dumped(before) or handles(pid, signal.SIGUSR1)
+                ):
+                    await asyncio.sleep(_LOOK_SECONDS)
+
+    def _dumped(self, offset: int) -> bool:
+        with self.log.open("rb") as file:
+            file.seek(offset)
+            return b"(most recent call first)" in file.read()
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {number}"

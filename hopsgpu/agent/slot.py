@@ -1,0 +1,47 @@
+"""A slot: what one attempt after the other has in an agent, beside other slots' attempts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from dataclasses import dataclass, field
+
+from hopsgpu.agent.addresses import HeldPorts
+from hopsgpu.agent.module_unpacker import Unpacked
+from hopsgpu.agent.rank_group import Attempt
+from hopsgpu.packaging.python_env.environment import Home
+
+
+@dataclass
+class Slot:
+    """Of an agent. A launch has slot 0; trials that share its GPUs have one each.
+
+    Attributes:
+        meeting: ports and store of the attempt.
+        ports: of the meeting, that its ranks may bind.
+        reserving: what fills it.
+        home: what the attempt's ranks run with.
+        attempt: the last one.
+        unwanted: set when an upload of the attempt is to end.
+        unpacked: the user's modules. Not shared with other slots, whose ranks may change them.
+    """
+
+    meeting: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    ports: HeldPorts | None = None
+    reserving: asyncio.Task[None] | None = None
+    home: Home = field(default_factory=Home)
+    attempt: Attempt | None = None
+    unwanted: threading.Event = field(default_factory=threading.Event)
+    unpacked: Unpacked = field(default_factory=Unpacked)
+
+    async def close(self) -> None:
+        """Ends what runs, and gives back what is held."""
+        self.unwanted.set()
+        # A fork server that serves the store may still be importing.
+        if self.reserving is not None:
+            self.reserving.cancel()
+        if self.attempt is not None:
+            await self.attempt.end()
+        self.meeting.close()
+        await asyncio.to_thread(self.unpacked.close)

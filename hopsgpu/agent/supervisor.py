@@ -1,0 +1,316 @@
+"""The agent: the barrier task that supervises a container's ranks at the driver's word.
+
+Between hello and the end of the connection it answers:
+
+    reserve   tries its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
+              a store where one is wanted; the first has the processes started from which ranks
+              are forked                                    → preparing …, reserved {ports, ...}
+    keep      keeps the payload, the user's modules, for each `run` that names it
+    run       starts ranks; payload: the call, shards       → started, entered, output, record,
+              reports, warning …, failing, saving …, ended
+    prune     has the ranks of a trial know that it is to end
+    stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
+                                                            → (their ended, publish-failed)
+    tokens    keeps the payload, fresh HDFS tokens, for itself and its ranks
+                                                            → kept-tokens {digest} | warning
+    left      looks at ranks' model directories             → left
+    publish   uploads them                                  → uploaded | publish-failed
+
+What belongs to a run bears its id, in both directions: on a gang that serves several launches a
+late word of one is not taken for the next one's. `reserve` and `run` name a slot too, and replace
+only what was in that one: trials that share a GPU run beside each other. A `run` of one rank may
+follow another one without a `reserve`, with what was reserved for that.
+
+A lost connection is the same as stop and end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hashlib
+import os
+import signal
+import threading
+from collections import defaultdict
+from collections.abc import Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+from hopsgpu.agent.addresses import held_ports, reach
+from hopsgpu.agent.daemon_client import Keeper, connected
+from hopsgpu.agent.gpu_access import unopened
+from hopsgpu.agent.hadoop_tokens import keep_tokens
+from hopsgpu.agent.model_upload import dump_left, dump_parts, left_in, upload_all
+from hopsgpu.agent.module_unpacker import Unpacked
+from hopsgpu.agent.rank_environment import ServerSpec
+from hopsgpu.agent.rank_group import Attempt, spec_of
+from hopsgpu.agent.slot import Slot
+from hopsgpu.control.channel import Channel, ChannelError, Message
+from hopsgpu.control.peer import Driver, given_out, greet, lake_environment
+from hopsgpu.core.rank_requirements import lacking
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+
+# The driver waits for an answer no longer than for some of these.
+_SIGN_SECONDS = 5.0
+
+
+def run_agent(driver: Driver, watched: int | None = None) -> None:
+    """Serves the driver until it hangs up or is gone. Must run in the main thread.
+
+    Args:
+        driver: where it listens.
+        watched: pid of the process with which its keeper ends, as of `connected`.
+
+    Raises:
+        OSError: the driver cannot be reached.
+        ChannelError: something else answered.
+    """
+    asyncio.run(_serve(driver, watched))
+
+
+async def _serve(driver: Driver, watched: int | None) -> None:
+    # HDFS clients in this process act for the submitter; the process is this task's own.
+    os.environ.update(lake_environment(driver.user, {}))
+    channel = await greet(driver)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            await Agent(channel, tasks, watched).serve()
+    finally:
+        await channel.close()
+
+
+async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
+    """Looks at the modules once the ranks have ended; the next attempt would wait for it."""
+    await attempt.over.wait()
+    await asyncio.to_thread(unpacked.look, given)
+
+
+def _lacking(modules: Sequence[str], home: Home) -> list[str]:
+    """Top-level modules that ranks lack; none of those with another Python, which nobody asks."""
+    if home.executable is not None:
+        return []
+    brought = list(home.packages)
+    return [name for name in lacking(modules) if PathFinder.find_spec(name, brought) is None]
+
+
+def _trouble(error: Exception) -> str:
+    """The kind of a StoreError."""
+    return error.kind if isinstance(error, StoreError) else ""
+
+
+class Agent:
+    """Ranks of one container and what the driver wants of them."""
+
+    def __init__(
+        self, channel: Channel, tasks: asyncio.TaskGroup, watched: int | None = None
+    ) -> None:
+        self._channel = channel
+        self._watched = watched
+        self._tasks = tasks
+        self._keeping = contextlib.AsyncExitStack()
+        self._keeper: Keeper | None = None
+        # Slots that reserve at the same time are to have the same keeper.
+        self._connecting = asyncio.Lock()
+        self._slots: defaultdict[int, Slot] = defaultdict(Slot)
+        self._kept: tuple[str, bytes] = ("", b"")
+        # Once for all launches on this container.
+        gpus = [device["gpu"] for device in given_out()]
+        self._opening = tasks.create_task(unopened(gpus))
+        self._warming: asyncio.Task[None] | None = None
+
+    async def serve(self) -> None:
+        """Answers until the driver hangs up; then no rank is left."""
+        try:
+            while (message := await self._channel.receive()) is not None:
+                await self._answer(message)
+        finally:
+            self._opening.cancel()
+            await asyncio.gather(*(slot.close() for slot in self._slots.values()))
+            if self._warming is not None:
+                self._warming.cancel()
+                await asyncio.wait([self._warming])
+            await self._keeping.aclose()
+
+    async def _answer(self, message: Message) -> None:
+        match message.kind:
+            case "reserve":
+                slot = self._slots[message["slot"]]
+                slot.reserving = self._tasks.create_task(self._reserve(message, slot))
+            case "keep":
+                self._kept = message["name"], message.payload
+            case "run":
+                await self._run(message, self._slots[message["slot"]])
+            case "prune":
+                await self._prune(message)
+            case "stop":
+                for slot in self._slots_of(message):
+                    assert slot.attempt is not None
+                    slot.unwanted.set()
+                    stopping = slot.attempt.stop(dump_stacks=bool(message["dump_stacks"]))
+                    self._tasks.create_task(stopping)
+            case "tokens":
+                await self._keep_tokens(message)
+            case "left":
+                self._tasks.create_task(self._left(message))
+            case "publish":
+                (slot,) = self._slots_of(message)
+                # Made here, for a `stop` right behind it.
+                slot.unwanted = unwanted = threading.Event()
+                self._tasks.create_task(self._publish(message, unwanted))
+            case other:
+                raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
+
+    def _slots_of(self, message: Message) -> list[Slot]:
+        """The slot with the attempt of a message's run; none where it has been replaced."""
+        run_id = message["run_id"]
+        return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
+
+    async def _prune(self, message: Message) -> None:
+        for slot in self._slots_of(message):
+            assert slot.attempt is not None
+            await slot.attempt.prune()
+
+    async def _reserve(self, message: Message, slot: Slot) -> None:
+        slot.meeting.close()
+        tell = functools.partial(self._channel.tell, "reserved", run_id=message["run_id"])
+        try:
+            if closed := await asyncio.shield(self._opening):
+                await tell(unopened=closed)
+                return
+            slot.home = await self._prepared(message)
+            there = reach(self._channel.local_address, message["interface"], message["others"])
+            held = held_ports(message["ports"], there.address)
+            slot.ports = slot.meeting.enter_context(held)
+            spec = spec_of(message, slot.home)
+            if self._warming is None:
+                self._warming = self._tasks.create_task(self._warm(spec))
+            store = await self._store(spec, int(message["store"]), slot.meeting)
+        except (ConfigError, OSError) as error:
+            configured = isinstance(error, ConfigError)
+            await tell(problem=str(error) or repr(error), configured=configured)
+            return
+        await tell(
+            ports=slot.ports.ports,
+            store=store,
+            address=there.address,
+            interface=there.interface,
+            lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
+        )
+
+    async def _prepared(self, message: Message) -> Home:
+        """What ranks run with, once it is there; the driver is told that it takes its time.
+
+        Raises:
+            ConfigError: they cannot run with it here.
+            OSError: it did not come.
+        """
+        fields = message.fields.get("python_env")
+        if fields is None:
+            return Home()
+        keeper = await self._keeper_here()
+        env = PythonEnv.from_fields(fields)
+        preparing = asyncio.ensure_future(keeper.prepare(env, os.environ))
+        try:
+            while not (await asyncio.wait([preparing], timeout=_SIGN_SECONDS))[0]:
+                await self._channel.tell("preparing", run_id=message["run_id"])
+            return preparing.result()
+        finally:
+            preparing.cancel()
+
+    async def _store(
+        self, spec: ServerSpec, world_size: int, meeting: contextlib.ExitStack
+    ) -> int | None:
+        """The port of a TCPStore for so many ranks, ended with the meeting; None without one."""
+        if not world_size:
+            return None
+        keeper = await self._keeper_here()
+        store = await keeper.store(spec, world_size)
+        if store is None:
+            return None
+        meeting.callback(keeper.signal, store.pid, signal.SIGKILL, "tree")
+        return store.port
+
+    async def _warm(self, spec: ServerSpec) -> None:
+        """Has the keeper and a fork server there, while the user's modules come."""
+        with contextlib.suppress(OSError):  # what wants them is told, and tells
+            await (await self._keeper_here()).warm(spec)
+
+    async def _run(self, message: Message, slot: Slot) -> None:
+        before, slot.attempt = slot.attempt, None
+        attempt = Attempt(self._channel, self._tasks, message)
+        if before is not None and before.is_trial:
+            await before.give_way(attempt.begun)
+        elif before is not None:
+            # What a launch has left may be large, and the next one needs the disk.
+            await before.end()
+        slot.attempt = attempt
+        try:
+            if before is not None and before.is_trial and slot.ports is not None:
+                # Its rank may have left a process that listens where this one is to.
+                slot.ports.check()
+            roots = await self._modules(message, slot.unpacked)
+            self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.given))
+            await attempt.start(await self._keeper_here(), roots, slot.home)
+        except OSError as error:
+            await attempt.refuse(error)
+
+    async def _modules(self, message: Message, unpacked: Unpacked) -> list[str]:
+        """The directories to import the user's modules from.
+
+        Raises:
+            ChannelError: others were to be kept.
+            OSError: they cannot be written.
+        """
+        name, archive = self._kept
+        if message["modules"] != name:
+            raise ChannelError("the driver named modules that it has not sent")
+        # In a thread, as all that may take long: a loop that does not run gives no sign of life.
+        return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
+
+    async def _keeper_here(self) -> Keeper:
+        """This container's keeper; another one where it has been killed."""
+        async with self._connecting:
+            if self._keeper is None or self._keeper.lost:
+                keeper = connected(Path("hopsgpu"), self._watched)
+                self._keeper = await self._keeping.enter_async_context(keeper)
+            return self._keeper
+
+    async def _keep_tokens(self, message: Message) -> None:
+        own = Path("hopsgpu").absolute()
+        try:
+            await asyncio.to_thread(keep_tokens, message.payload, os.environ, own)
+        except (OSError, ValueError) as error:
+            container = os.environ.get("CONTAINER_ID", "a container")
+            text = f"fresh HDFS tokens could not be kept in {container}: {error}"
+            await self._channel.tell("warning", run_id=message["run_id"], text=text)
+            return
+        digest = hashlib.sha256(message.payload).hexdigest()
+        await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
+
+    async def _left(self, message: Message) -> None:
+        """Tells what the ranks have left in their model directories."""
+        left = await asyncio.to_thread(left_in, self._model_dirs(message))
+        await self._channel.tell("left", dump_left(left), run_id=message["run_id"])
+
+    async def _publish(self, message: Message, unwanted: threading.Event) -> None:
+        tell = functools.partial(self._channel.tell, run_id=message["run_id"])
+        try:
+            directories = self._model_dirs(message)
+            parts = await asyncio.to_thread(
+                upload_all, directories, message["staging_url"], unwanted
+            )
+        except Exception as error:  # noqa: BLE001 - told to the driver, whatever it is
+            reason = str(error) or repr(error)
+            await tell("publish-failed", reason=reason, trouble=_trouble(error))
+            return
+        finally:
+            unwanted.set()
+        await tell("uploaded", dump_parts(parts))
+
+    def _model_dirs(self, message: Message) -> dict[int, Path]:
+        (slot,) = self._slots_of(message)
+        assert slot.attempt is not None
+        return {rank: slot.attempt.model_dir(rank) for rank in message["ranks"]}

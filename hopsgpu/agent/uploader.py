@@ -1,0 +1,188 @@
+"""What a rank leaves for the lake while it runs, its checkpoints and logs, brought by its agent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.artifacts import log_dir_upload
+from hopsgpu.artifacts.checkpoint_upload import Saves
+from hopsgpu.artifacts.checkpoints import Checkpoints
+from hopsgpu.artifacts.log_dir_upload import LogCarrier
+from hopsgpu.rank.context import Context
+from hopsgpu.storage.lake import Lake
+
+# How long the end of a rank is not told as what it saved is not there yet: of one that returned,
+# longer by what an upload takes at the least speed that is borne with, and of one that others may
+# wait for, or a next attempt.
+SAVE_SECONDS = 120.0
+SAVE_BYTES_PER_SECOND = 20e6
+FAILED_SAVE_SECONDS = 30.0
+_LOG_SECONDS = 20.0
+# For a client of the lake to notice that it is to give up.
+_GIVE_UP_SECONDS = 5.0
+_SIGN_SECONDS = 1.0
+# An idle look takes some microseconds.
+_LOOK_SECONDS = 0.1
+_ROUND_SECONDS = 3.0
+
+_Tell = Callable[[str], Awaitable[None]]
+
+
+@dataclass(eq=False)
+class _Way:
+    """One of the two ways to the lake, in a thread of its own: it takes as long as it takes."""
+
+    pool: ThreadPoolExecutor
+    stop: threading.Event = field(default_factory=threading.Event)
+    task: asyncio.Task[None] | None = None
+    until: float = 0.0
+
+    def start(self, bringing: Coroutine[Any, Any, None]) -> None:
+        self.task = asyncio.create_task(bringing)
+
+    def overdue(self, now: float) -> None:
+        """Ends it where its time is over, gently first."""
+        if self.task is None or self.task.done():
+            return
+        if now >= self.until:
+            self.stop.set()
+        if now >= self.until + _GIVE_UP_SECONDS:
+            self.task.cancel()
+
+
+class Bringing:
+    """Brings what a rank saves and logs to the lake. A context manager; ended by `finish`.
+
+    Args:
+        directory: the rank's.
+        context: what it is told of its gang.
+        hurry: set when the attempt is to end.
+        warn: told what a person should know.
+    """
+
+    def __init__(
+        self, directory: Path, context: Context, hurry: asyncio.Event, warn: _Tell
+    ) -> None:
+        self._rank = context.rank
+        self._saves = Saves(directory)
+        self._checkpoints = Checkpoints(Lake(context.checkpoint_dir), context.rank, context.attempt)
+        self._hurry = hurry
+        self._warn = warn
+        self._ended = asyncio.Event()
+        self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
+        self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
+        target = Lake(context.log_dir_url, quick=True) / f"rank-{context.rank}"
+        self._carrier = LogCarrier(directory / log_dir_upload.DIRECTORY, target, self._logging.stop)
+
+    async def __aenter__(self) -> Bringing:
+        self._saving.start(self._bring_saves())
+        self._logging.start(self._carry_logs())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = []
+        for way in (self._saving, self._logging):
+            way.stop.set()
+            assert way.task is not None
+            way.task.cancel()
+            way.pool.shutdown(wait=False)
+            tasks.append(way.task)
+        # What they met was told; other ranks of the container go on.
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something that the rank has saved is not on the lake yet."""
+        return bool(self._saves.pending())
+
+    async def finish(self, sign: Callable[[], Awaitable[None]], *, returned: bool) -> None:
+        """Waits until all is there, for a bounded time; what is not by then is warned of.
+
+        Args:
+            sign: awaited every second meanwhile.
+            returned: whether the rank came to its end by itself, and well.
+        """
+        self._ended.set()
+        now = time.monotonic()
+        seconds = self._patience() if returned else FAILED_SAVE_SECONDS
+        self._saving.until, self._logging.until = now + seconds, now + _LOG_SECONDS
+        ways = [way for way in (self._saving, self._logging) if way.task is not None]
+        while left := [way.task for way in ways if way.task is not None and not way.task.done()]:
+            await asyncio.wait(left, timeout=_SIGN_SECONDS)
+            if all(task.done() for task in left):
+                break
+            now = time.monotonic()
+            if self._hurry.is_set():
+                self._saving.until = min(self._saving.until, now + FAILED_SAVE_SECONDS)
+            for way in ways:
+                way.overdue(now)
+            await sign()
+        await self._tell_of_the_rest(seconds)
+
+    def _patience(self) -> float:
+        try:
+            return SAVE_SECONDS + self._saves.pending_bytes() / SAVE_BYTES_PER_SECOND
+        except OSError:
+            return SAVE_SECONDS
+
+    async def _tell_of_the_rest(self, seconds: float) -> None:
+        if lost := len(self._saves.pending()):
+            await self._warn(
+                f"{lost} of rank {self._rank}'s checkpoints did not come to the lake: they were"
+                f" given up after at most {seconds:.0f} s"
+            )
+        if self._logging.stop.is_set():
+            await self._warn(
+                f"the last logs of rank {self._rank} for TensorBoard did not come to the lake: they"
+                f" were given up after {_LOG_SECONDS:g} s"
+            )
+
+    async def _bring_saves(self) -> None:
+        loop, stop = asyncio.get_running_loop(), self._saving.stop
+        while True:
+            last = self._ended.is_set()
+            for handed in self._saves.pending():
+                if stop.is_set():
+                    return
+                bring = functools.partial(self._saves.bring, handed, self._checkpoints, stop)
+                try:
+                    problem = await loop.run_in_executor(self._saving.pool, bring)
+                except Exception as error:  # noqa: BLE001 - a rank waits; its thread may not start
+                    problem = self._saves.refuse(handed, self._rank, error)
+                if problem is not None:
+                    await self._warn(problem)
+            if last:
+                return
+            await self._pause(_LOOK_SECONDS)
+
+    async def _carry_logs(self) -> None:
+        loop, failed = asyncio.get_running_loop(), False
+        while True:
+            await self._pause(_ROUND_SECONDS)
+            last = self._ended.is_set()
+            if self._carrier.wanted:
+                carry = functools.partial(self._carrier.round, last=last)
+                try:
+                    warnings = await loop.run_in_executor(self._logging.pool, carry)
+                except Exception as error:  # noqa: BLE001 - told once, and tried again
+                    warnings = [] if failed else [f"log_dir is not on the lake: {error!r:.500}"]
+                    failed = True
+                for warning in warnings:
+                    await self._warn(f"rank {self._rank}: {warning}")
+            if last:
+                return
+
+    async def _pause(self, seconds: float) -> None:
+        """Waits for some seconds, or until the rank has ended."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ended.wait()

@@ -1,0 +1,230 @@
+"""Checkpoints brought back from the lake: which one, and its files, whole and checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.artifacts.checkpoint_retention import newest_direction
+from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, score
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.digests import DIGEST, Facts, read_facts
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.transfer import download_files
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A checkpoint that is there: a step's parts, one of each rank that saves."""
+
+    checkpoints: Checkpoints
+    step: int
+    parts: frozenset[Part]
+
+    @property
+    def home(self) -> Lake:
+        return self.checkpoints.root / str(self.step)
+
+
+def latest(
+    places: Sequence[Checkpoints],
+    into: Path,
+    *,
+    all_ranks: bool = False,
+    world_size: int | None = None,
+    begun: bool = True,
+) -> Path | None:
+    """Downloads the latest checkpoint of the first place that has one; None where none has.
+
+    That is the latest step that has the parts of all ranks that ever saved one, and of a step that
+    was saved again what all of them saved last: what an attempt that failed while some of them
+    saved has left does not count, and all ranks see the same. What this attempt itself has saved
+    counts once all ranks that saved in the run that it goes on from have saved too: some may have
+    saved before others have asked, and begun. For the same reason nothing of it counts for a rank
+    that has not saved in it itself.
+
+    Args:
+        places: the run's own first.
+        into: a local directory, which keeps what was downloaded.
+        all_ranks: as `best`.
+        world_size: of the attempt; None where all ranks of the earlier run are still there.
+        begun: whether this rank has saved in this attempt.
+
+    Returns:
+        As `best`.
+
+    Raises:
+        ConfigError, StoreError: as `best`.
+    """
+
+    def candidates() -> Iterator[_Found]:
+        for place, *before in (places[number:] for number in range(len(places))):
+            earlier = {rank for other in before for rank in other.ranks()}
+            here = {rank for rank in earlier if world_size is None or rank < world_size}
+            parts = without_torn(place.parts(), place.attempt, here)
+            if place is places[0] and not begun:
+                parts = before_attempt(parts, place.attempt)
+            for step, there in sorted(complete(parts, place.ranks()).items(), reverse=True):
+                yield _Found(place, step, there)
+
+    return _brought(candidates, into, all_ranks)
+
+
+def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) -> Path | None:
+    """Downloads the checkpoint with the best metric of all places; None where none has a metric.
+
+    Args:
+        places: the run's own first.
+        into: a local directory, which keeps what was downloaded.
+        all_ranks: whether to have what all ranks saved, in one directory.
+
+    Returns:
+        The file or directory, as it was saved by this rank, or by the lowest where this one has
+        saved none. With `all_ranks` a directory with the files that the ranks saved, and with
+        what was in the directories that they saved.
+
+    Raises:
+        ConfigError: with `all_ranks`, two ranks saved different files of the same name.
+        StoreError: the lake refused, or a file is damaged.
+    """
+
+    def candidates() -> Iterator[_Found]:
+        found = [
+            (score(parts), _Found(place, step, parts))
+            for place in reversed(places)
+            for step, parts in sorted(complete(place.parts(), place.ranks()).items())
+        ]
+        scored = [(score.metric, one) for score, one in found if score.metric is not None]
+        sign = newest_direction([(score.metric, score.best) for score, _ in found])
+        # Of equals the newest.
+        order = sorted(enumerate(scored), key=lambda each: (sign * each[1][0], each[0]))
+        return iter([one for _, (_, one) in reversed(order)])
+
+    return _brought(candidates, into, all_ranks)
+
+
+def without_torn(
+    parts: Mapping[int, Collection[Part]], attempt: int, ranks: Collection[int]
+) -> Mapping[int, frozenset[Part]]:
+    """Parts by step; of those saved in an attempt only what all of some ranks saved together."""
+
+    def together(part: Part, there: Collection[Part]) -> bool:
+        if part.attempt != attempt:
+            return True
+        like = (attempt, part.number)
+        its = {other.rank for other in there if (other.attempt, other.number) == like}
+        return its.issuperset(ranks)
+
+    return {
+        step: frozenset(part for part in there if together(part, there))
+        for step, there in parts.items()
+    }
+
+
+def before_attempt(
+    parts: Mapping[int, Collection[Part]], attempt: int
+) -> Mapping[int, frozenset[Part]]:
+    """Parts by step, but those saved in an attempt."""
+    return {
+        step: frozenset(part for part in there if part.attempt != attempt)
+        for step, there in parts.items()
+    }
+
+
+def _brought(
+    candidates: Callable[[], Iterator[_Found]], into: Path, all_ranks: bool
+) -> Path | None:
+    while (found := next(candidates(), None)) is not None:
+        rank = found.checkpoints.rank
+        own = next((part for part in found.parts if part.rank == rank), min(found.parts))
+        parts = sorted(found.parts) if all_ranks else [own]
+        # Those of the run that this one goes on from are downloaded into the same directory.
+        urls = "\n".join([str(all_ranks), *((found.home / part.name).url for part in parts)])
+        local = into / f"{found.step}-{hashlib.sha256(urls.encode()).hexdigest()[:16]}"
+        # What was replaced meanwhile is not there any more, but what replaced it is.
+        try:
+            there = local.is_dir() or _fetched(found.home, parts, local, all_ranks)
+        except StoreError as error:
+            if error.kind not in (DAMAGED, ABSENT):
+                raise
+            other = next((one for one in candidates() if one.home.url != found.home.url), None)
+            raise _with_advice(error, found, other) from error
+        if there:
+            if all_ranks:
+                return local
+            (saved,) = local.iterdir()
+            return saved
+    return None
+
+
+def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> StoreError:
+    """What a person is told of a checkpoint that is not whole: what to do to go on without it."""
+    then = (
+        "then there is no checkpoint to go on from"
+        if other is None
+        else f"then it is step {other.step}, in {other.home.url}, that is gone on from"
+    )
+    return StoreError(
+        f"{error}. Where nothing brings back what step {found.step} had, remove the directory"
+        f" {found.home.url}: {then}",
+        error.kind,
+    )
+
+
+def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) -> bool:
+    """Downloads parts; False, and nothing is there, where one was removed meanwhile."""
+    local.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix="draft-", dir=local.parent))
+    problem: StoreError | None = None
+    try:
+        try:
+            _download(home, parts, draft, all_ranks)
+        except StoreError as error:
+            problem = error
+        if not {part.record for part in parts} <= set(home.names()):
+            return False
+        if problem is not None:
+            raise problem
+        try:
+            draft.rename(local)
+        except OSError:
+            # Another process of this machine was quicker.
+            if not local.is_dir():
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return True
+
+
+def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) -> None:
+    had: dict[str, tuple[int, Facts]] = {}
+    for part in parts:
+        facts, source = _facts(home / part.record), home / part.name
+        if all_ranks:
+            top, _, below = min(facts).partition("/")
+            if below:
+                source /= top
+                facts = {name.partition("/")[2]: fact for name, fact in facts.items()}
+            for name, fact in facts.items():
+                rank, other = had.setdefault(name, (part.rank, fact))
+                if other != fact:
+                    raise ConfigError(
+                        f"ranks {rank} and {part.rank} saved different files named {name!r}, which"
+                        " cannot lie in one directory: name them by rank, or leave all_ranks out"
+                    )
+            facts = {name: fact for name, fact in facts.items() if had[name][0] == part.rank}
+        download_files(facts, source, target)
+
+
+def _facts(record: Lake) -> dict[str, Facts]:
+    content = record.read()
+    try:
+        return read_facts(json.loads(content)["files"], DIGEST)
+    except ODD_JSON as error:
+        raise StoreError(f"{record.url} is damaged: {error!r}", DAMAGED) from error

@@ -1,0 +1,189 @@
+"""What a rank leaves in `context().log_dir`, carried to the lake while it trains: for TensorBoard.
+
+Files of events only grow, and so do those on the lake. Any other file that changes is carried anew.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.names import path_below
+
+# In the rank's directory.
+DIRECTORY = "logs"
+# A summary writer puts it into the name, and appends to nothing else.
+_EVENTS = "tfevents"
+_CHUNK = 8 * 2**20
+# Larger files that are carried anew are seen to grow by those who look meanwhile.
+_MOST_AT_ONCE = 8 * 2**20
+# Of files; HDFS takes half a second to close one, however small.
+_FILES_AT_ONCE = 8
+# A file that always changes is carried anew for a tenth of the time at most.
+_PATIENCE = 9.0
+# Kinds of errors that the next file would meet too.
+_ALL_FILES = ("unreachable", "safe mode")
+
+
+@dataclass
+class _Carried:
+    """What is on the lake of a file.
+
+    Attributes:
+        length: bytes of it.
+        changed: size and time of change (ns) that it had here.
+        due: when it may be carried anew, by the monotonic clock.
+    """
+
+    length: int = 0
+    changed: tuple[int, int] = (-1, -1)
+    due: float = 0.0
+
+
+class LogCarrier:
+    """Carries the files below one directory.
+
+    Args:
+        directory: made by the rank, when it first asks for it.
+        target: on the lake, for what is below the directory.
+        stop: set when no more is to be carried.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        target: Lake,
+        stop: threading.Event,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory = directory
+        self._target = target
+        self._stop = stop
+        self._clock = clock
+        self._carried: dict[str, _Carried] = {}
+        self._made: set[str] = set()
+        self._told: set[str] = set()
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the rank has asked for its directory."""
+        return self._directory.is_dir()
+
+    def round(self, *, last: bool = False) -> list[str]:
+        """Carries what has changed since the last round; what a person should know, once.
+
+        Args:
+            last: whether no more follows, so that nothing is put off.
+        """
+        problems: dict[str, str] = {}
+        for name, error in self._carry_changed(last=last):
+            if isinstance(error, ConfigError):
+                problems.setdefault("name", f"{name!r} in log_dir stays on its node: {error}")
+            else:
+                expected = isinstance(error, (StoreError, OSError))
+                why = str(error) if expected else f"{error!r:.500}"
+                when = "" if last else " yet"
+                text = f"{name!r} in log_dir is not on the lake{when}: {why}"
+                problems.setdefault("lake", text)
+        if last:
+            self._told.discard("lake")
+        new = [text for kind, text in problems.items() if kind not in self._told]
+        self._told.update(problems)
+        return new
+
+    def _carry_changed(self, *, last: bool) -> Iterator[tuple[str, BaseException]]:
+        """Carries some files at once; the problems, by the names of the files."""
+        changed = [each for each in _files(self._directory) if self._has_changed(*each)]
+        if not changed:
+            return
+        over = threading.Event()
+
+        def carry(name: str, path: Path) -> None:
+            if over.is_set() or self._stop.is_set():
+                return
+            try:
+                self._carry(name, path, last=last)
+            except FileNotFoundError:
+                pass  # removed meanwhile
+            except StoreError as error:
+                if error.kind in _ALL_FILES:
+                    over.set()
+                raise
+
+        most = min(_FILES_AT_ONCE, len(changed))
+        with ThreadPoolExecutor(most, thread_name_prefix="hopsgpu-logs") as pool:
+            carrying = [(name, pool.submit(carry, name, path)) for name, path in changed]
+        for name, future in carrying:
+            # Clients in Rust panic with a BaseException.
+            if (error := future.exception()) is not None:
+                yield name, error
+
+    def _has_changed(self, name: str, path: Path) -> bool:
+        carried = self._carried.get(name)
+        try:
+            return carried is None or carried.changed != _state(path.stat())
+        except FileNotFoundError:
+            return False
+
+    def _carry(self, name: str, path: Path, *, last: bool) -> None:
+        found = path.stat()
+        carried = self._carried.get(name)
+        path_below(name)
+        target = self._target / name
+        parent = name.rpartition("/")[0]
+        if parent not in self._made:
+            (self._target / parent if parent else self._target).make()
+            self._made.add(parent)
+        grows = _EVENTS in path.name
+        if carried is None or (grows and carried.length > found.st_size):
+            # What an earlier attempt left under the name is replaced.
+            if grows:
+                target.remove()
+            carried = self._carried[name] = _Carried()
+        if grows:
+            self._append(path, target, carried)
+        elif last or self._clock() >= carried.due:
+            began = self._clock()
+            self._replace(path, target)
+            carried.due = began + (1 + _PATIENCE) * (self._clock() - began)
+        else:
+            return
+        carried.changed = _state(found)
+
+    def _append(self, path: Path, target: Lake, carried: _Carried) -> None:
+        with path.open("rb") as file:
+            file.seek(carried.length)
+            while not self._stop.is_set() and (chunk := file.read(_CHUNK)):
+                carried.length = target.append(chunk, carried.length)
+
+    def _replace(self, path: Path, target: Lake) -> None:
+        if path.stat().st_size <= _MOST_AT_ONCE:
+            target.replace(path.read_bytes())
+        else:
+            target.upload(path)
+
+
+def _state(found: os.stat_result) -> tuple[int, int]:
+    return found.st_size, found.st_mtime_ns
+
+
+def _files(directory: Path) -> Iterator[tuple[str, Path]]:
+    """Regular files below a directory, none where it is absent, by their names below it."""
+    for parent, _, names in os.walk(directory):
+        for name in sorted(names):
+            path = Path(parent, name)
+            try:
+                is_file = stat.S_ISREG(path.lstat().st_mode)
+            except FileNotFoundError:
+                continue
+            if is_file:
+                yield path.relative_to(directory).as_posix(), path

@@ -1,0 +1,328 @@
+"""What is said of a published version: `manifest.json` beside its files.
+
+Schema 1 is one JSON object:
+
+| field | value |
+|---|---|
+| schema | 1 |
+| name, version | the model's name; an integer, 1 and up |
+| time | when it was committed, UTC, RFC 3339 with milliseconds, by the publisher's clock |
+| digest | the algorithm of the files' digests: "xxh3_128" |
+| files | by path below the version, with `/`: {"bytes": size, "digest": hexadecimal} |
+| framework | "tensorflow", "torch", "onnx", of a launch also "jax" or "sklearn"; or null |
+| metrics | numbers by name; "NaN", "Infinity" and "-Infinity" stand for what JSON lacks |
+| signature, parameters, data | JSON as the publisher gave it, or null |
+| tags | those the version was published with; where they are now is in `_tags` |
+| user | whose it is, as the lake has it |
+| run_id, application, code_digest | strings, or null |
+| hopsgpu | the version of hopsgpu that wrote it |
+| publication | an id of this publish |
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.core.spec import check_name
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.digests import DIGEST, Facts, read_facts
+from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON, UNSUPPORTED
+
+SCHEMA = 1
+FILE = "manifest.json"
+LATEST = "latest"
+_LONGEST_SHOWN = 200
+_NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
+_TEXT_OR_NULL = (str, type(None))
+# What each field of a manifest may be; whatever JSON has where the publisher gives it.
+_FIELDS: Mapping[str, type | tuple[type, ...]] = {
+    "name": str,
+    "version": int,
+    "time": str,
+    "framework": _TEXT_OR_NULL,
+    "metrics": dict,
+    "signature": object,
+    "tags": list,
+    "run_id": _TEXT_OR_NULL,
+    "application": _TEXT_OR_NULL,
+    "user": str,
+    "code_digest": _TEXT_OR_NULL,
+    "parameters": object,
+    "data": object,
+    "hopsgpu": str,
+    "publication": str,
+    "files": dict,
+}
+# By the end of a file's path. TensorFlow's weights: variables/variables.data-00000-of-00001
+_FRAMEWORKS = {
+    "tensorflow": r"(^|/)saved_model\.pb|\.data-\d{5}-of-\d{5}|\.(keras|h5|tflite)",
+    "torch": r"\.(pt|pth|pt2|distcp|safetensors)|(^|/)pytorch_model[^/]*\.bin",
+    "onnx": r"\.onnx",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What a publisher says of a version; checked when it is made, and from then on JSON.
+
+    Attributes:
+        metrics: numbers by name, what `float()` takes; NaN and the infinities become strings.
+        signature: what goes in and out of the model, in JSON.
+        tags: names that are to lead to the version; one alone may be given as it is.
+        run_id: of the run that made it.
+        application: its YARN application.
+        user: whose it is; that of the lake where it is not given.
+        framework: as the schema has it; found from the files where it is not given.
+        code_digest: of the training function.
+        parameters: of the training function, in JSON.
+        data: a reference to what it was trained on, in JSON.
+
+    Raises:
+        ConfigError: a value that JSON cannot say, or a tag that cannot be one.
+    """
+
+    metrics: Mapping[str, Any] | None = None
+    signature: Any = None
+    tags: Iterable[str] | None = None
+    run_id: str | None = None
+    application: str | None = None
+    user: str | None = None
+    framework: str | None = None
+    code_digest: str | None = None
+    parameters: Any = None
+    data: Any = None
+
+    def __post_init__(self) -> None:
+        if self.metrics is not None and not isinstance(self.metrics, Mapping):
+            raise ConfigError(f"metrics={_shown(self.metrics)}: numbers by name are wanted")
+        metrics = {
+            _key("metrics", name): _checked(f"metrics.{name}", _number(name, value))
+            for name, value in (self.metrics or {}).items()
+        }
+        tags = (self.tags,) if isinstance(self.tags, str) else self.tags
+        if tags is not None and not isinstance(tags, Iterable):
+            raise ConfigError(f"tags={_shown(tags)}: a tag or several are wanted, as ['candidate']")
+        object.__setattr__(self, "metrics", metrics)
+        object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags or ()))))
+        for name in ("signature", "parameters", "data"):
+            object.__setattr__(self, name, _checked(name, getattr(self, name)))
+        for name in ("run_id", "application", "user", "framework", "code_digest"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ConfigError(f"{name}={_shown(value)}: a string is wanted")
+
+
+def tag_name(tag: object) -> str:
+    """A tag, normalised.
+
+    Raises:
+        ConfigError: no name, or one that means a version by itself.
+    """
+    name = check_name(tag, "tag")
+    if name == LATEST or name.isdigit() or name[0] == "_":
+        raise ConfigError(
+            f"tag={tag!r}: {LATEST!r} means the highest version, digits mean the one of that"
+            " number, and names that begin with '_' are hopsgpu's own"
+        )
+    return name
+
+
+def framework_of(files: Mapping[str, Facts]) -> str | None:
+    """The framework that the largest file speaks of that speaks of any; None where none does."""
+    known = {
+        (facts.bytes, path): framework
+        for path, facts in files.items()
+        for framework, end in _FRAMEWORKS.items()
+        if re.search(f"({end})$", path)
+    }
+    return known[max(known)] if known else None
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A manifest that was read, or is to be written.
+
+    Attributes:
+        files: sizes and digests by path below the version.
+        content: all of it, as JSON has it.
+    """
+
+    files: Mapping[str, Facts]
+    content: Mapping[str, Any]
+
+    def written(self) -> bytes:
+        """As the file has it."""
+        return json.dumps(self.content, indent=1, allow_nan=False).encode() + b"\n"
+
+
+def compose(
+    *,
+    name: str,
+    version: int,
+    files: Mapping[str, Facts],
+    about: About,
+    user: str,
+    publication: str,
+    time: float,
+    hopsgpu: str,
+) -> Manifest:
+    """The manifest of a version.
+
+    Args:
+        name: of the model.
+        version: its number.
+        files: all of the version.
+        about: what the publisher says.
+        user: whose the version is.
+        publication: an id of this publish.
+        time: now, in epoch seconds.
+        hopsgpu: the version of hopsgpu.
+    """
+    moment = datetime.datetime.fromtimestamp(time, datetime.UTC)
+    content = {
+        "schema": SCHEMA,
+        "name": name,
+        "version": version,
+        "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "framework": about.framework or framework_of(files),
+        "metrics": about.metrics,
+        "signature": about.signature,
+        "tags": about.tags,
+        "run_id": about.run_id,
+        "application": about.application,
+        "user": user,
+        "code_digest": about.code_digest,
+        "parameters": about.parameters,
+        "data": about.data,
+        "hopsgpu": hopsgpu,
+        "publication": publication,
+        "digest": DIGEST,
+        "files": {
+            path: {"bytes": facts.bytes, "digest": facts.digest}
+            for path, facts in sorted(files.items())
+        },
+    }
+    return Manifest(dict(files), json.loads(json.dumps(content)))
+
+
+def parse(written: bytes, url: str) -> Manifest:
+    """Reads a manifest.
+
+    Args:
+        written: the file's content.
+        url: of the file, `<root>/<name>/<version>/manifest.json`: whose manifest it has to be.
+
+    Raises:
+        StoreError: it is damaged, another version's, or of a schema that this version of hopsgpu
+            does not read.
+    """
+    name, number = url.rsplit("/", 3)[1:3]
+    try:
+        content = json.loads(written)
+        schema, digest = content["schema"], content["digest"]
+        if type(schema) is not int or not isinstance(digest, str):
+            raise TypeError(f"schema {schema!r:.99}, digests by {digest!r:.99}")
+        if (schema, digest) == (SCHEMA, DIGEST):
+            _check(content)
+            if (content["name"], str(content["version"])) != (name, number):
+                whose = f"{content['name']!r:.99} {content['version']!r:.99}"
+                raise ValueError(f"it is that of {whose}, and not of {name!r} {number}")
+            return Manifest(read_facts(content["files"], "digest"), content)
+    except ODD_JSON as error:
+        raise StoreError(f"{url} is damaged: no manifest ({error!r})", DAMAGED) from error
+    raise StoreError(
+        f"{url} has schema {schema!r:.99} and digests by {digest!r:.99}; this hopsgpu reads"
+        f" schema {SCHEMA} and {DIGEST}: use the hopsgpu it was published with, or a later one",
+        UNSUPPORTED,
+    )
+
+
+def _check(content: Mapping[str, Any]) -> None:
+    """Raises one of ODD_JSON where a field of schema 1 is missing, or holds what none can."""
+    for field, kinds in _FIELDS.items():
+        if not isinstance(content[field], kinds):
+            raise TypeError(f"{field} is {content[field]!r:.99}")
+    for name, value in content["metrics"].items():
+        if type(value) not in (int, float) and value not in _NO_NUMBERS:
+            raise TypeError(f"metrics: {name!r:.99} is {value!r:.99}")
+
+
+def plain(value: object) -> Any:
+    """Any value as JSON has it; what JSON lacks as its `repr`, cut where it is long."""
+    if isinstance(value, float):
+        return _for_json(value)
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return _shown(value, _LONGEST_SHOWN)
+
+
+def _checked(name: str, value: Any) -> Any:
+    try:
+        checked = _json(name, value)
+        json.dumps(checked)
+    except (RecursionError, ValueError) as error:
+        raise ConfigError(f"{name}: JSON cannot say it ({error})") from error
+    return checked
+
+
+def _json(name: str, value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return _for_json(value)
+    if isinstance(value, Mapping):
+        return {_key(name, key): _json(f"{name}.{key}", item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(f"{name}[{index}]", item) for index, item in enumerate(value)]
+    raise ConfigError(
+        f"{name}={_shown(value)}: JSON has no such value; strings, numbers, None, lists, and"
+        " mappings by strings of these are wanted"
+    )
+
+
+def _key(name: str, key: object) -> str:
+    if isinstance(key, str):
+        return key
+    raise ConfigError(f"{name}: a string is wanted as a name, not {_shown(key)}")
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, str) and value in _NO_NUMBERS:  # checked before
+            return float(value)
+        if isinstance(value, (str, bytes, bytearray, bool)):
+            raise TypeError(f"a {type(value).__name__}")
+        if hasattr(value, "detach"):
+            # torch warns where a number is made of what still has a gradient, as a loss has.
+            value = value.detach()
+        return value if type(value) is int else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"metrics: {name!r} is {_shown(value)}; a number is wanted, or what float() makes one"
+            f" of ({error})"
+        ) from error
+
+
+def _for_json(number: float) -> float | str:
+    """NaN and the infinities, which JSON lacks, as strings, which `float()` reads."""
+    if isinstance(number, int) or math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def _shown(value: object, most: int = 99) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # noqa: BLE001 - a repr of the user's may fail in any way
+        return f"<{type(value).__name__}, whose repr failed: {type(error).__name__}>"
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,0 +1,86 @@
+"""A local copy of a directory on the lake whose files grow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.lake import Lake, Status, is_draft
+
+_CHUNK = 4 * 2**20
+# In the names of TensorBoard's files of events, which are only appended to.
+_EVENTS = "tfevents"
+_DEEPEST = 16
+
+
+class Mirror:
+    """Keeps a local directory like one on the lake.
+
+    A file of events that has grown is read on where it was read before; one that is smaller than
+    before is read anew, and so is any other file that has changed. What is gone from the lake
+    stays.
+
+    Args:
+        source: on the lake; it need not be there yet.
+        target: a local directory.
+    """
+
+    def __init__(self, source: Lake, target: Path) -> None:
+        self._source = source
+        self._target = target
+        # Of files that are read anew, by their URL: bytes and time of change when they were.
+        self._read: dict[str, tuple[int, int]] = {}
+
+    def renew(self) -> int:
+        """Copies what has come since the last time.
+
+        Returns:
+            How many files there are.
+
+        Raises:
+            StoreError: the lake refused, or the directories are nested beyond all reason.
+        """
+        return self._renew(self._source, self._target, 0)
+
+    def _renew(self, source: Lake, target: Path, depth: int) -> int:
+        if depth > _DEEPEST:
+            raise StoreError(f"{source.url} is nested too deep to be copied")
+        if not source.exists():
+            return 0
+        files = 0
+        for entry in source.entries():
+            if is_draft(entry.name):
+                continue
+            try:
+                below = source / entry.name
+            except ConfigError:  # nothing that hopsgpu wrote
+                continue
+            if entry.is_directory:
+                (target / entry.name).mkdir(exist_ok=True)
+                files += self._renew(below, target / entry.name, depth + 1)
+            else:
+                if _EVENTS in entry.name:
+                    _read_on(below, entry, target / entry.name)
+                else:
+                    self._read_anew(below, entry, target / entry.name)
+                files += 1
+        return files
+
+    def _read_anew(self, source: Lake, status: Status, target: Path) -> None:
+        changed = (status.size, status.modified)
+        if self._read.get(source.url) != changed:
+            source.download(target)
+            self._read[source.url] = changed
+
+
+def _read_on(source: Lake, status: Status, target: Path) -> None:
+    at = target.stat().st_size if target.exists() else 0
+    if at == status.size and target.exists():
+        return
+    if at > status.size:
+        at = 0
+    with source.open() as remote, target.open("r+b" if at else "wb") as local:
+        remote.seek(at)
+        local.seek(at)
+        while at < status.size and (chunk := remote.read(min(_CHUNK, status.size - at))):
+            at += local.write(chunk)

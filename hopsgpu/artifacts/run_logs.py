@@ -1,0 +1,85 @@
+"""Logs of a run's ranks on the lake, read as they grow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from hopsgpu.storage.lake import Lake
+
+_ATTEMPT = re.compile(r"attempt-(\d{1,9})")
+_NAME = re.compile(r"logs/(?:attempt-(\d{1,9})/)?rank-(\d{1,9})\.log")
+_CHUNK = 2**20
+
+
+class Log(NamedTuple):
+    """One rank's log of one attempt.
+
+    Attributes:
+        attempt: counts from 0.
+        rank: of the gang.
+    """
+
+    attempt: int
+    rank: int
+
+
+def log_of(name: str) -> Log | None:
+    """The log of a path in a run's directory, where it is one."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else Log(int(match[1] or 0), int(match[2]))
+
+
+def log_sizes(directory: Lake) -> dict[Log, int]:
+    """Bytes of each log in a run's directory, in order.
+
+    Raises:
+        StoreError: the lake refused.
+    """
+    logs = directory / "logs"
+    found = {}
+    for entry in logs.entries() if logs.exists() else ():
+        listed = [(f"logs/{entry.name}", entry)]
+        if entry.is_directory and _ATTEMPT.fullmatch(entry.name):
+            listed = [(f"logs/{entry.name}/{e.name}", e) for e in (logs / entry.name).entries()]
+        for name, status in listed:
+            if not status.is_directory and (log := log_of(name)) is not None:
+                found[log] = status.size
+    return dict(sorted(found.items()))
+
+
+class LogReader:
+    """Reads on in a rank's log.
+
+    Args:
+        directory: of the run.
+        log: which.
+
+    Attributes:
+        at: bytes read so far.
+    """
+
+    def __init__(self, directory: Lake, log: Log) -> None:
+        place = directory / "logs"
+        if log.attempt:
+            place /= f"attempt-{log.attempt}"
+        self._file = place / f"rank-{log.rank}.log"
+        self.at = 0
+
+    def read(self, size: int) -> Iterator[bytes]:
+        """What follows what was read, up to a size that the file has, in bounded chunks.
+
+        Raises:
+            StoreError: the lake refused.
+        """
+        if self.at >= size:
+            return
+        with self._file.open() as file:
+            file.seek(self.at)
+            while self.at < size:
+                chunk = file.read(min(_CHUNK, size - self.at))
+                if not chunk:  # it was made anew meanwhile, and grows again
+                    return
+                self.at += len(chunk)
+                yield chunk

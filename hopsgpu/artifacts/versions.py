@@ -1,0 +1,255 @@
+"""A published version, for reading; and the names in a model's directory."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import shutil
+import time
+import unicodedata
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from hopsgpu.artifacts import manifest
+from hopsgpu.artifacts.manifest import Manifest
+from hopsgpu.core import html
+from hopsgpu.core.boundary import public
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.local_tree import draft_name, drafts_in
+from hopsgpu.storage.names import local_path
+from hopsgpu.storage.transfer import check_files, download_files
+
+# Beside the versions; those that serve models pass over what is no number.
+STAGING = "_staging"
+CLAIMS = "_claims"
+TAGS = "_tags"
+# Begins the names of files that are written only to see whether they can be.
+PROBE = "_probe-"
+# As TensorFlow Serving and Triton read it: none begins with a zero, or is too long for an int64.
+DIGITS = 18
+# A download that goes on has written something since.
+_DRAFT_SECONDS = 24 * 3600.0
+_NUMBER = re.compile(rf"[1-9][0-9]{{0,{DIGITS - 1}}}")
+
+
+def numbers(names: Iterable[str]) -> list[int]:
+    """Those names that are numbers of versions."""
+    return [int(name) for name in names if _NUMBER.fullmatch(name)]
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A published version.
+
+    Attributes:
+        name: of the model.
+        version: an integer, 1 and up.
+        url: its directory on the lake.
+    """
+
+    name: str
+    version: int
+    url: str
+
+    def _repr_html_(self) -> str:
+        # Of the manifest nothing: a look at the lake may take long.
+        return html.box(html.title(self.name, f"version {self.version}", self.url))
+
+    @property
+    @public
+    def manifest(self) -> dict[str, Any]:
+        """What was said of it when it was published: `hopsgpu.artifacts.manifest` has the schema.
+
+        A copy, which may be changed.
+
+        Raises:
+            StoreError: it cannot be read, or is damaged.
+        """
+        # However deep it is, which a copy in Python could not follow.
+        copied: dict[str, Any] = json.loads(json.dumps(self._manifest.content))
+        return copied
+
+    @property
+    @public
+    def files(self) -> dict[str, Facts]:
+        """Sizes and digests of its files, by path."""
+        return dict(self._manifest.files)
+
+    @functools.cached_property
+    def _manifest(self) -> Manifest:
+        return self._read_manifest()
+
+    def _read_manifest(self) -> Manifest:
+        file = Lake(self.url) / manifest.FILE
+        with _deletion_told(Lake(self.url)):
+            return manifest.parse(file.read(), file.url)
+
+    @public
+    def download(self, dst: str | Path) -> Path:
+        """Copies the version's files into a local directory, which is made.
+
+        They get their names when all have come and agree with the manifest: of a download that
+        fails no file is left, and what was there before is there still. One that is killed leaves
+        a draft, `.<id>.download`, which is never published, and which a later download into the
+        same directory removes when nothing of it was written for a day.
+
+        Args:
+            dst: a directory; files of other names in it stay.
+
+        Raises:
+            ConfigError: `dst` is no path, or a file.
+            StoreError: a file is missing or damaged, the version was deleted (kind "absent"), the
+                lake refused, `dst` cannot be written, or there is a directory where a file is to
+                be, or the other way round.
+        """
+        target = local_path(dst, "dst")
+        draft = target / draft_name()
+        try:
+            with _local_errors(target):
+                if target.exists() and not target.is_dir():
+                    raise ConfigError(
+                        f"cannot download into {target}: it is a file, and a directory is wanted"
+                    )
+                files = self.files
+                draft.mkdir(mode=0o700, parents=True)
+                _remove_old_drafts(target)
+                _refuse_ways_out(target, files)
+                _refuse_in_the_way(target, files)
+                with _deletion_told(Lake(self.url)):
+                    download_files(files, Lake(self.url), draft)
+                for directory in {PurePosixPath(path).parent for path in files}:
+                    (target / directory).mkdir(parents=True, exist_ok=True)
+                for path in files:
+                    (draft / path).replace(target / path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        return target
+
+    @public
+    def verify(self) -> None:
+        """Reads all files, and compares them with the manifest, which is read anew.
+
+        Raises:
+            StoreError: a file is missing or damaged; it is named. Or the version was deleted (kind
+                "absent").
+        """
+        files = self._read_manifest().files
+        with _deletion_told(Lake(self.url)):
+            check_files(files, Lake(self.url))
+
+    @public
+    def open(self, path: str | PurePosixPath) -> BinaryIO:
+        """One file of the version, for reading bytes; to be closed, as by `with`.
+
+        Args:
+            path: as the manifest has it, in any form of Unicode.
+
+        Raises:
+            StoreError: the version has no such file, or the lake refused.
+        """
+        path = unicodedata.normalize("NFC", str(path))
+        if path not in self._manifest.files:
+            there = sorted(self._manifest.files)
+            more = "" if len(there) <= 10 else f" and {len(there) - 10} more"
+            raise StoreError(
+                f"{self.url} has no file {path!r}: {', '.join(there[:10])}{more}", kind="absent"
+            )
+        return (Lake(self.url) / path).reader()
+
+
+def lacks_manifest(version: Lake) -> bool:
+    """Whether files of a version are there, and its manifest is not."""
+    try:
+        # Of one listing: between two looks a version may come. On a local lake it comes as an empty
+        # directory first.
+        names = version.names() if version.stat().is_directory else ()
+    except StoreError as error:
+        if error.kind != ABSENT:
+            raise
+        return False
+    return bool(names) and manifest.FILE not in names
+
+
+def without_manifest(version: Lake) -> StoreError:
+    """What is said of such a version."""
+    return StoreError(
+        f"{version.url} is damaged: its manifest.json is missing; restore it, or delete the"
+        " version",
+        DAMAGED,
+    )
+
+
+@contextlib.contextmanager
+def _deletion_told(version: Lake) -> Iterator[None]:
+    """What is missing of a version that was deleted meanwhile is no damage."""
+    try:
+        yield
+    except StoreError as error:
+        if error.kind not in (ABSENT, DAMAGED) or (version / manifest.FILE).exists():
+            raise
+        if lacks_manifest(version):
+            raise without_manifest(version) from error
+        raise StoreError(f"{version.url} was deleted", ABSENT) from error
+
+
+def _remove_old_drafts(target: Path) -> None:
+    """Removes what killed downloads left; by age, as a directory may be shared between machines.
+
+    What cannot be looked at or removed is another user's, or has gone meanwhile.
+    """
+    drafts: list[Path] = []
+    with contextlib.suppress(OSError):
+        drafts = drafts_in(target)
+    for draft in drafts:
+        with contextlib.suppress(OSError):
+            newest = max(path.stat().st_mtime for path in (draft, *draft.rglob("*")))
+            if time.time() - newest > _DRAFT_SECONDS:
+                shutil.rmtree(draft, ignore_errors=True)
+
+
+def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
+    """A link in the directory that leads elsewhere is not written through."""
+    root = target.resolve()
+    for directory in {path.rpartition("/")[0] for path in files}:
+        if not (root / directory).resolve().is_relative_to(root):
+            raise StoreError(f"{target}/{directory} leads out of {target}: nothing is written")
+
+
+def _refuse_in_the_way(target: Path, files: Iterable[str]) -> None:
+    """Where one file could not get its name, none is to have got it."""
+    places = [PurePosixPath(path) for path in files]
+    for directory in sorted({above for place in places for above in place.parents}):
+        there = target / directory
+        if os.path.lexists(there) and not there.is_dir():
+            raise _in_the_way(target, f"{there} is no directory, and one is to be there", EXISTS)
+    for place in places:
+        above = (target / place).parent
+        if (target / place).is_dir():
+            told = f"{target / place} is a directory, and a file is to be there"
+            raise _in_the_way(target, told, EXISTS)
+        if above.is_dir() and not os.access(above, os.W_OK | os.X_OK):
+            raise _in_the_way(target, f"{above} cannot be written to", PERMISSION)
+
+
+def _in_the_way(target: Path, told: str, kind: str) -> StoreError:
+    return StoreError(
+        f"cannot download into {target}: {told}; nothing is written: change that, or download into"
+        " another directory",
+        kind,
+    )
+
+
+@contextlib.contextmanager
+def _local_errors(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot download into {target}: {error}", explain(error).kind) from error

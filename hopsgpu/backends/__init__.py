@@ -1,0 +1,1 @@
+"""Who gives executors: the interface that a launch uses. Implementations: `spark`, `local`."""

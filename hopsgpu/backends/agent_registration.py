@@ -1,0 +1,72 @@
+"""How a task of a gang introduces its container to the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.control.channel import Message
+from hopsgpu.control.events import Event
+from hopsgpu.core.gang import Container, Device
+from hopsgpu.core.rank_requirements import LAKE
+from hopsgpu.errors import ConfigError, DiscoveryError
+from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.units import counted
+
+
+def is_hello(message: Message, job: str) -> bool:
+    """Whether a message introduces a task of this job; a late one of an earlier job does not."""
+    return message.kind == "hello" and message["job"] == job
+
+
+def greeted(event: Event, hello: Message, request: Request) -> Container:
+    """The container that has introduced itself, which is to serve a request.
+
+    Raises:
+        ConfigError: it cannot serve; what it lacks is named.
+        DiscoveryError: its GPUs were not given out by hopsgpu's discovery script.
+    """
+    gpus = request.shape.gpus
+    if len(hello["devices"]) != gpus:
+        told = counted(len(hello["devices"]), "GPU")
+        raise DiscoveryError(
+            f"{hello['container']} on {hello['host']} tells {told}, and not the {gpus} asked for:"
+            " hopsgpu's discovery script must give them out (is another"
+            " one in its place, by spark.resources.discoveryPlugin?)"
+        )
+    container = Container(
+        key=event.peer,
+        container_id=hello["container"],
+        host=hello["host"],
+        address=hello["address"],
+        gpus=tuple(device["gpu"] for device in hello["devices"]),
+        clock=event.at - hello["time"],
+        devices=tuple(Device(**device) for device in hello["devices"]),
+        lacks=tuple(hello["missing"]),
+    )
+    if lacks := [name for name in LAKE if name in container.lacks]:
+        raise ConfigError(
+            f"Python {hello['python']} on {hello['host']} lacks {', '.join(lacks)}, which ranks"
+            " need to reach the lake: install them into the executors' Python"
+            " (spark.pyspark.python)"
+        )
+    check_data(container, request.needs)
+    if lacks := [name for name in request.imports if name in container.lacks]:
+        env = None if request.warm is None else request.warm.python_env
+        where = f"the executors' Python on {container.host}"
+        raise lacking_error(lacks, where, None if env is None else env.name)
+    return container
+
+
+def check_data(container: Container, needs: Collection[str]) -> None:
+    """Whether the Python of a container has what ranks with data need.
+
+    Raises:
+        ConfigError: it lacks some, which are named.
+    """
+    if lacks := [name for name in needs if name in container.lacks]:
+        raise ConfigError(
+            f"the executors' Python on {container.host} lacks {', '.join(lacks)}, which ranks need"
+            " to read data=: install them there (spark.pyspark.python), or bring them by"
+            " python_env="
+        )

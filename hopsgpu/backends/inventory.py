@@ -1,0 +1,325 @@
+"""The cluster's GPUs: where they are, who has them, and what one could get.
+
+Asks the ResourceManager's and the NodeManagers' REST interfaces alone; neither Spark nor a JVM is
+started.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from hopsgpu.core.boundary import public
+from hopsgpu.core.queue_policy import Bound
+from hopsgpu.core.spec import GangSpec, shape_of
+from hopsgpu.errors import ConfigError
+from hopsgpu.yarn.capacity import cores_per_gpu
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
+from hopsgpu.yarn.demand import container_of
+from hopsgpu.yarn.hadoop_conf import HadoopConf
+from hopsgpu.yarn.node_manager import NodeManagers, Told
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+from hopsgpu.yarn.resources import NOTHING, Amount, total
+from hopsgpu.yarn.shortage import obtainable
+from hopsgpu.yarn.snapshot import App, Container, Node, Overview, Queue, Snapshot
+
+_GONE = ("LOST", "REBOOTED", "SHUTDOWN")
+_BROKEN = ("UNHEALTHY", *_GONE)
+_BOUNDS = {Bound.QUEUE: "queue", Bound.USER: "user"}
+_HOSTS_SHOWN = 4
+
+
+class Observer:
+    """Looks at a cluster's GPUs, again and again: what does not change is asked once.
+
+    Args:
+        setting: a property of Hadoop's configuration, or None.
+        user: for whom; by default the caller, as YARN would know it.
+
+    Raises:
+        ConfigError: the configuration names a file that cannot be read, or the user is no name.
+    """
+
+    def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
+        _check_user(user)
+        self._manager = ResourceManager(web_addresses(setting))
+        self._nodes = NodeManagers(setting)
+        self._setting = setting
+        self._user = user
+
+    def look(self) -> ClusterGpus:
+        """The GPUs now.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not answer, or wants Kerberos.
+        """
+        if self._user is None:
+            self._user = _caller(self._manager, self._setting)
+        overview = self._manager.overview(self._user)
+        told = self._nodes.devices(asked_nodes(overview.nodes))
+        return cluster_gpus(overview, told, self._user, time.time())
+
+
+@public
+def inventory(*, user: str | None = None) -> ClusterGpus:
+    """The GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many are free.
+
+    In a session on a local master, and without one where `session()` would make it, they are this
+    machine's: one node, or none without a GPU, where gangs have those that are leased; no users
+    and no queues.
+
+    Args:
+        user: for whom to say what could be had; by default the caller.
+
+    Returns:
+        nodes, users, queues and sums. A NodeManager that does not answer is one of `problems`, and
+        its node has no types.
+
+    Raises:
+        ConfigError: spark-submit or spark-defaults.conf names YARN and HADOOP_CONF_DIR is not set,
+            or has no yarn-site.xml; or Kerberos is wanted and `hopsgpu[kerberos]` is not installed.
+        DiscoveryError: this machine's GPUs cannot be listed.
+        HopsGpuError: the ResourceManager does not answer, or refuses the caller.
+    """
+    if _runs_here():
+        from hopsgpu.backends.local.machine_gpus import gpus_here
+
+        _check_user(user)
+        return gpus_here(user or own_name())
+    return Observer(HadoopConf.load().get, user).look()
+
+
+def _runs_here() -> bool:
+    """Whether a launch of this process would be on this machine."""
+    from hopsgpu.backends.masters import is_local
+    from hopsgpu.backends.spark.session import default_master
+
+    # Who has not imported it has no session.
+    pyspark = sys.modules.get("pyspark")
+    context = None if pyspark is None else pyspark.SparkContext._active_spark_context
+    return is_local(context.master if context is not None else default_master({}, os.environ))
+
+
+def _check_user(user: object) -> None:
+    if user is not None and not (isinstance(user, str) and user.strip()):
+        raise ConfigError(f"user={user!r}: the name of a user is wanted, or None for yourself")
+
+
+def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
+    """Who asks, as YARN would know it: by Kerberos, else as Hadoop's clients find it."""
+    if setting("hadoop.security.authentication") == "kerberos":
+        found = manager.user()
+        # Without Kerberos on the web pages everybody is this user.
+        if found not in (None, setting("hadoop.http.staticuser.user") or "dr.who"):
+            return str(found)
+    elif name := os.environ.get("HADOOP_USER_NAME"):
+        return name
+    return own_name()
+
+
+def own_name() -> str:
+    """The name of the user who runs this; the number where a container's user has no name."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> ClusterGpus:
+    """What was looked at, put together. Pure.
+
+    Args:
+        overview: the ResourceManager's.
+        told: by the NodeManagers.
+        user: for whom.
+        now: seconds since the epoch.
+    """
+    nodes = sorted(_present(overview.nodes), key=lambda node: _natural(node.host))
+    with_gpus = [node for node in nodes if node.total.gpus]
+    used = total(node.used for node in with_gpus)
+    shown = total(app.used for app in overview.applications)
+    executor = container_of(shape_of(GangSpec(name="gpus"), cores_per_gpu(overview.nodes)))
+    return ClusterGpus(
+        time=now,
+        user=user,
+        nodes=tuple(_node(node, told) for node in with_gpus),
+        nodes_without=sum(node.state == "RUNNING" and not node.total.gpus for node in nodes),
+        users=_users(overview),
+        queues=tuple(
+            queue for label in overview.queues for queue in _queues(overview, label, executor)
+        ),
+        unexplained=max((used - shown).gpus, 0),
+        acls=overview.acls,
+        executor=str(executor),
+        problems=_problems(with_gpus, told),
+    )
+
+
+def asked_nodes(nodes: Iterable[Node]) -> list[Node]:
+    """Those with GPUs whose NodeManager is there to tell of them."""
+    return [node for node in nodes if node.total.gpus and node.web and node.state not in _GONE]
+
+
+def _present(nodes: Sequence[Node]) -> list[Node]:
+    """Without those that were removed on purpose, and without what a restart left behind."""
+    # A NodeManager that comes back on another port is a new node, and the old one is LOST.
+    alive = {node.host for node in nodes if node.state not in _GONE}
+    return [
+        node
+        for node in nodes
+        if node.state != "DECOMMISSIONED" and not (node.state in _GONE and node.host in alive)
+    ]
+
+
+def _natural(host: str) -> list[tuple[int, str]]:
+    """Sorts node2 before node10."""
+    return [
+        (int(part or 0), "") if i % 2 else (0, part)
+        for i, part in enumerate(re.split(r"(\d+)", host))
+    ]
+
+
+def _node(node: Node, told: Told) -> GpuNode:
+    devices = told.devices.get(node.id)
+    gpus, used = node.total.gpus, min(node.used.gpus, node.total.gpus)
+    return GpuNode(
+        host=node.host,
+        state=node.state,
+        label=node.partition,
+        types=types_of((gpu.name, gpu.memory_mib, 1) for gpu in devices.gpus) if devices else (),
+        driver=devices.driver if devices else "",
+        total=gpus,
+        used=used,
+        free=gpus - used if node.state == "RUNNING" else 0,
+        unhealthy=gpus - used if node.state in _BROKEN else 0,
+        health=node.health,
+    )
+
+
+def _users(overview: Overview) -> tuple[GpuUser, ...]:
+    hosts = {node.id: node.host for node in overview.nodes}
+    having = [app for app in overview.applications if app.used.gpus]
+    having.sort(key=lambda app: (-app.used.gpus, app.id))
+    return tuple(_user(app, overview.containers.get(app.id, ()), hosts) for app in having)
+
+
+def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> GpuUser:
+    with_gpus = [container for container in containers if container.size.gpus]
+    on: Counter[str] = Counter()
+    for container in with_gpus:
+        if container.node:  # else YARN does not tell
+            on[hosts.get(container.node, container.node)] += container.size.gpus
+    return GpuUser(
+        id=app.id,
+        name=app.name,
+        user=app.user,
+        queue=app.queue,
+        gpus=app.used.gpus,
+        since=min((c.granted for c in with_gpus if c.granted), default=None),
+        started=app.started,
+        hosts=dict(sorted(on.items(), key=lambda item: _natural(item[0]))),
+    )
+
+
+def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQueue]:
+    queues = overview.queues[label]
+    inside = total(n.total for n in overview.nodes if n.state == "RUNNING" and n.partition == label)
+    states = {queue.path: queue.state for queue in queues}
+    standings = {standing.queues[0].path: standing for standing in overview.standings[label]}
+    rooms = _Rooms(overview.standings[label], executor)
+    for queue in queues:
+        asked = queue.pending.gpus if queue.pending is not None else None
+        if not (queue.maximum.gpus or queue.used.gpus or asked):
+            continue
+        state = _state(queue, states)
+        gpus, bound, whose = rooms.obtainable(standings.get(queue.path), state)
+        yield GpuQueue(
+            path=queue.path,
+            label=label,
+            state=state,
+            leaf=queue.leaf,
+            guaranteed=queue.guaranteed.gpus,
+            # Without a bound of its own it is 2^63 - 1.
+            maximum=min(queue.maximum.gpus, inside.gpus),
+            used=queue.used.gpus,
+            pending=asked,
+            obtainable=gpus,
+            bound=bound,
+            bound_queue=whose,
+        )
+
+
+def _state(queue: Queue, states: dict[str, str]) -> str:
+    parts = queue.path.split(".")
+    chain = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    found = (states.get(path, "RUNNING") for path in chain)
+    return next((state for state in found if state != "RUNNING"), "RUNNING")
+
+
+class _Rooms:
+    """What a user would get in each queue of a label.
+
+    Of the nodes only sums count, the same ones for all queues, and there may be hundreds of queues
+    and thousands of nodes: they are summed up once.
+
+    Args:
+        standings: the user's, in each leaf queue.
+        executor: what is asked for.
+    """
+
+    def __init__(self, standings: Sequence[Snapshot], executor: Amount) -> None:
+        self._executor = executor
+        running = standings[0].running if standings else ()
+        self._free = total(node.total - node.used for node in running).gpus
+        self._sums: dict[Amount, tuple[Node, ...]] = {}
+
+    def obtainable(self, standing: Snapshot | None, state: str) -> tuple[int | None, str, str]:
+        """GPUs, what bounds them, and the queue whose limit that is."""
+        if standing is None:
+            return None, "", ""
+        if state != "RUNNING":
+            return 0, "state", ""
+        if not self._executor.within(standing.largest):
+            return 0, "container", ""
+        one = standing.granted(self._executor)
+        if one not in self._sums:
+            self._sums[one] = _summed(standing.nodes, one)
+        executors, tightest = obtainable(self._executor, replace(standing, nodes=self._sums[one]))
+        gpus = executors * self._executor.gpus
+        # What else bounds it makes no difference where nothing more is free.
+        bound = "nodes" if gpus == self._free else _BOUNDS.get(tightest.bound, "nodes")
+        return gpus, bound, "" if bound == "nodes" else tightest.queue
+
+
+def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
+    """For each label a node with all that its running nodes have, and room for as many as they."""
+    sums: dict[str, tuple[Amount, int]] = {}
+    for node in nodes:
+        if node.state == "RUNNING":
+            whole, room = sums.get(node.partition, (NOTHING, 0))
+            more = (node.total - node.used).room_for(one)
+            sums[node.partition] = whole + node.total, room + more
+    return tuple(
+        Node(label, label, "RUNNING", whole, whole - one * room, label)
+        for label, (whole, room) in sums.items()
+    )
+
+
+def _problems(nodes: Sequence[Node], told: Told) -> tuple[str, ...]:
+    """A line for each reason: a switch that is down takes a rack with it."""
+    reasons: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.id in told.problems:
+            reasons.setdefault(told.problems[node.id], []).append(node.host)
+    return tuple(f"{_some(hosts)}: {reason}" for reason, hosts in reasons.items())
+
+
+def _some(hosts: Sequence[str]) -> str:
+    more = [f"{len(hosts) - _HOSTS_SHOWN} more"] if len(hosts) > _HOSTS_SHOWN else []
+    return ", ".join([*hosts[:_HOSTS_SHOWN], *more])

@@ -1,0 +1,145 @@
+"""What a lease is asked for, whom it tells, and how long it may take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hopsgpu.agent.placeholder import Warm
+from hopsgpu.core.gang import Avoid, Container, GangState, Grants, Verdict, decide_acquire, unwanted
+from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.errors import Cancelled, GangTimeout
+from hopsgpu.units import counted
+from hopsgpu.yarn.demand import Demand, container_of
+
+_MOST_TOLD = 5
+
+
+class Watcher(Protocol):
+    """Who is told of what happens to a lease."""
+
+    def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
+        """A state was reached, with the hosts granted so far; repeated while it waits, and why."""
+
+    def mark(self, point: str) -> None:
+        """A point of the timeline was passed now."""
+
+    def arrived(self, times: Sequence[float]) -> None:
+        """Executors came, at these seconds since the epoch."""
+
+    def warn(self, text: str) -> None:
+        """Something that a person should know of in the result."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to acquire, for whom, until when.
+
+    Attributes:
+        run_id: of the gang.
+        shape: of each executor.
+        executors: how many.
+        placement: "pack", "spread" or None.
+        timeout: seconds the gang may wait, or None.
+        cancelled: set when the gang is no longer wanted.
+        watcher: told of what happens.
+        avoid: what gets no rank.
+        gpu_type: that each GPU's product name must contain, or None.
+        hosts: nodes that have GPUs of the type; None for all nodes.
+        warm: what executors import while they wait for the others, or None.
+        needs: modules that the executors' Python must have besides those for the lake.
+        imports: top-level modules that it must have to unpickle the call.
+    """
+
+    run_id: str
+    shape: ExecutorShape
+    executors: int
+    placement: str | None
+    timeout: float | None
+    cancelled: threading.Event
+    watcher: Watcher
+    avoid: Avoid = Avoid()
+    gpu_type: str | None = None
+    hosts: frozenset[str] | None = None
+    warm: Warm | None = None
+    needs: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
+
+    def unwanted(self, container: Container) -> str | None:
+        """Why a container gets no rank, or None.
+
+        It is held aside until the gang is whole, or YARN would give it again.
+        """
+        return unwanted(container, self.avoid, self.gpu_type)
+
+
+def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
+    """What a gang wants of YARN."""
+    return Demand(container_of(shape), executors, spread=placement == "spread")
+
+
+class Patience:
+    """How long one acquisition may still take, and what it has waited for.
+
+    Args:
+        request: of the acquisition.
+        since: the clock's reading when it began; None for now.
+    """
+
+    def __init__(self, request: Request, since: float | None = None) -> None:
+        self._request = request
+        began = time.monotonic() if since is None else since
+        self._deadline = None if request.timeout is None else began + request.timeout
+        self._why = "nothing yet"
+        self._aside: set[str] = set()
+
+    def held_aside(self, reason: str) -> None:
+        """Has it told from now on why an executor got no rank, also once a part is given back."""
+        self._aside.add(reason)
+
+    def tell(self, hosts: Sequence[str], why: str) -> None:
+        """Tells the watcher what the gang waits for."""
+        before = sorted(reason for reason in self._aside if reason not in why)
+        if before:
+            more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
+            why = f"{why}; held aside before: {', '.join(before[:_MOST_TOLD])}{more}"
+        self._why = why
+        self._request.watcher.state(GangState.WAITING, hosts, self._why)
+
+    def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
+        """What to do next.
+
+        Raises:
+            Cancelled: the gang is no longer wanted.
+            GangTimeout: it is not whole, and its time is over.
+        """
+        if self._request.cancelled.is_set():
+            raise Cancelled(f"{self._request.run_id} was cancelled while it waited for executors")
+        return self.check_time(grants)
+
+    def wait_for_ever(self) -> None:
+        """From now on there is no bound."""
+        self._deadline = None
+
+    def check_time(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
+        """As `check`, wanted or not.
+
+        Raises:
+            GangTimeout: it is not whole, and its time is over.
+        """
+        request = self._request
+        verdict = decide_acquire(
+            grants, wanted=request.executors, deadline=self._deadline, now=time.monotonic()
+        )
+        if verdict is Verdict.TIMED_OUT:
+            raise GangTimeout(
+                f"{grants.connected} of {counted(request.executors, 'executor')} came within"
+                f" {request.timeout:g} s; all were let go. It waited for: {self._why}. Wait longer"
+                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                granted=grants.connected,
+                wanted=request.executors,
+            )
+        return verdict

@@ -1,0 +1,144 @@
+"""The process that is a gang's one container on this machine: its GPUs' leases, and its agent.
+
+`python -m hopsgpu.backends.local.container`, in a directory of its own in one of the gang. Its
+first line of input says what is wanted of it (`Wanted`, as JSON; the run's secret is on no command
+line). It writes a line of JSON for each thing that the driver should know: {"waiting": …},
+{"warning": …} or {"problem": …, "kind": …}. It ends when the driver hangs up, closes its input, or
+is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.agent.supervisor import run_agent
+from hopsgpu.backends.local.gpu_leases import Abandoned, take_gpus
+from hopsgpu.control.peer import Driver
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, leave
+from hopsgpu.gpu.node.leases import LeaseError, Leases, lease_directory, owner
+
+_WAIT_SECONDS = 0.3
+_REFRESH_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the driver wants of a container.
+
+    Attributes:
+        driver: where it listens.
+        gpus: how many.
+        gpu_type: words of their product name, or None.
+        avoided: addresses of GPUs that are not to be had.
+        pid: the driver's.
+    """
+
+    driver: Driver
+    gpus: int
+    gpu_type: str | None
+    avoided: tuple[str, ...]
+    pid: int
+
+    def dump(self) -> bytes:
+        """As a line that `load` reads; it has the run's secret."""
+        driver = vars(self.driver) | {"secret": self.driver.secret.hex()}
+        return json.dumps({**vars(self), "driver": driver}).encode() + b"\n"
+
+    @classmethod
+    def load(cls, line: bytes) -> Wanted:
+        fields = json.loads(line)
+        driver = fields["driver"]
+        driver["secret"] = bytes.fromhex(driver["secret"])
+        driver["modules"] = tuple(driver["modules"])
+        avoided = tuple(fields["avoided"])
+        return cls(**{**fields, "driver": Driver(**driver), "avoided": avoided})
+
+
+def main() -> int:
+    """Serves until the driver wants no more; the exit code."""
+    wanted = Wanted.load(sys.stdin.buffer.readline())
+    own = Path.cwd()
+    os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
+    try:
+        with _gpus(wanted):
+            run_agent(wanted.driver, watched=os.getpid())
+    except Abandoned:
+        return 0
+    except (HopsGpuError, LeaseError, DiscoveryFailure, OSError) as error:
+        _tell(problem=str(error) or repr(error), kind=type(error).__name__)
+        return 1
+    finally:
+        if os.getppid() != wanted.pid:
+            # Else it is the driver that removes them.
+            shutil.rmtree(own, ignore_errors=True)
+            with contextlib.suppress(OSError):  # another container of the gang is not gone yet
+                own.parent.rmdir()
+    return 0
+
+
+@contextlib.contextmanager
+def _gpus(wanted: Wanted) -> Iterator[None]:
+    """The container's GPUs, leased while inside."""
+    if not wanted.gpus:
+        yield
+        return
+    directory = lease_directory(os.environ)
+    with Leases(directory) as leases:
+        devices = take_gpus(
+            wanted.gpus,
+            wanted.gpu_type,
+            wanted.avoided,
+            leases,
+            directory,
+            _wait,
+            lambda text: _tell(warning=text),
+        )
+        leases.sign(owner(os.environ, os.getpid()))
+        leave(devices, isolated=False)
+        with _refreshed(leases):
+            yield
+
+
+@contextlib.contextmanager
+def _refreshed(leases: Leases) -> Iterator[None]:
+    """Has the leases' files kept from cleaners of old files."""
+    over = threading.Event()
+
+    def refresh() -> None:
+        while not over.wait(_REFRESH_SECONDS):
+            leases.refresh()
+
+    thread = threading.Thread(target=refresh, name="hopsgpu-leases", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _wait(why: str) -> bool:
+    """Waits a little for GPUs; False where the driver has closed our input, or is gone."""
+    _tell(waiting=why)
+    return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
+
+
+def _tell(**fields: Any) -> None:
+    # A driver that is gone needs to know nothing.
+    with contextlib.suppress(BrokenPipeError):
+        os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""A container's process, as the driver sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.agent.rank_environment import package_path
+from hopsgpu.backends.local import container as container_module
+from hopsgpu.backends.local.container import Wanted
+from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuError
+
+_LOG = "container.log"
+_MOST_SAID = 500
+_KINDS = {kind.__name__: kind for kind in (CapacityError, ConfigError, DiscoveryError)}
+
+
+class ContainerJob:
+    """A container's process from its start to its end; a `granted.Job`.
+
+    Args:
+        wanted: of the container.
+        directory: the container's, which exists.
+        warn: told what a person should know; called in a thread.
+        package: what it imports hopsgpu from; None for where the driver does.
+
+    Attributes:
+        ended: set when the process is over.
+        waiting_for: what it waits for.
+        problem: why it could not serve, where it said so.
+    """
+
+    def __init__(
+        self,
+        wanted: Wanted,
+        directory: Path,
+        warn: Callable[[str], None],
+        package: Path | None = None,
+    ) -> None:
+        self.ended = threading.Event()
+        self.waiting_for = "its process is starting"
+        self.problem: HopsGpuError | None = None
+        self._warn = warn
+        self._log = directory / _LOG
+        # The keys to the driver's JVM are not for ranks.
+        own = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK_GATEWAY")}
+        ours = package_path() if package is None else str(package)
+        path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
+        with self._log.open("ab") as log:
+            # In a session of its own: a Ctrl-C is the driver's to answer.
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", container_module.__name__],
+                cwd=directory,
+                env={**own, "PYTHONPATH": path},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._listening = threading.Thread(
+            target=self._listen, name="hopsgpu-container", daemon=True
+        )
+        try:
+            self._write(wanted.dump())
+        finally:
+            self._listening.start()
+
+    def close(self) -> None:
+        """Tells it that it is wanted no more; one that has its GPUs ends when it is hung up on."""
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:  # it has ended
+                return
+
+    def kill(self) -> None:
+        """Ends it at once; its keeper ends the ranks."""
+        self._process.kill()
+
+    def reason(self, seconds: float) -> str:
+        """What a person needs of its end; waits so long for it to be known."""
+        self.ended.wait(seconds)
+        if self.problem is not None:
+            return str(self.problem)
+        code = self._process.poll()
+        if code is None:
+            return "its process goes on"
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        try:
+            said = self._log.read_text(errors="backslashreplace").strip()
+        except OSError:
+            said = ""
+        last = said.splitlines()[-1][-_MOST_SAID:] if said else ""
+        return f"its process on this machine ended with {how}{f' ({last})' if last else ''}"
+
+    def _write(self, line: bytes) -> None:
+        assert self._process.stdin is not None, "it was asked for a pipe"
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:  # it has ended; `reason` says how
+            return
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None, "it was asked for a pipe"
+        with self._process.stdout as said:
+            for line in said:
+                self._take(json.loads(line))
+        self._process.wait()
+        self.ended.set()
+
+    def _take(self, told: dict[str, Any]) -> None:
+        if "waiting" in told:
+            self.waiting_for = told["waiting"]
+        elif "warning" in told:
+            self._warn(told["warning"])
+        elif "problem" in told:
+            self.problem = _KINDS.get(told["kind"], HopsGpuError)(told["problem"])

@@ -1,0 +1,79 @@
+"""Leases this machine's GPUs for one gang: all that it wants, or none for long.
+
+The locks are those of the nodes' discovery script, so a GPU is given once, whoever runs here. One
+gang of the machine collects at a time, and keeps what it has until it has all; so two gangs never
+wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from hopsgpu.backends.local.machine import check_gpus, own_gpus, usable
+from hopsgpu.gpu.node.devices import Device, foreign
+from hopsgpu.gpu.node.discovery_script import named
+from hopsgpu.gpu.node.leases import Leases, read_leases, try_lock
+
+_TURN = "turn"
+
+
+class Abandoned(Exception):
+    """Nobody wants the GPUs any more."""
+
+
+def take_gpus(
+    wanted: int,
+    gpu_type: str | None,
+    avoided: Collection[str],
+    leases: Leases,
+    directory: Path,
+    wait: Callable[[str], bool],
+    warn: Callable[[str], None],
+) -> list[Device]:
+    """Leases so many GPUs of this machine.
+
+    Args:
+        wanted: how many.
+        gpu_type: words of their product name, or None.
+        avoided: addresses of those that are not to be had.
+        leases: that take them.
+        directory: of the leases.
+        wait: waits a little, told what for; False where the GPUs are wanted no more.
+        warn: told what a person should know.
+
+    Raises:
+        Abandoned: `wait` said so.
+        CapacityError, ConfigError, DiscoveryError: the machine does not have so many.
+    """
+    gpus = own_gpus()
+    check_gpus(wanted, gpus, gpu_type, avoided)
+    good = usable(gpus, gpu_type, avoided)
+    while (turn := try_lock(directory / _TURN)) is None:
+        if not wait("another gang of this machine is waiting for GPUs"):
+            raise Abandoned
+    try:
+        while True:
+            for gpu in good:
+                if len(leases.held) < wanted:
+                    leases.take(gpu.address)
+            if len(leases.held) == wanted:
+                break
+            if not wait(_who_has([gpu.address for gpu in good], leases)):
+                raise Abandoned
+    finally:
+        os.close(turn)
+    for gpu in (held := [gpu for gpu in good if gpu.address in leases.held]):
+        if others := foreign(gpu.processes):
+            warn(f"{gpu.address} is in use by process {named(others)} too")
+    return held
+
+
+def _who_has(addresses: Collection[str], leases: Leases) -> str:
+    said = [f"{address}: {why}" for address, why in leases.refused.items()]
+    for lease in read_leases(os.environ):
+        if lease.held and lease.address in addresses and lease.address not in leases.held:
+            told = ", ".join(f"{key} {value}" for key, value in lease.owner.items() if value)
+            said.append(f"{lease.address} is leased to another gang ({told})")
+    return "; ".join(said) or "a GPU was taken a moment ago"

@@ -1,0 +1,183 @@
+"""The lease of a gang on this machine: one container, a process with its GPUs and its agent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from hopsgpu.backends.agent_registration import greeted, is_hello
+from hopsgpu.backends.grant import Lease, Owner
+from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.local.container import Wanted
+from hopsgpu.backends.local.container_process import ContainerJob
+from hopsgpu.backends.spark.package_archive import PACKAGE, pack_package
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.core.gang import Container, GangState
+from hopsgpu.errors import HopsGpuError
+
+_HERE = "127.0.0.1"
+_EVENT_SECONDS = 0.1
+# SIGTERM, 5 s, SIGKILL, and what they have saved on its way to the lake.
+_END_SECONDS = 30.0
+
+
+class LocalLease(Owner):
+    """Starts and ends the container; use `lease_here`, which always ends it."""
+
+    def __init__(
+        self, request: Request, server: ControlServer, driver: Driver, directory: Path
+    ) -> None:
+        super().__init__(request)
+        self._server = server
+        self._driver = driver
+        self._directory = directory
+        self._job: ContainerJob | None = None
+        self._started = 0
+
+    def acquire(self, request: Request) -> Lease:
+        self.request = request
+        self.end_jobs()
+        self._lease = None
+        patience = Patience(request)
+        job = self._start()
+        container = self._greeted(job, patience)
+        watcher, hosts = request.watcher, [container.host]
+        watcher.arrived([time.time()])
+        watcher.mark("granted")
+        watcher.state(GangState.GRANTED, hosts)
+        watcher.state(GangState.READY, hosts)
+        self._lease = Lease(
+            self._server,
+            (container,),
+            job,
+            why_lost=lambda reason, host: reason,
+            let_go=_keep,
+            tokens=bytes,
+        )
+        return self._lease
+
+    def _start(self) -> ContainerJob:
+        self._started += 1
+        request = self.request
+        name = f"{request.run_id}-{self._started}"
+        directory = self._directory / name
+        directory.mkdir(mode=0o700)
+        wanted = Wanted(
+            replace(self._driver, job=name, modules=request.imports),
+            request.shape.gpus,
+            request.gpu_type,
+            tuple(sorted(gpu for _, gpu in request.avoid.gpus)),
+            os.getpid(),
+        )
+        package = package_for(request, directory)
+        self._job = ContainerJob(wanted, directory, request.watcher.warn, package)
+        return self._job
+
+    def _greeted(self, job: ContainerJob, patience: Patience) -> Container:
+        """Waits for the container.
+
+        Raises:
+            GangTimeout, Cancelled: as `Patience.check`.
+            ConfigError, CapacityError, DiscoveryError, HopsGpuError: it cannot serve.
+        """
+        name = f"{self.request.run_id}-{self._started}"
+        patience.tell((), job.waiting_for)
+        while True:
+            patience.check()
+            event = self._server.next_event(_EVENT_SECONDS)
+            if event is not None and event.message is not None and is_hello(event.message, name):
+                return greeted(event, event.message, self.request)
+            if job.ended.is_set():
+                raise job.problem or HopsGpuError(f"the gang did not start: {job.reason(0.0)}")
+            patience.tell((), job.waiting_for)
+
+    def end_jobs(self) -> None:
+        """Ends the container with its ranks, however it stands."""
+        job, self._job = self._job, None
+        if job is None:
+            return
+        job.close()
+        deadline = time.monotonic() + _END_SECONDS
+        # Again and again: it may connect only now.
+        self._server.end_all()
+        while not job.ended.wait(_EVENT_SECONDS) and time.monotonic() < deadline:
+            self._server.end_all()
+        if not job.ended.is_set():
+            self.request.watcher.warn(
+                f"the gang's process did not end within {_END_SECONDS:g} s and was killed"
+            )
+            job.kill()
+            job.ended.wait()
+
+    def release(self) -> None:
+        """Ends everything; the GPUs are free when it returns."""
+        self.request.watcher.state(GangState.RELEASING, ())
+        self.end_jobs()
+        self._lease = None
+        self.request.watcher.mark("released")
+
+
+def _keep(keys: Collection[int]) -> bool:
+    """`Lease.let_go`: the one container has whatever is left, and stays."""
+    return False
+
+
+@contextlib.contextmanager
+def lease_here(
+    request: Request, *, user: str | None, heartbeat: float, ports: range | None
+) -> Iterator[LocalLease]:
+    """What can acquire the container of a gang; it has ended on every way out.
+
+    Args:
+        request: the launch's.
+        user: as whom the lake is asked; None for its own word (Kerberos).
+        heartbeat: seconds without a sign of life after which either end takes the other as lost.
+        ports: of the control channel; None for any.
+
+    Raises:
+        ConfigError: no port of the range is free.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="hopsgpu-", ignore_cleanup_errors=True) as directory,
+        here_served(user, heartbeat, ports) as (server, driver),
+    ):
+        owner = LocalLease(request, server, driver, Path(directory))
+        try:
+            yield owner
+        finally:
+            owner.release()
+
+
+@contextlib.contextmanager
+def here_served(
+    user: str | None, heartbeat: float, ports: range | None
+) -> Iterator[tuple[ControlServer, Driver]]:
+    """A control channel on this machine, and what its containers are told of it.
+
+    Args:
+        user, heartbeat, ports: as of `lease_here`.
+
+    Raises:
+        ConfigError: no port of the range is free.
+    """
+    secret = new_secret()
+    with serve(secret, _HERE, ports, heartbeat=heartbeat) as server:
+        yield server, Driver(_HERE, server.port, secret, user, heartbeat=heartbeat)
+
+
+def package_for(request: Request, directory: Path) -> Path | None:
+    """From what a container imports hopsgpu; None for where the driver does.
+
+    As on a node: the driver's other packages are not for a Python of the ranks' own.
+    """
+    env = None if request.warm is None else request.warm.python_env
+    if env is None or env.interpreter is None:
+        return None
+    return pack_package(directory / PACKAGE)

@@ -1,0 +1,150 @@
+"""What this machine has, and whether a gang fits into it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from hopsgpu.core.gpu_types import has_type
+from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest
+from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError
+from hopsgpu.gpu.node.devices import Device, DriverError, NoDriverError, list_devices
+from hopsgpu.gpu.node.health import BAD
+from hopsgpu.units import counted
+
+_MIB = 2**20
+NO_GPU = "this machine has no GPU, so the ranks run on its CPUs"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine.
+
+    Attributes:
+        cores: that this process may use.
+        memory_mib: its memory, MiB.
+        gpus: its GPUs.
+    """
+
+    cores: int
+    memory_mib: int
+    gpus: tuple[Device, ...] = ()
+
+    def __str__(self) -> str:
+        names = sorted({gpu.name or "GPU" for gpu in self.gpus})
+        gpus = f"{counted(len(self.gpus), 'GPU')} ({', '.join(names)})" if self.gpus else "no GPU"
+        return f"{counted(self.cores, 'core')}, {self.memory_mib / 1024:.0f} GiB, {gpus}"
+
+
+def this_machine(*, gpus: bool = True) -> Machine:
+    """What there is here.
+
+    Args:
+        gpus: whether to ask the driver for the GPUs, which takes some tenths of a second.
+
+    Raises:
+        DiscoveryError: there is a driver, and it does not tell of its GPUs.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
+    return Machine(len(os.sched_getaffinity(0)), memory, own_gpus() if gpus else ())
+
+
+def own_gpus() -> tuple[Device, ...]:
+    """The GPUs of this machine, bad ones too; none where it has no NVIDIA driver.
+
+    Raises:
+        DiscoveryError: there is a driver, and it does not tell of its GPUs.
+    """
+    try:
+        return list_devices().devices
+    except NoDriverError:
+        return ()
+    except (DriverError, OSError) as error:
+        raise DiscoveryError(
+            f"this machine's GPUs cannot be listed: {error}. See what nvidia-smi says;"
+            " gpus_per_worker=0 trains on the CPUs"
+        ) from error
+
+
+def usable(
+    gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str]
+) -> tuple[Device, ...]:
+    """GPUs that a gang may have, the healthy ones first.
+
+    Args:
+        gpus: all that there are.
+        gpu_type: words of their product name, or None.
+        avoided: addresses of those that an earlier attempt has failed by.
+    """
+    good = (
+        gpu
+        for gpu in gpus
+        if gpu.verdict.state != BAD
+        and gpu.address not in avoided
+        and (gpu_type is None or has_type(gpu.name, gpu_type))
+    )
+    return tuple(sorted(good, key=lambda gpu: gpu.rank))
+
+
+def check_gpus(
+    wanted: int, gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str] = ()
+) -> None:
+    """Whether a machine that has GPUs has so many of them for a gang.
+
+    Raises:
+        ConfigError: it has none of the type.
+        CapacityError: it has fewer.
+    """
+    if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
+        there = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
+        raise ConfigError(
+            f"gpu_type={gpu_type!r}: this machine has no such GPU. There are: {there}"
+        )
+    found = len(usable(gpus, gpu_type, avoided))
+    if found >= wanted:
+        return
+    why = [
+        f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in gpus if gpu.verdict.state == BAD
+    ]
+    why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
+    raise CapacityError(
+        f"the gang wants {counted(wanted, 'GPU')}, and this machine has {found} that it may have"
+        f"{''.join(f'; {text}' for text in why)}. On a local master all ranks are on this machine:"
+        " ask for fewer workers, for gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs), or run"
+        " it on a cluster"
+    )
+
+
+def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
+    """A gang as it runs on a machine: all ranks in one container, which reserves GPUs alone.
+
+    Returns:
+        The gang, on CPUs where the machine has no GPU; what its container has; and warnings.
+
+    Raises:
+        ConfigError: the machine has no GPUs of the wanted type.
+        CapacityError: it has fewer than the gang wants.
+    """
+    warnings = []
+    if spec.gpus.per_worker and not machine.gpus:
+        spec = replace(spec, gpus=GpuRequest(0), gpu_type=None)
+        warnings.append(NO_GPU)
+    gpus = spec.gpus.of(spec.workers)
+    if gpus:
+        check_gpus(gpus, machine.gpus, spec.gpu_type)
+    cores = (spec.cores_per_worker or 1) * spec.workers
+    memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
+    if spec.cores_per_worker is not None and cores > machine.cores:
+        warnings.append(
+            f"the ranks want {counted(cores, 'core')}, and share the {machine.cores} of this"
+            " machine"
+        )
+    if memory > machine.memory_mib:
+        warnings.append(
+            f"the ranks may use {memory} MiB together, which is more than the"
+            f" {machine.memory_mib} MiB of this machine: nothing is reserved for them here"
+        )
+    if spec.placement == "spread" and spec.workers > 1:
+        warnings.append("spread: all ranks are on this machine, which is the only one here")
+    return spec, ExecutorShape(cores, gpus, 0, memory), tuple(warnings)

@@ -1,0 +1,82 @@
+"""This machine's GPUs, in the form in which a cluster's are told."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Collection, Sequence
+
+from hopsgpu.backends.local.machine import own_gpus
+from hopsgpu.errors import DiscoveryError
+from hopsgpu.gpu.node.devices import Device, foreign
+from hopsgpu.gpu.node.discovery_script import named
+from hopsgpu.gpu.node.health import BAD
+from hopsgpu.gpu.node.leases import LeaseError, read_leases
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
+
+
+def gpus_here(user: str) -> ClusterGpus:
+    """The GPUs of this machine, of which gangs have those that are leased.
+
+    Args:
+        user: who asks.
+
+    Raises:
+        DiscoveryError: they cannot be listed, or their leases cannot be read.
+    """
+    gpus = own_gpus()
+    try:
+        leased = {lease.address for lease in read_leases(os.environ) if lease.held}
+    except LeaseError as error:
+        raise DiscoveryError(
+            f"the leases of this machine's GPUs cannot be read: {error}"
+        ) from error
+    return machine_gpus(gpus, leased, platform.node(), user, time.time())
+
+
+def machine_gpus(
+    gpus: Sequence[Device], leased: Collection[str], host: str, user: str, now: float
+) -> ClusterGpus:
+    """What was found, as a cluster of one node without queues.
+
+    Args:
+        gpus: of the machine.
+        leased: addresses of those that gangs have.
+        host: its name.
+        user: who asks.
+        now: seconds since the epoch.
+    """
+    used = [gpu for gpu in gpus if gpu.address in leased]
+    bad = [gpu for gpu in gpus if gpu.verdict.state == BAD and gpu not in used]
+    node = GpuNode(
+        host=host,
+        state="RUNNING",
+        label="",
+        types=types_of((gpu.name or "GPU", gpu.memory_mib or None, 1) for gpu in gpus),
+        driver=next((gpu.driver for gpu in gpus if gpu.driver), ""),
+        total=len(gpus),
+        used=len(used),
+        free=len(gpus) - len(used) - len(bad),
+        unhealthy=len(bad),
+        health="; ".join(f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in bad),
+    )
+    # Free for a gang all the same.
+    others = {gpu.address: foreign(gpu.processes) for gpu in gpus if gpu not in used}
+    return ClusterGpus(
+        time=now,
+        user=user,
+        nodes=(node,) if gpus else (),
+        nodes_without=0 if gpus else 1,
+        users=(),
+        queues=(),
+        # A lease tells its process, and no application.
+        unexplained=len(used),
+        acls=None,
+        executor="",
+        problems=tuple(
+            f"{address} is in use by process {named(processes)}"
+            for address, processes in others.items()
+            if processes
+        ),
+    )

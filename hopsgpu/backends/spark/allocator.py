@@ -1,0 +1,217 @@
+"""Bringing executors: the plain job whose tasks hold them until the gang is whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.backends.agent_registration import greeted, is_hello
+from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless
+from hopsgpu.backends.spark.settings import refuse_other_python
+from hopsgpu.backends.spark.wait_reasons import EndedAgain
+from hopsgpu.control.server import ControlServer
+from hopsgpu.core.gang import Container, Grants, Verdict, shared_hosts
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.yarn.gpu_holders import Facts
+from hopsgpu.yarn.resource_manager import Held
+
+EVENT_SECONDS = 0.2
+_ASK_SECONDS = 1.0
+_ASKING = "Spark is asking YARN"
+
+
+class Turn(Protocol):
+    """The turn in which YARN is asked."""
+
+    def keep(self) -> bool:
+        """Renews it; False where it was lost to others."""
+
+    def granted(self) -> None:
+        """YARN has granted all: others may ask."""
+
+    def facts(self, held: int) -> Facts:
+        """Who holds the rest, where YARN has granted so many executors."""
+
+
+class Bringing:
+    """Waits until a holder on every executor is connected.
+
+    Args:
+        application: in which it runs.
+        request: what was asked for.
+        profile: of the executors.
+        server: on which the holders arrive.
+        start: starts a job of so many holders.
+        patience: how long it may take.
+        turn: in which it asks.
+
+    Attributes:
+        jobs: of holders, all that were started.
+        parked: holders that keep what gets no rank from being given again, by peer number.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        request: Request,
+        profile: ResourceProfile,
+        server: ControlServer,
+        start: Callable[[int], GangJob],
+        patience: Patience,
+        turn: Turn,
+    ) -> None:
+        self._application = application
+        self._request = request
+        self._profile = profile
+        self._server = server
+        self._start = start
+        # All that are there must show themselves: an agent could come to one that has no holder.
+        there = len(application.jvm.executors(profile.id))
+        self.jobs = [start(max(request.executors, there))]
+        self.parked: dict[int, Container] = {}
+        self._patience = patience
+        self._turn = turn
+        self._holders: dict[int, Container] = {}
+        self._arrivals: dict[int, float] = {}
+        self._ended = EndedAgain()
+        self._grants = Grants(since=time.monotonic())
+        self._asked = float("-inf")
+        # Why it waits: by what YARN was seen to have, and by who is here now.
+        self._why: Callable[[], str] = lambda: _ASKING
+
+    def run(self) -> dict[int, Container] | None:
+        """The containers by peer number, or None where YARN granted a part and then no more.
+
+        Raises:
+            GangTimeout, Cancelled: as `Patience.check`.
+            ConfigError: an executor cannot reach the driver, or lacks what ranks need.
+            DiscoveryError: an executor does not have the GPUs that were asked for.
+            HopsGpuError: the job of holders failed.
+        """
+        while True:
+            whole = len(self._holders) >= self._request.executors
+            self._grants = replace(
+                self._grants,
+                connected=len(self._holders),
+                parked=len(self.parked),
+                settled=not whole or self._settled(),
+            )
+            verdict = self._patience.check(self._grants)
+            if verdict is Verdict.GIVE_BACK:
+                return None
+            if verdict is Verdict.GRANTED and not self._replace_surplus():
+                return self._holders
+            if time.monotonic() - self._asked >= _ASK_SECONDS:
+                self._asked = time.monotonic()
+                if not self._turn.keep():
+                    return None
+                self._refuse_hopeless()
+                self._look()
+            self._patience.tell(hosts_of(self._holders), self._why())
+            self._listen()
+
+    def _listen(self) -> None:
+        event = self._server.next_event(EVENT_SECONDS)
+        if event is None:
+            for job in self.jobs:
+                if job.ended.is_set():
+                    refuse_other_python(str(job.error))
+                    raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
+            return
+        if event.message is None:
+            self._holders.pop(event.peer, None)
+            self.parked.pop(event.peer, None)
+            self._arrivals.pop(event.peer, None)
+        elif any(is_hello(event.message, job.tag) for job in self.jobs):
+            self._arrivals[event.peer] = time.time()
+            self._welcome(greeted(event, event.message, self._request))
+        self._request.watcher.arrived(tuple(self._arrivals.values()))
+
+    def _welcome(self, container: Container) -> None:
+        reason = self._request.unwanted(container)
+        if reason is None:
+            self._holders[container.key] = container
+            return
+        self._patience.held_aside(reason)
+        self.parked[container.key] = container
+        # As many as are wanted must be left for what is not parked.
+        if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
+            self.jobs.append(self._start(1))
+
+    def _settled(self) -> bool:
+        """Whether agents can only come to holders: none else is there, nor waits for a place."""
+        here = len(self._holders) + len(self.parked)
+        if self.parked and here < sum(job.tasks for job in self.jobs):
+            # One that was parked has ended. Its task waits, and would take an agent's place; its
+            # job goes on for others that are parked.
+            return False
+        return here >= len(self._application.jvm.executors(self._profile.id))
+
+    def _refuse_hopeless(self) -> None:
+        """What ends a holder in a way that Spark's next tries do not mend."""
+        for job in self.jobs:
+            for error in self._application.jvm.task_failures(job.tag):
+                refuse_hopeless(error)
+
+    def _look(self) -> None:
+        """What the ResourceManager shows of this gang, or why it does not answer."""
+        try:
+            held = self._application.manager.held(self._application.id, self._profile.id)
+        except HopsGpuError as error:
+            problem = str(error)
+            self._why = lambda: problem
+            return
+        self._ended.look(held.containers)
+        allotted = len(held.containers) - len(self.parked)
+        grown = allotted > self._grants.allotted
+        since = time.monotonic() if grown else self._grants.since
+        self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
+        if allotted >= self._request.executors:
+            self._turn.granted()
+            # Who holds others is of no concern any more.
+            self._why = lambda: self._missing(held)
+        else:
+            facts = self._turn.facts(len(held.containers))
+            self._why = lambda: facts.around(self._missing(held))
+
+    def _missing(self, held: Held) -> str:
+        """Where the executors that are not here yet are."""
+        connected = len(self._holders)
+        parts = []
+        allotted = len(held.containers) - len(self.parked)
+        # YARN counts a request that it has granted until Spark's next heartbeat.
+        if (pending := min(held.pending, self._request.executors - allotted)) > 0:
+            parts.append(f"YARN has not granted {pending}")
+        if (starting := allotted - connected) > 0:
+            parts.append(f"{starting} granted and starting")
+        if self.parked:
+            why = {self._request.unwanted(c) for c in self.parked.values()}
+            parts.append(f"{len(self.parked)} held aside ({', '.join(sorted(filter(None, why)))})")
+        return self._ended.beside(*parts) or _ASKING
+
+    def _replace_surplus(self) -> bool:
+        """Of a spread gang, kills executors that share a node; whether there were any."""
+        if self._request.placement != "spread":
+            return False
+        shared = shared_hosts(self._holders.values())
+        jvm = self._application.jvm
+        for host in shared:
+            # Spark still wants as many, and asks again, with the node that its task prefers.
+            jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
+        if shared:
+            self._grants = replace(self._grants, since=time.monotonic())
+            self._why = lambda: (
+                f"executors that came to one node ({', '.join(shared)}) are replaced"
+            )
+        return bool(shared)
+
+
+def hosts_of(containers: Mapping[int, Container]) -> list[str]:
+    """The host of each container."""
+    return [container.host for container in containers.values()]

@@ -1,0 +1,120 @@
+"""What hopsgpu keeps for one running Spark application on YARN."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hopsgpu.backends.spark.application_base import SparkApplication
+from hopsgpu.backends.spark.resource_profiles import ProfilePool
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.root import below
+from hopsgpu.yarn.gang_queue import make_line
+from hopsgpu.yarn.lost_nodes import why_lost
+from hopsgpu.yarn.node_manager import NodeManagers
+from hopsgpu.yarn.resource_manager import ResourceManager
+from hopsgpu.yarn.snapshot import Snapshot
+
+_LABEL = "spark.yarn.executor.nodeLabelExpression"
+
+
+class Looks:
+    """Remembers a snapshot for those who ask soon after."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._last: Snapshot | None = None
+        self._taken = float("-inf")
+
+    def get(self, most_seconds: float, look: Callable[[], Snapshot]) -> Snapshot:
+        """The last snapshot where it is young enough, else a new one."""
+        with self._lock:
+            if self._last is None or time.monotonic() - self._taken > most_seconds:
+                began = time.monotonic()
+                self._last = look()
+                self._taken = began
+            return self._last
+
+
+@dataclass
+class Application(SparkApplication):
+    """One SparkContext on YARN and what gangs in it share.
+
+    Attributes:
+        manager: the ResourceManager.
+        profiles: who uses which resource profile.
+        package: the directory from which Spark serves hopsgpu to the executors.
+        acquiring: held by the one gang that acquires, until its barrier stage is active.
+        looks: the last look at the ResourceManager, which gangs that wait share.
+        probing: held by the one launch that asks an executor for modules.
+        has_module: whether the executors' Python has a top-level module, as far as it was asked.
+    """
+
+    manager: ResourceManager
+    package: tempfile.TemporaryDirectory[str]
+    profiles: ProfilePool = field(default_factory=ProfilePool)
+    acquiring: threading.Lock = field(default_factory=threading.Lock)
+    looks: Looks = field(default_factory=Looks)
+    probing: threading.Lock = field(default_factory=threading.Lock)
+    has_module: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def driver_address(self) -> str:
+        """The address at which executors reach the driver."""
+        return self.option("address") or self.jvm.setting("spark.driver.host") or "127.0.0.1"
+
+    @property
+    def labelled(self) -> bool:
+        """Whether executors are asked for by a node label; YARN then takes no hosts beside it."""
+        return bool(self.setting(_LABEL))
+
+    @property
+    def queue(self) -> str:
+        """YARN's queue, as the application was submitted to it."""
+        return self.setting("spark.yarn.queue") or "default"
+
+    def snapshot(self, most_seconds: float) -> Snapshot:
+        """How YARN stands, looked at so many seconds ago at most.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not answer.
+        """
+        label = self.setting(_LABEL)
+        return self.looks.get(
+            most_seconds, lambda: self.manager.snapshot(self.id, self.user, label)
+        )
+
+    def why_lost(self, reason: str, host: str) -> str:
+        """Why an executor on a host was lost: Spark's reason with what YARN says."""
+        return why_lost(reason, host, self.manager.nodes, lambda: self.manager.end_of(self.id))
+
+    @functools.cached_property
+    def node_managers(self) -> NodeManagers:
+        """The nodes, to be asked for their GPUs."""
+        return NodeManagers(self.jvm.hadoop)
+
+    @functools.cached_property
+    def line(self) -> Lake:
+        """Where the gangs of this cluster partition, of all users, stand in line; it is made.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.locks` is no place for it.
+            StoreError: the lake refuses.
+        """
+        given = self.option("locks")
+        partition = self.setting(_LABEL) or "default"
+        if given:
+            return make_line(Lake(given, quick=True), self.cluster, partition)
+        shared = Lake(below(self.files or "file:///", "tmp"), quick=True)
+        return make_line(shared, "hopsgpu", "locks", self.cluster, partition)
+
+    @functools.cached_property
+    def cluster(self) -> str:
+        """A name of this YARN among those that share the file system."""
+        named = self.jvm.hadoop("yarn.resourcemanager.cluster-id")
+        return re.sub(r"[^\w.-]+", "-", named or self.manager.addresses[0].partition("//")[2])

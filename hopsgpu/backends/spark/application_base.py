@@ -1,0 +1,150 @@
+"""What every Spark application has that gangs run in, wherever that is."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pyspark import SparkContext, SparkFiles
+
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.errors import ConfigError
+from hopsgpu.storage.root import root_on
+from hopsgpu.units import parse_duration
+
+
+@dataclass
+class SparkApplication:
+    """One SparkContext, and the options of whoever set it up.
+
+    Attributes:
+        context: Spark's.
+        jvm: its JVM.
+    """
+
+    context: SparkContext
+    jvm: Jvm
+
+    @property
+    def id(self) -> str:
+        """Spark's id of it; on YARN it is YARN's."""
+        return str(self.context.applicationId)
+
+    @property
+    def ports(self) -> range | None:
+        """Ports for the control channel, as `spark.hopsgpu.ports` says ("40000-40100").
+
+        Raises:
+            ConfigError: the property is not two ports.
+        """
+        given = self.option("ports")
+        if given is None:
+            return None
+        match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
+        if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
+            raise ConfigError(
+                f"spark.hopsgpu.ports={given!r}: a first and a last port are wanted, as 40000-40100"
+            )
+        return range(int(match[1]), int(match[2]) + 1)
+
+    @property
+    def interface(self) -> str | None:
+        """The nodes' network interface that gloo, NCCL and addresses go by; None for any."""
+        return self.option("interface")
+
+    @property
+    def markers(self) -> dict[str, str]:
+        """YARN resources that mark nodes, by the type of their GPUs.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.markers` is of another form than "A100=gpu-a100".
+        """
+        return parse_markers(self.option("markers"))
+
+    @property
+    def heartbeat(self) -> float:
+        """Seconds without a sign of life after which driver or executor is taken for lost.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.heartbeat` is no duration.
+        """
+        given = self.option("heartbeat")
+        return parse_duration(given or HEARTBEAT_SECONDS, "spark.hopsgpu.heartbeat") or 0.0
+
+    @property
+    def retries_code_too(self) -> bool:
+        """Whether `retries` also serve errors that all ranks raise at once.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.retry` is neither "failures" nor "all".
+        """
+        given = self.option("retry") or "failures"
+        if given not in ("failures", "all"):
+            raise ConfigError(
+                f"spark.hopsgpu.retry={given!r}: 'failures' is accepted, or 'all' to try again"
+                " what looks like an error of the code too"
+            )
+        return given == "all"
+
+    @property
+    def keeps_data(self) -> bool:
+        """Whether what launches write of `data=` stays on the lake when they have ended.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.keep_data` is neither "true" nor "false".
+        """
+        given = self.option("keep_data") or "false"
+        if given.strip().lower() not in ("true", "false"):
+            raise ConfigError(f"spark.hopsgpu.keep_data={given!r}: 'true' or 'false' is wanted")
+        return given.strip().lower() == "true"
+
+    @functools.cached_property
+    def user(self) -> str:
+        """Who submitted it, as YARN and HDFS know it."""
+        return self.jvm.user()
+
+    @functools.cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions of Spark and Hadoop, as this driver has them."""
+        return {"spark": str(self.context.version), "hadoop": self.jvm.hadoop_version()}
+
+    @functools.cached_property
+    def added(self) -> Path:
+        """The directory of what `addPyFile` and `--py-files` have brought to the driver."""
+        return Path(SparkFiles.getRootDirectory())
+
+    @property
+    def files(self) -> str | None:
+        """The default file system, `fs.defaultFS`."""
+        return self.jvm.hadoop("fs.defaultFS")
+
+    @property
+    def root(self) -> str:
+        """Where runs and models go: `spark.hopsgpu.root`, HOPSGPU_ROOT, or the user's directory."""
+        return root_on(self.option("root"), self.files, self.user)
+
+    def check_options(self) -> None:
+        """Refuses now, rather than in a run, options that say what cannot be.
+
+        Raises:
+            ConfigError: naming the option, what was given and what is accepted.
+        """
+        _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
+
+    def words_of(self, error: BaseException) -> str:
+        """What a record tells of an error that ended a run."""
+        return self.jvm.words_of(error)
+
+    def setting(self, name: str) -> str | None:
+        """An administrator's or a user's Spark property, or None."""
+        return self.jvm.setting(name)
+
+    def option(self, name: str) -> str | None:
+        """The Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        twin = f"HOPSGPU_{name.upper().replace('.', '_')}"
+        return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(twin)

@@ -1,0 +1,51 @@
+"""The site of a session: what hopsgpu keeps for a Spark application, once."""
+
+from __future__ import annotations
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.masters import is_local
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.on_local import on_local
+from hopsgpu.backends.spark.on_yarn import on_yarn
+from hopsgpu.errors import ConfigError
+
+_ATTRIBUTE = "_hopsgpu_application"
+
+
+def application_of(spark: SparkSession | None) -> Site:
+    """The application of a session, the active one by default; its settings are checked.
+
+    Raises:
+        ConfigError: no session, one that has ended, or one that cannot hold gangs.
+    """
+    if spark is not None and not isinstance(spark, SparkSession):
+        raise ConfigError(f"spark={spark!r}: a classic SparkSession is wanted")
+    # Not the active session: that is a matter of each thread, and a context one of the process.
+    context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
+    if context is None:
+        raise ConfigError(
+            "there is no active SparkSession: make one by hopsgpu.session(name), or pass spark="
+        )
+    if context._jsc is None or context._jsc.sc().isStopped():
+        raise ConfigError(
+            "this Spark application has ended: spark.stop(), and make a session by"
+            " hopsgpu.session(name)"
+        )
+    # PySpark's own lock around its one context: two first launches make one Site.
+    with SparkContext._lock:
+        found: Site | None = getattr(context, _ATTRIBUTE, None)
+        if found is None:
+            found = _application(context)
+            # Lives exactly as long as the context that it describes.
+            setattr(context, _ATTRIBUTE, found)
+    return found
+
+
+def _application(context: SparkContext) -> Site:
+    jvm = Jvm(context)
+    return (
+        on_local(context, jvm) if is_local(jvm.setting("spark.master")) else on_yarn(context, jvm)
+    )

@@ -1,0 +1,142 @@
+"""The two Spark jobs of a gang: holders that bring executors, and the barrier of agents."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from pyspark import RDD, InheritableThread
+from pyspark.resource import ResourceProfile
+from pyspark.serializers import CPickleSerializer
+
+from hopsgpu.agent.placeholder import Warm
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.settings import refuse_other_python
+from hopsgpu.control.handshake import UnreachableError
+from hopsgpu.control.peer import Driver
+from hopsgpu.errors import ConfigError
+
+
+def hold_in_task(driver: Driver, warm: Warm | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """The holder's task function."""
+
+    def task(_: Iterable[Any]) -> Iterator[Any]:
+        from hopsgpu.agent.placeholder import run_holder
+
+        run_holder(driver, warm)
+        return iter(())
+
+    return task
+
+
+def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """The agent's task function."""
+
+    def task(_: Iterable[Any]) -> Iterator[Any]:
+        from hopsgpu.agent.supervisor import run_agent
+
+        run_agent(driver)
+        return iter(())
+
+    return task
+
+
+class GangJob:
+    """A Spark job of N tasks under a profile, in a thread of its own.
+
+    The thread is a daemon: a script that fails must not be kept alive by it. `hosts`, one per
+    task, are where Spark asks YARN for executors first; none leaves it to YARN.
+
+    Attributes:
+        tag: by which the job is cancelled.
+        tasks: how many it has.
+        ended: set when the job is over.
+        error: what ended it, where it failed.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        *,
+        tag: str,
+        description: str,
+        tasks: int,
+        hosts: Sequence[str],
+        profile: ResourceProfile,
+        barrier: bool,
+        task: Callable[[Iterable[Any]], Iterator[Any]],
+    ) -> None:
+        if len(hosts) not in (0, tasks):
+            raise ValueError(f"{tasks} tasks and {len(hosts)} hosts")
+        self.tag = tag
+        self.tasks = tasks
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        self._application = application
+        self._description = description
+        self._hosts = hosts
+        self._profile = profile
+        self._barrier = barrier
+        self._task = task
+        self._thread = InheritableThread(target=self._run, name=tag, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def reason(self, seconds: float) -> str:
+        """What a person needs of the job's failure; waits so long for it to be known."""
+        self.ended.wait(seconds)
+        if self.error is None:
+            return "it ended by itself"
+        return self._application.jvm.ended_by(self.error) or reason_of(str(self.error))
+
+    def _run(self) -> None:
+        try:
+            context = self._application.context
+            context.setJobGroup(self.tag, self._description)
+            context.addJobTag(self.tag)
+            under = self._numbers().withResources(self._profile)
+            mapped = under.barrier() if self._barrier else under
+            mapped.mapPartitions(self._task).collect()
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+            self.error = error
+        finally:
+            self.ended.set()
+
+    def _numbers(self) -> RDD[int]:
+        context = self._application.context
+        if not self._hosts:
+            return context.parallelize(range(self.tasks), self.tasks)
+        preferred = self._application.jvm.numbers([[host] for host in self._hosts])
+        return RDD(preferred, context, CPickleSerializer())
+
+
+def reason_of(error: str) -> str:
+    """The part of Spark's error that says why: of a lost executor, of a task, or its first line."""
+    if lost := re.search(
+        r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S
+    ):
+        return " ".join(lost[1].split())
+    # Python draws the errors of a TaskGroup in a frame.
+    # py4j puts a colon before what Java threw.
+    stripped = (line.strip(" |+-\t").removeprefix(": ") for line in error.splitlines())
+    lines = [text for text in stripped if text]
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]
+    python = [line for line in raised if not line.startswith(("org.", "java.", "py4j."))]
+    return python[-1] if python else (raised or lines or ["no reason given"])[0]
+
+
+def refuse_hopeless(error: str) -> None:
+    """What ends a task in a way that Spark's next tries do not mend.
+
+    Args:
+        error: of a task or a job.
+
+    Raises:
+        ConfigError: it is such: the executor cannot reach the driver, or has another Python.
+    """
+    if UnreachableError.__name__ in error:
+        raise ConfigError(reason_of(error))
+    refuse_other_python(error)

@@ -1,0 +1,221 @@
+"""An application in cluster mode, submitted, followed, and ended with who submitted it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.yarn.application_state import Standing
+from hopsgpu.yarn.node_manager import NodeManagers
+from hopsgpu.yarn.resource_manager import ResourceManager
+
+_LOOK_SECONDS = 1.0
+# A ResourceManager that starts again, or another that takes over.
+_SILENT_SECONDS = 900.0
+_ENDING_SECONDS = 30.0
+_STOPPING_SECONDS = 10.0
+_LAST_BYTES = 64 * 1024
+_LAST_LINES = 30
+# Of a success, where nobody looks for what went wrong.
+_LAST_LINES_OF_SUCCESS = 10
+# Spark's own messages that tell of no trouble. One of several lines has them between two rules
+# (=====); lines after any other are the script's, which writes to the same file.
+_STAMP = r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d "
+_OF_SPARK = re.compile(
+    rf"^{_STAMP}(?:DEBUG|INFO) [^\n]*\n?(?:={{20,}}\n.*?(?:^={{20,}}\n?|(?=^{_STAMP})|\Z))?",
+    re.MULTILINE | re.DOTALL,
+)
+# What YARN writes anew with each heartbeat of a node: the time, and how full the queue is.
+_PASSING = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was processed).*")
+Say = Callable[[str], None]
+
+
+class Attended:
+    """Submits one application to YARN and says how it stands.
+
+    Args:
+        manager: the ResourceManager.
+        nodes: the NodeManagers, for the driver's log.
+        tag: of the application, and of no other.
+        say: takes lines for the person who waits.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        manager: ResourceManager,
+        nodes: NodeManagers,
+        tag: str,
+        say: Say,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._manager = manager
+        self._nodes = nodes
+        self._tag = tag
+        self._say = say
+        self._clock = clock
+        self._began = clock()
+
+    def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> Standing:
+        """Runs spark-submit, which returns once YARN has accepted the application.
+
+        Raises:
+            HopsGpuError: YARN has not accepted it, with the last of what spark-submit said.
+        """
+        with tempfile.TemporaryFile("w+", errors="replace") as log:
+            # A Ctrl-C in the terminal is this process's to handle.
+            with subprocess.Popen(
+                command,
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            ) as process:
+                try:
+                    code = process.wait()
+                except BaseException:
+                    _stop(process)
+                    raise
+            log.seek(0)
+            said = _last_lines(log.read())
+        found = self._manager.tagged(self._tag)
+        if code or found is None:
+            why = f" ({found.id} is {found.state}: {found.diagnostics})" if found else ""
+            raise HopsGpuError(
+                f"spark-submit ended with exit code {code}, and the application does not run{why}."
+                f" The last of what it said:\n{said}"
+            )
+        self._say(f"{found.id} {found.name!r} is in queue {found.queue}")
+        return found
+
+    def follow(self, application: Standing) -> Standing:
+        """Waits for the end, and says whenever something of how it stands has changed.
+
+        Raises:
+            HopsGpuError: the ResourceManager has not answered for a quarter of an hour, or has
+                forgotten the application.
+        """
+        told, has_log, silent_since = "", False, None
+        while True:
+            try:
+                standing = self._manager.standing(application.id)
+                silent_since = None
+            except HopsGpuError as error:
+                silent_since = self._clock() if silent_since is None else silent_since
+                if self._clock() - silent_since > _SILENT_SECONDS:
+                    raise
+                text = str(error)
+            else:
+                if standing.has_ended:
+                    return standing
+                if standing.log and not has_log:
+                    self._say(f"log of the driver: {self._log(standing)}")
+                    has_log = True
+                text = _where(standing)
+            if (gist := _gist(text)) != told:
+                self._say(f"{self._clock() - self._began:6.1f} s: {text}")
+                told = gist
+            # YARN announces no change.
+            time.sleep(_LOOK_SECONDS)
+
+    def tell_end(self, standing: Standing) -> None:
+        """Says how it ended, and the last words of its driver: of a success what it printed."""
+        how = standing.final if standing.state == "FINISHED" else standing.state
+        if standing.has_succeeded:
+            self._tell_last_words(standing, "stdout", _LAST_LINES_OF_SUCCESS)
+            self._say(f"{self._clock() - self._began:6.1f} s: {standing.id} has ended: {how}")
+            return
+        # Of one that was killed they tell how Spark met its end, and of no trouble of the script's.
+        for name in ("stdout", "stderr") if standing.state != "KILLED" else ():
+            self._tell_last_words(standing, name, _LAST_LINES)
+        self._say(
+            f"{standing.id} has ended: {how}: {standing.diagnostics or 'no reason given'}."
+            f" Log of the driver: {self._log(standing)}, or: yarn logs -applicationId {standing.id}"
+        )
+
+    @contextlib.contextmanager
+    def ended_with(self) -> Iterator[None]:
+        """While inside, whatever ends this process's part ends the application too.
+
+        An application that has ended, or was never accepted, is left as it is.
+        """
+        try:
+            yield
+        except BaseException:
+            self._end()
+            raise
+
+    def _end(self) -> None:
+        until, asked, problem = self._clock() + _ENDING_SECONDS, False, ""
+        while True:
+            try:
+                found = self._manager.tagged(self._tag)
+                if found is None or found.has_ended:
+                    return
+                if not asked:
+                    self._manager.kill(found.id, found.user)
+                    asked = True
+                    self._say_if_heard(f"ending {found.id}")
+            except HopsGpuError as error:  # a ResourceManager may be away for seconds
+                problem = str(error)
+            if self._clock() >= until:
+                break
+            time.sleep(_LOOK_SECONDS / 10)
+        if not asked:
+            self._say_if_heard(
+                f"the application may be left behind ({problem}): yarn application -list, and"
+                " yarn application -kill ID"
+            )
+
+    def _say_if_heard(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            self._say(text)
+
+    def _log(self, standing: Standing) -> str:
+        if not standing.log:
+            return "none yet"
+        # Some names are known to YARN's own daemons only.
+        path = standing.log.partition("//")[2].partition("/")[2]
+        return f"{self._nodes.base(standing.web)}/{path}"
+
+    def _tell_last_words(self, standing: Standing, name: str, most_lines: int) -> None:
+        if not standing.master:
+            return
+        try:
+            text = self._nodes.log(standing.web, standing.master, name, _LAST_BYTES)
+        except HopsGpuError as error:
+            words = f"  (not to be had from its node: {error})"
+        else:
+            words = _last_lines(_OF_SPARK.sub("", text), most_lines)
+        if words:
+            self._say(f"the last of the driver's {name}:\n{words}")
+
+
+def _where(standing: Standing) -> str:
+    if standing.state == "RUNNING":
+        return f"RUNNING, GPUs held: {standing.gpus}"
+    return f"{standing.state}: {standing.diagnostics or 'no reason given'}"
+
+
+def _gist(text: str) -> str:
+    """What is news of a text."""
+    return _PASSING.sub("", text)
+
+
+def _stop(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    process.terminate()
+    try:
+        process.wait(_STOPPING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def _last_lines(text: str, most: int = _LAST_LINES) -> str:
+    lines = [f"  {line}" for line in text.rstrip().splitlines()]
+    return "\n".join(lines[-most:])

@@ -1,0 +1,71 @@
+"""What the driver's JVM writes to a terminal, passed on so that a live display stays whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.display.screens import in_terminal, is_taken
+
+if TYPE_CHECKING:
+    from pyspark import SparkConf
+
+_STDERR = 2
+
+
+def gateway(conf: SparkConf) -> Any:
+    """A JVM for PySpark whose stderr comes by way of this process; None where PySpark makes it.
+
+    That is where no live display can be: Spark's log then takes no detour.
+
+    Args:
+        conf: as PySpark itself would start it with.
+    """
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    is_there = SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ
+    if is_there or not in_terminal():
+        return None
+    launch: Any = launch_gateway
+    reading, writing = os.pipe()
+    # Read before there is a JVM: one that does not start says why, and one that says much waits.
+    threading.Thread(
+        target=_pass_on_from, args=(reading,), name="hopsgpu-spark-log", daemon=True
+    ).start()
+    try:
+        return launch(conf, {"stderr": writing})
+    finally:
+        os.close(writing)
+
+
+def _pass_on_from(descriptor: int) -> None:
+    with open(descriptor, "rb") as lines:  # noqa: PTH123 - not a path
+        pass_on(lines)
+
+
+def pass_on(lines: Iterable[bytes]) -> None:
+    """Writes lines to stderr, above a live display where there is one.
+
+    What cannot be written is read all the same, for the JVM waits where nobody reads.
+    """
+    for line in lines:
+        if is_taken() and _is_shown(line):
+            continue
+        with contextlib.suppress(OSError):
+            # Not by the stream: Python that ends waits for no thread, and must not find it
+            # in the stream's lock.
+            os.write(_STDERR, line)
+
+
+def _is_shown(line: bytes) -> bool:
+    """Whether the live display has taken it."""
+    try:
+        sys.stderr.write(line.decode(errors="backslashreplace"))
+    except Exception:  # noqa: BLE001 - the JVM's words are to be had whatever a display comes to
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""The control channel of executors of a Spark application: where they reach the driver."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.control.channel import new_secret
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer, serve
+from hopsgpu.control.tls import network_is_encrypted
+from hopsgpu.linux import allow_descriptors
+
+
+@contextlib.contextmanager
+def control_channel(
+    application: Application, executors: int
+) -> Iterator[tuple[ControlServer, Driver]]:
+    """A listening server with a secret of its own, and what its executors are told of it.
+
+    Args:
+        application: whose executors they are.
+        executors: how many there may be.
+
+    Raises:
+        ConfigError: the driver cannot listen for the executors.
+    """
+    allow_descriptors(executors)
+    secret, jvm = new_secret(), application.jvm
+    address = application.driver_address
+    bind = application.setting("spark.driver.bindAddress") or address
+    user = None if jvm.is_kerberized() else jvm.user()
+    heartbeat = application.heartbeat
+    encrypted = network_is_encrypted(application.setting)
+    with serve(secret, bind, application.ports, heartbeat=heartbeat, encrypted=encrypted) as server:
+        certificate = server.certificate
+        yield (
+            server,
+            Driver(
+                address, server.port, secret, user, heartbeat=heartbeat, certificate=certificate
+            ),
+        )

@@ -1,0 +1,170 @@
+"""DataFrames written as Parquet by the executors that ETL runs on, before any GPU is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark import InheritableThread
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame
+from pyspark.sql.functions import col
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.spark.barrier_job import reason_of
+from hopsgpu.backends.spark.jvm import wait_until
+from hopsgpu.data.argument import Datasets
+from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
+from hopsgpu.units import MIB, counted
+
+# A rank whose rows begin inside a row group decodes its head in vain.
+_OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
+_LOOK_SECONDS = 0.2
+_TELL_SECONDS = 1.0
+# Tasks of a job that was cancelled may still write for so long.
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Written:
+    """How far a write is.
+
+    Attributes:
+        done: tasks that have ended, of those that Spark has planned.
+        running: tasks that run.
+        tasks: that Spark has planned so far.
+    """
+
+    done: int
+    running: int
+    tasks: int
+
+    def __str__(self) -> str:
+        told = f"{self.done} of {counted(self.tasks, 'task')}"
+        if self.done == self.tasks:
+            return told if self.tasks else "Spark plans it"
+        waits = "" if self.running else "; none runs: Spark waits for executors"
+        return told + waits
+
+
+def is_frame(given: object) -> bool:
+    """Whether it is a Spark DataFrame."""
+    return isinstance(given, DataFrame)
+
+
+def check_data(datasets: Datasets | None, application: Site) -> None:
+    """Whether what is given as DataFrames can be written in this application.
+
+    Raises:
+        ConfigError: one is Spark Connect's, another application's, or a stream; or
+            `spark.hopsgpu.keep_data` is no truth value.
+    """
+    if datasets is None:
+        return
+    _ = application.keeps_data  # refused now rather than in a run
+    for name, frame in datasets.frames:
+        what = datasets.label(name)
+        if getattr(frame, "_jdf", None) is None:
+            raise ConfigError(f"{what} is a DataFrame of Spark Connect, which has no JVM to ask")
+        if frame.sparkSession.sparkContext is not application.context:
+            raise ConfigError(
+                f"{what} is a DataFrame of another Spark application than the launch's"
+            )
+        if frame.isStreaming:
+            raise ConfigError(f"{what} is a stream: write it to the lake, and pass the path")
+
+
+class _Write:
+    """A DataFrame's write in a thread of its own, in which its Spark job can be cancelled.
+
+    The thread is a daemon: a script that fails must not be kept alive by it.
+    """
+
+    def __init__(self, application: Site, frame: Any, url: str, tag: str, why: str) -> None:
+        self._context = application.context
+        self._frame = frame
+        self._url = url
+        self._tag = tag
+        self._why = why
+        self.ended = threading.Event()
+        self.error: Exception | None = None
+        InheritableThread(target=self._run, name=tag, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self._tag, self._why)
+            self._context.addJobTag(self._tag)
+            _with_arrays(self._frame).write.options(**_OPTIONS).parquet(self._url)
+        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the write
+            self.error = error
+        finally:
+            self.ended.set()
+
+
+def write_frame(
+    application: Site,
+    frame: Any,
+    url: str,
+    *,
+    what: str,
+    tag: str,
+    cancelled: threading.Event,
+    told: Callable[[Written], None],
+) -> None:
+    """Writes a DataFrame as Parquet, with row groups of about 8 MB, and waits for it.
+
+    Columns of Spark ML's vectors are written as lists of float64.
+
+    Args:
+        application: in which it runs, under the session's own resource profile.
+        frame: checked by `check_data`.
+        url: of a directory that is not there.
+        what: it is called, for the errors.
+        tag: of the Spark job, that no other has.
+        cancelled: set when it is no longer wanted.
+        told: told each second how far it is.
+
+    Raises:
+        ConfigError: Spark has no Parquet for it.
+        Cancelled: it was cancelled; the Spark job is over.
+        HopsGpuError: the Spark job failed.
+    """
+    with application.jvm.wait_told():
+        write = _Write(application, frame, url, tag, f"hopsgpu writes {what}")
+        tell_at = time.monotonic()
+        while not write.ended.wait(_LOOK_SECONDS):
+            if cancelled.is_set():
+                # Again and again: what Spark still plans has no job yet.
+                application.jvm.cancel(tag)
+            elif time.monotonic() >= tell_at:
+                told(Written(*application.jvm.progress(tag)))
+                tell_at = time.monotonic() + _TELL_SECONDS
+    error = write.error
+    if error is None and not cancelled.is_set():
+        return
+    # A task that goes on could make files where all has been removed.
+    never = threading.Event()
+    wait_until(lambda: not application.jvm.active_tasks(tag), never, _STOP_SECONDS, _LOOK_SECONDS)
+    if cancelled.is_set():
+        raise Cancelled(f"the run was cancelled while Spark wrote {what}") from error
+    words = f"{what} could not be written to {url}: {reason_of(str(error))}"
+    if isinstance(error, AnalysisException):
+        raise ConfigError(f"{words}. Select the columns that the ranks need") from error
+    raise HopsGpuError(words) from error
+
+
+def _with_arrays(frame: Any) -> Any:
+    """The frame with lists in place of Spark ML's vectors, of which Parquet has structs."""
+    vectors = {f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"}
+    if not vectors:
+        return frame
+    from pyspark.ml.functions import vector_to_array
+
+    def column(name: str) -> Any:
+        quoted = col("`{}`".format(name.replace("`", "``")))
+        return vector_to_array(quoted).alias(name) if name in vectors else quoted
+
+    return frame.select(*map(column, frame.columns))

@@ -1,0 +1,325 @@
+"""A search's executors on YARN: a Spark job of one task for each, asked for in turn."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+
+from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless, supervise_in_task
+from hopsgpu.backends.spark.elastic_jobs import JobsLease
+from hopsgpu.backends.spark.gang_turn import Queueing, queueing
+from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.backends.spark.release import heartbeat_seconds, let_go
+from hopsgpu.backends.spark.token_renewal import read_tokens
+from hopsgpu.backends.spark.wait_reasons import WhyAlone
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer
+from hopsgpu.core.gang import PART_SECONDS, GangState
+from hopsgpu.errors import Cancelled, HopsGpuError
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+_LOOK_SECONDS = 0.2
+_GONE_SECONDS = 0.1
+# Nobody announces that a job has ended.
+_JOBS_SECONDS = 1.0
+_END_SECONDS = 10.0
+# An executor on which the agent ends again and again fails its job; so many in a row are no chance.
+_MOST_FAILED = 3
+
+
+class YarnElasticLease(JobsLease):
+    """To be released on every way out.
+
+    Two threads: one asks for executors, in the line of all that wait; one sees those go that were
+    let go.
+    """
+
+    def __init__(
+        self,
+        application: Application,
+        request: Request,
+        profile: ResourceProfile,
+        server: ControlServer,
+        driver: Driver,
+    ) -> None:
+        super().__init__(request, server)
+        self._application = application
+        self._profile = profile
+        self._driver = driver
+        # Asked once: each trial asks for tokens.
+        self._is_kerberized = application.jvm.is_kerberized()
+        self._looks_at = float("-inf")
+        # After so long YARN knows of it.
+        self._settling = 2 * heartbeat_seconds(application.jvm)
+        self._over = (threading.Event(), threading.Event())
+
+    def start(self) -> None:
+        """Starts its threads."""
+        for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
+            start_daemon(
+                f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
+            )
+
+    def _why_lost(self, reason: str, host: str) -> str:
+        return self._application.why_lost(reason, host)
+
+    def _tokens(self) -> bytes:
+        return read_tokens(self._application.jvm) if self._is_kerberized else b""
+
+    def _grow(self) -> None:
+        try:
+            # Until the first executor has come, which ends Spark's own words of it for good.
+            with self._application.jvm.wait_told():
+                while self._is_missing():
+                    self._ask()
+        except HopsGpuError as error:
+            self._fail(error)
+        except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more
+            why = f"Spark could not be asked for executors: {type(error).__name__}: {error}"
+            self._fail(HopsGpuError(why))
+
+    def _is_missing(self) -> bool:
+        """Waits until executors are missing; False once it is closed.
+
+        Raises:
+            HopsGpuError: their jobs end again and again, or none comes in time.
+        """
+        while True:
+            self._forget_ended()
+            with self._changed:
+                if self._closed:
+                    return False
+                self._coming.check()
+                if self._wanted > self._count() and self._coming.may_ask(time.monotonic()):
+                    self._note()
+                    return True
+                surplus = self._surplus()
+                if not surplus:
+                    self._changed.wait(_JOBS_SECONDS)
+            self._cancel(surplus)
+            if where := self._see_waiting():
+                self._coming.tell(where)
+
+    def waits(self, why: str) -> None:
+        """`WhyAlone`: told again and again while executors are asked for."""
+        with self._changed:
+            self.why = why
+        self._see_waiting()
+
+    def _see_waiting(self) -> str:
+        """Looks, once a second, where those are that have not come; "" where it did not.
+
+        Those that end again and again are given back, for others to go first.
+        """
+        with self._changed:
+            waiting = self._waiting()
+        if not waiting or time.monotonic() < self._looks_at:
+            return ""
+        where = ""
+        with contextlib.suppress(HopsGpuError):  # asked again
+            where = self._look()[1]
+        with self._changed:
+            now, chance = time.monotonic(), random.random()  # noqa: S311
+            given_back = self._coming.give_back(len(waiting), now, chance)
+            if not given_back:
+                return where
+            self._leave.set()
+        self._coming.tell(given_back)
+        self._cancel(waiting)
+        return ""
+
+    def _look(self) -> tuple[int, str]:
+        """How many executors YARN has not granted, and where those are that have not come.
+
+        Raises:
+            HopsGpuError: the ResourceManager does not say.
+        """
+        self._looks_at = time.monotonic() + _JOBS_SECONDS
+        held = self._held()
+        with self._changed:
+            return self._coming.look(held, self._leaving, len(self._live))
+
+    def _held(self) -> Collection[str]:
+        return self._application.manager.held(self._application.id, self._profile.id).containers
+
+    def _cancel(self, jobs: Collection[GangJob]) -> None:
+        for job in jobs:
+            self._coming.excuse()
+            # One that has come meanwhile is ended with it.
+            while not job.ended.wait(_LOOK_SECONDS):
+                with self._changed:
+                    if self._closed:
+                        return
+                self._application.jvm.cancel(job.tag)
+            with self._changed:
+                self._drop(job)
+                self._asked = time.monotonic()
+        if jobs:
+            with contextlib.suppress(HopsGpuError):
+                self._coming.excuse(self._held())
+
+    def _forget_ended(self) -> None:
+        """Drops jobs that have ended by themselves.
+
+        Raises:
+            ConfigError: their executors cannot reach the driver, or have another Python.
+            HopsGpuError: several have failed, and none has come between.
+        """
+        with self._changed:
+            over = [job for job in self._live.values() if job.ended.is_set()]
+            for job in over:
+                self._drop(job)
+            self._failed += sum(job.error is not None for job in over)
+            failed = self._failed
+        for job in over:
+            refuse_hopeless(str(job.error))
+        if failed >= _MOST_FAILED:
+            raise HopsGpuError(f"executors came and failed, the last one: {over[-1].reason(0)}")
+
+    def _ask(self) -> None:
+        with self._changed:
+            missing = self._wanted - self._count()
+            if self._closed or missing <= 0:
+                return
+            at_once = max(min(self._at_once, missing), 1)
+            self._asks_first, self._leave = not self.here, threading.Event()
+            request = replace(
+                self.request,
+                executors=at_once,
+                cancelled=self._leave,
+                # Of the first executor alone.
+                timeout=self.request.timeout if self._asks_first else None,
+                watcher=WhyAlone(self.request.watcher, self),
+            )
+            patience = self._coming.patience(request, time.monotonic())
+            grows = not self._asks_first
+        # Cancelled: it need not stand in the line any longer.
+        with (
+            contextlib.suppress(Cancelled),
+            queueing(self._application, request, patience, grows=grows) as place,
+            place.turn(0),
+        ):
+            self._in_turn(place, patience, place.room(at_once, missing))
+
+    def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
+        """Asks for so many, until YARN has granted them or does not for half a minute."""
+        started = [self._start(place) for _ in range(count)]
+        until, least = time.monotonic() + PART_SECONDS, float("inf")
+        while not self._enough.wait(_LOOK_SECONDS):
+            self._forget_ended()
+            with self._changed:
+                self._coming.check()
+            for job in started:
+                for error in self._application.jvm.task_failures(job.tag):
+                    refuse_hopeless(error)
+            try:
+                missing, where = self._look()
+            except HopsGpuError as error:
+                patience.tell((), str(error))
+                continue
+            if not missing:
+                place.granted()
+                patience.tell((), where)
+                return
+            if missing < least:
+                until, least = time.monotonic() + PART_SECONDS, missing
+            if not place.keep() or time.monotonic() > until:
+                break
+            with self._changed:
+                granted = len(self._live) - missing
+            patience.tell((), place.facts(granted).around(where))
+        # Others go first; those that were granted meanwhile find another job, or are let go.
+        with self._changed:
+            waiting = [job for job in self._waiting() if job in started]
+            given_up = self._surplus() if self._enough.is_set() else waiting
+        self._cancel(given_up)
+
+    def _start(self, place: Queueing) -> GangJob:
+        tag = f"hopsgpu-{self.request.run_id}-trials-{uuid.uuid4().hex[:8]}"
+        job = GangJob(
+            self._application,
+            tag=tag,
+            description=f"hopsgpu {self.request.run_id}: an executor of trials",
+            tasks=1,
+            hosts=place.hosts(1),
+            profile=self._profile,
+            barrier=False,
+            task=supervise_in_task(replace(self._driver, job=tag, modules=self.request.imports)),
+        )
+        with self._changed:
+            self._live[tag] = job
+            self._asked = time.monotonic()
+            self._begun = [*(one for one in self._begun if not one.ended.is_set()), job]
+        job.start()
+        return job
+
+    def _shrink(self) -> None:
+        while self._is_leaving():
+            try:
+                self._see_gone()
+            except (HopsGpuError, Py4JError):  # asked again; at the end all of them are
+                with self._changed:
+                    self._changed.wait(_JOBS_SECONDS)
+
+    def _is_leaving(self) -> bool:
+        """Waits until executors are to go; False once it is closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._leaving)
+            return not self._closed
+
+    def _see_gone(self) -> None:
+        """Kills executors that have nothing to do, and notes which are gone."""
+        jvm, profile = self._application.jvm, self._profile.id
+        with self._changed:
+            live, waits = len(self._live), bool(self._waiting())
+        busy = jvm.busy(profile)
+        # A kill while Spark still wants as many brings new ones, and one that has just come is
+        # not busy yet.
+        if not waits and len(busy) <= live and jvm.target(profile) <= live:
+            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
+        held = self._application.manager.held(self._application.id, profile).containers
+        with self._changed:
+            self._leaving.intersection_update(held)
+            self._changed.wait(_GONE_SECONDS)
+
+    def release(self) -> bool:
+        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        with self._changed:
+            self._closed = True
+            self._note()
+        for over in self._over:
+            over.wait(_END_SECONDS)
+        watcher = self.request.watcher
+        watcher.state(GangState.RELEASING, ())
+        with self._changed:
+            jobs = [job for job in self._begun if not job.ended.is_set()]
+            settled = time.monotonic() - self._asked > self._settling and not self._waiting()
+        release = let_go(self._application, self._profile.id, jobs, self.server, whole=settled)
+        with self._changed:
+            self._ready.clear()
+            self._leaving.clear()
+        if release.confirmed:
+            watcher.mark("released")
+        if release.problem is not None:
+            watcher.warn(release.problem)
+        return release.confirmed
+
+
+def _do(body: Callable[[], None], over: threading.Event) -> None:
+    try:
+        body()
+    finally:
+        over.set()

@@ -1,0 +1,122 @@
+"""A search's executors as Spark jobs of one task each: which there are, and which are to come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.backends.grant import Job
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.backends.spark.wait_reasons import Coming
+from hopsgpu.control.channel import Message
+from hopsgpu.control.server import ControlServer
+from hopsgpu.core.gang import Container
+
+
+class JobsLease(ElasticLease):
+    """What is known of them, for all threads; who asks for them and lets them go acts on it.
+
+    Attributes:
+        why: why it waits.
+    """
+
+    def __init__(self, request: Request, server: ControlServer) -> None:
+        super().__init__(request, server)
+        self.why = ""
+        self._changed = threading.Condition()
+        # All that follows under its lock.
+        self._live: dict[str, GangJob] = {}
+        # Those too that were let go: at the end all must have ended.
+        self._begun: list[GangJob] = []
+        # By the tag of its job the container of an agent that is connected.
+        self._ready: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._coming = Coming()
+        self._wanted = 0
+        self._at_once = 1
+        self._failed = 0
+        self._closed = False
+        # When an executor was asked for, or given up, last.
+        self._asked = float("-inf")
+        # Set while fewer are wanted than there are, or are asked for.
+        self._enough = threading.Event()
+        # Of the last asking: set where it need not stand in the line any longer.
+        self._leave = threading.Event()
+        self._asks_first = False
+
+    @property
+    def held(self) -> int:
+        with self._changed:
+            return len(self._ready) + len(self._leaving)
+
+    @property
+    def waiting_for(self) -> str:
+        with self._changed:
+            return self.why if self._wanted > len(self._ready) else ""
+
+    def want(self, executors: int, at_once: int) -> None:
+        with self._changed:
+            if (executors, at_once) != (self._wanted, self._at_once):
+                self._wanted, self._at_once = executors, at_once
+                self._note()
+
+    def _note(self) -> None:
+        """Under the lock: has the threads look again."""
+        if self._closed or self._wanted <= self._count():
+            self._leave.set()
+        if self._closed or self._wanted < self._count():
+            self._enough.set()
+        else:
+            self._enough.clear()
+        self._changed.notify_all()
+
+    def _count(self) -> int:
+        """Under the lock: executors that are here or are asked for, but for those put aside."""
+        return len(self._live) - self.aside
+
+    def _job_of(self, hello: Message) -> Job | None:
+        with self._changed:
+            job = self._live.get(str(hello["job"]))
+            if job is not None:
+                self._ready[job.tag] = str(hello["container"])
+                # It was let go, and a task that waited has come to it.
+                self._leaving.discard(self._ready[job.tag])
+                self._coming.saw(self._ready[job.tag])
+                self._failed = 0
+                self._changed.notify_all()
+            return job
+
+    def _come(self) -> None:
+        with self._changed:
+            self._coming.came()
+            if self._asks_first:
+                # Others are asked for behind all gangs.
+                self._leave.set()
+
+    def _let_go(self, leaving: Mapping[int, Container]) -> None:
+        with self._changed:
+            for key, container in leaving.items():
+                self._drop(self._jobs[key])
+                self._leaving.add(container.container_id)
+            self._note()
+
+    def _lost(self, job: Job) -> None:
+        with self._changed:
+            self._ready = {t: c for t, c in self._ready.items() if self._live.get(t) is not job}
+
+    def _drop(self, job: Job) -> None:
+        """Under the lock."""
+        tag = next((tag for tag, one in self._live.items() if one is job), None)
+        if tag is not None:
+            del self._live[tag]
+            self._ready.pop(tag, None)
+
+    def _surplus(self) -> list[GangJob]:
+        """Under the lock: jobs that wait for executors which nobody wants."""
+        return self._waiting()[: max(self._count() - self._wanted, 0)]
+
+    def _waiting(self) -> list[GangJob]:
+        """Under the lock: jobs whose task has no executor yet, the latest first."""
+        return [job for tag, job in reversed(self._live.items()) if tag not in self._ready]

@@ -1,0 +1,63 @@
+"""Which modules the executors' Python has, asked of one that is there and has nothing to do."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from pyspark import SparkContext
+
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.jvm_threads import start_daemon
+
+# Those of ETL, which hold no GPU.
+_DEFAULT_PROFILE = 0
+# Python's start on an executor; one that has gone meanwhile would take longer to come again.
+_ANSWER_SECONDS = 5.0
+
+
+def probe(application: Application, modules: Collection[str]) -> list[str] | None:
+    """Of top-level modules those that an idle executor's Python lacks.
+
+    None where there is no such executor, or it does not answer soon: then a gang's first executor
+    tells.
+    """
+    jvm = application.jvm
+    busy = jvm.busy(_DEFAULT_PROFILE)
+    if all(executor in busy for executor in jvm.executors(_DEFAULT_PROFILE)):
+        return None
+    answered, told = threading.Event(), list[list[str]]()
+    tag = f"hopsgpu-modules-{uuid.uuid4().hex[:8]}"
+
+    def ask() -> None:
+        try:
+            told.extend(_ask(application.context, tag, list(modules)))
+        except Exception:  # noqa: BLE001 - cancelled, or it failed: then it is not known
+            told.clear()
+        finally:
+            answered.set()
+
+    start_daemon(tag, ask)
+    if not answered.wait(_ANSWER_SECONDS):
+        jvm.cancel(tag)
+        return None
+    return told[0] if told else None
+
+
+def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]:
+    context.setJobGroup(tag, "hopsgpu: which modules the executors' Python has")
+    context.addJobTag(tag)
+    return context.parallelize([0], 1).mapPartitions(lacking_in_task(modules)).collect()
+
+
+def lacking_in_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:
+    """The task's function."""
+
+    def task(_: Iterable[Any]) -> Iterator[list[str]]:
+        from hopsgpu.core.rank_requirements import lacking
+
+        return iter([lacking(modules)])
+
+    return task

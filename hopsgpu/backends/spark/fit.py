@@ -1,0 +1,120 @@
+"""What a launch asks of YARN, and whether it can be had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hopsgpu.backends.backend import Fit
+from hopsgpu.backends.lease_request import demand_of
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.settings import check_gang
+from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with
+from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
+from hopsgpu.errors import CapacityError, ConfigError
+from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
+from hopsgpu.yarn.snapshot import Snapshot
+
+
+def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
+    """The containers of a gang.
+
+    Raises:
+        ConfigError: the application may not have so many executors, or no node has GPUs of the
+            wanted type.
+        CapacityError: YARN can never grant them; nothing was asked for.
+    """
+    everywhere = application.snapshot(0.0)
+    marker = _marker(spec.gpu_type, application)
+    hosts = _hosts(spec.gpu_type, marker, everywhere, application)
+    snapshot = everywhere.only(hosts)
+    ranks, shape = _containers(spec, snapshot)
+    shape = replace(shape, marker=marker)
+    executors = spec.workers // ranks
+    check_gang(application.setting, executors)
+    check_possible(demand_of(shape, executors, spec.placement), snapshot)
+    warnings: tuple[str, ...] = ()
+    least = spec.gpus.sharing
+    if spec.placement == "pack" and ranks == least < spec.workers:
+        told = f"pack: not more than {least} of the {spec.workers} ranks fit into one container"
+        warnings = (told,)
+    return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
+
+
+def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> None:
+    """Whether the gang of a plan can be had without what is to be avoided.
+
+    Raises:
+        CapacityError: it can never be granted so.
+        HopsGpuError: the ResourceManager does not tell.
+    """
+    demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
+    check_possible(demand, application.snapshot(0.0).only(plan.hosts).without(avoid))
+
+
+def _marker(gpu_type: str | None, application: Application) -> str | None:
+    """The YARN resource that marks nodes with GPUs of a type, where there is one.
+
+    Raises:
+        ConfigError: YARN's configuration here does not know it.
+    """
+    marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
+    if marker is not None and not application.jvm.knows_resource(marker):
+        raise ConfigError(
+            f"{marker}, which spark.hopsgpu.markers names for gpu_type={gpu_type!r}, is unknown"
+            " here: resource-types.xml in HADOOP_CONF_DIR must name it in yarn.resource-types, as"
+            " on the ResourceManager"
+        )
+    return marker
+
+
+def _hosts(
+    gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
+) -> frozenset[str] | None:
+    """Nodes that have GPUs of a type; None where any will do.
+
+    Raises:
+        ConfigError: no node has one, or none has the marker.
+    """
+    if gpu_type is None:
+        return None
+    nodes = {node.id: node for node in snapshot.running if node.total.gpus}
+    if marker is not None:
+        nodes = {id: node for id, node in nodes.items() if marker in node.others}
+        if not nodes:
+            raise ConfigError(
+                f"gpu_type={gpu_type!r}: no node that this application can use has {marker}, which"
+                " spark.hopsgpu.markers names for it; the administrator gives it to nodes by"
+                f" yarn.nodemanager.resource-type.{marker}"
+            )
+    told = application.node_managers.devices(list(nodes.values()))
+    models = {
+        nodes[node].host: sorted({gpu.name for gpu in found.gpus})
+        for node, found in told.devices.items()
+    }
+    silent = [nodes[node].host for node in told.problems]
+    if marker is not None and silent:
+        # The marker vouches for them, and what comes is looked at.
+        return frozenset(silent).union(
+            host for host, names in models.items() if any(has_type(n, gpu_type) for n in names)
+        )
+    return nodes_with(gpu_type, models, silent)
+
+
+def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
+    """Ranks of each container, and what it asks for."""
+    share, least = cores_per_gpu(snapshot.running), spec.gpus.sharing
+    if spec.placement != "pack":
+        return least, shape_of(spec, share, least)
+
+    def fits(ranks: int) -> bool:
+        demand = demand_of(shape_of(spec, share, ranks), spec.workers // ranks, "pack")
+        try:
+            check_possible(demand, snapshot)
+        except CapacityError:
+            return False
+        return True
+
+    divisors = (n for n in range(spec.workers, least, -1) if not (spec.workers % n or n % least))
+    ranks = next(filter(fits, divisors), least)
+    return ranks, shape_of(spec, share, ranks)

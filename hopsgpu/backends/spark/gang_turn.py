@@ -1,0 +1,276 @@
+"""Standing in line: a gang asks YARN when it is its turn, and when it seems to fit."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterator
+
+from hopsgpu.backends.lease_request import Patience, Request, demand_of
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.core.gang import Grants
+from hopsgpu.core.queue_policy import (
+    LEASE_SECONDS,
+    Bound,
+    Line,
+    Own,
+    Turn,
+    count_passes,
+    decide_turn,
+    queue_tag,
+)
+from hopsgpu.errors import HopsGpuError, StoreError
+from hopsgpu.yarn.gang_queue import Place, stand_in_line
+from hopsgpu.yarn.gpu_holders import Facts, waiting_facts
+from hopsgpu.yarn.placement import preferred_hosts
+from hopsgpu.yarn.shortage import Shortage, shortage
+from hopsgpu.yarn.snapshot import Snapshot
+
+_LOOK_SECONDS = 0.4
+_SNAPSHOT_SECONDS = 1.0
+# A gang that does not seem to fit asks all the same after so long, and then ever more rarely:
+# YARN preempts, and clusters grow, only for those who ask.
+_PROBE_SECONDS = 30.0
+_LONGEST_PROBE = 600.0
+
+
+class Queueing:
+    """One gang in the line; use `queueing`, which leaves it on every path."""
+
+    def __init__(
+        self, application: Application, request: Request, patience: Patience, place: Place | None
+    ) -> None:
+        self._application = application
+        self._request = request
+        self._patience = patience
+        self._place = place
+        self._demand = demand_of(request.shape, request.executors, request.placement)
+        self._probe_after = _PROBE_SECONDS
+        self._probe_at = time.monotonic() + _PROBE_SECONDS
+        self._before: Line | None = None
+        self._refused_since: float | None = None
+
+    @contextlib.contextmanager
+    def turn(self, has: int) -> Iterator[None]:
+        """Waits for the gang's turn, and has it while inside, or until YARN has granted all.
+
+        Args:
+            has: how many of the gang's executors are there already.
+
+        Raises:
+            GangTimeout, Cancelled: as `Patience.check`.
+        """
+        while not self._is_ours(has):
+            self._request.cancelled.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
+        lock = self._application.acquiring
+        try:
+            while not lock.acquire(timeout=_LOOK_SECONDS):
+                self.keep()
+                self._patience.tell((), "another gang of this application acquires its executors")
+                self._patience.check(Grants(connected=has))
+            try:
+                yield
+            finally:
+                lock.release()
+        finally:
+            self._give_back()
+
+    def keep(self) -> bool:
+        """Renews the turn; False where the others had thought this gang dead, and it is lost."""
+        kept = True
+
+        def keep(place: Place) -> None:
+            nonlocal kept
+            kept = place.keep()
+
+        self._on_the_lake(keep)
+        return kept
+
+    def granted(self) -> None:
+        """YARN has granted all, and they only have to start: the next gang may ask."""
+        self._give_back()
+
+    def facts(self, held: int) -> Facts:
+        """Who holds what, and what is free.
+
+        Args:
+            held: how many of its executors YARN has granted.
+        """
+        try:
+            return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
+        except HopsGpuError as error:
+            return Facts("", str(error))
+
+    def hosts(self, executors: int) -> tuple[str, ...]:
+        """Where executors are best asked for, one host for each; none leaves it to YARN."""
+        if self._request.placement is None and self._request.hosts is None:
+            return ()
+        # YARN's client refuses a request with both, and Spark's application master ends by it.
+        if self._application.labelled:
+            return ()
+        try:
+            snapshot = self._snapshot(_SNAPSHOT_SECONDS)
+        except HopsGpuError:  # only a preference; whoever waits next says that YARN is silent
+            return ()
+        return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
+
+    def room(self, least: int, most: int) -> int:
+        """How many executors of those wanted seem to fit now.
+
+        Args:
+            least: so many are asked for whatever is free.
+            most: that are wanted.
+        """
+        try:
+            snapshot = self._snapshot(0.0)
+        except HopsGpuError:  # whoever asks for the least is told why that takes its time
+            return least
+
+        def fits(count: int) -> bool:
+            demand = dataclasses.replace(self._demand, executors=count)
+            return shortage(demand, snapshot).bound is Bound.NONE
+
+        return most_that_fit(least, most, fits)
+
+    def _snapshot(self, most_seconds: float) -> Snapshot:
+        """How YARN stands on the nodes that will do."""
+        return self._application.snapshot(most_seconds).only(self._request.hosts)
+
+    def _is_ours(self, has: int) -> bool:
+        """Looks once, and tells; True when the gang is to ask YARN now."""
+        self._patience.check(Grants(connected=has))
+        try:
+            snapshot = self._snapshot(_SNAPSHOT_SECONDS)
+        except HopsGpuError as error:
+            self._patience.tell((), str(error))
+            return False
+        missing = shortage(self._demand, snapshot, has)
+        probe = missing.bound is not Bound.NONE and time.monotonic() >= self._probe_at
+        turn = self._look(missing, snapshot, probe)
+        if turn.take and self._still(has, probe):
+            if probe:
+                self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
+                self._probe_at = time.monotonic() + self._probe_after
+            return True
+        facts = waiting_facts(snapshot, self._demand, has, missing.queue)
+        # Whoever stands before it is in its way first.
+        why = [turn.why, facts.around(missing.text)]
+        self._patience.tell((), "; ".join(part for part in why if part))
+        return False
+
+    def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
+        """Whether the turn was taken, by the line on the lake or, where there is none, without."""
+        alone = Turn(missing.bound is Bound.NONE or probe)
+        if self._place is None:
+            return alone
+        try:
+            turn = self._look_at_line(self._place, missing, snapshot, probe)
+        except StoreError as error:
+            return self._refused(error, alone)
+        self._refused_since = None
+        return turn
+
+    def _look_at_line(
+        self, place: Place, missing: Shortage, snapshot: Snapshot, probe: bool
+    ) -> Turn:
+        queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
+        queue = queue_tag(missing.queue) if missing.queue else queues[0]
+        ticket = dataclasses.replace(place.ticket, bound=missing.bound, queue=queue)
+        if not place.is_filed:
+            place.file(ticket)
+            self._before = None
+        line = place.look()
+        ticket = dataclasses.replace(ticket, filed=place.ticket.filed)
+        place.update(count_passes(ticket, self._before or line, line))
+        self._before = line
+        gpus = [node.total.gpus for node in snapshot.running]
+        turn = decide_turn(Own(place.ticket, place.owner, queues), line, gpus, probe)
+        if not turn.take:
+            return turn
+        return turn if place.take(line) else Turn(False, "another gang was quicker")
+
+    def _still(self, has: int, probe: bool) -> bool:
+        """Looks again once the turn is taken: whoever had it before may have taken the rest."""
+        if probe:
+            return True
+        try:
+            missing = shortage(self._demand, self._snapshot(0.0), has)
+        except HopsGpuError as error:
+            missing = Shortage(Bound.CLUSTER, str(error))
+        if missing.bound is not Bound.NONE:
+            self._give_back()
+        return missing.bound is Bound.NONE
+
+    def _give_back(self) -> None:
+        # One's own takes are no passes of oneself.
+        self._before = None
+        self._on_the_lake(lambda place: place.give_back())
+
+    def _on_the_lake(self, do: Callable[[Place], None]) -> None:
+        if self._place is None:
+            return
+        try:
+            do(self._place)
+        except StoreError as error:
+            self._refused(error, Turn(False))
+        else:
+            self._refused_since = None
+
+    def _refused(self, error: StoreError, alone: Turn) -> Turn:
+        """The lake refuses: for a while that is waited for, and then the gang goes without."""
+        self._refused_since = self._refused_since or time.monotonic()
+        if time.monotonic() - self._refused_since < LEASE_SECONDS:
+            return Turn(False, f"the line of waiting gangs cannot be read ({error})")
+        self._place = None
+        self._request.watcher.warn(_without_line(error))
+        return alone
+
+
+@contextlib.contextmanager
+def queueing(
+    application: Application, request: Request, patience: Patience, *, grows: bool = False
+) -> Iterator[Queueing]:
+    """A gang's place in the line of its cluster, left on every path.
+
+    Args:
+        application: in which it runs.
+        request: what it asks for.
+        patience: how long it may take.
+        grows: whether it is a search that could do without, and stands behind all gangs.
+    """
+    with contextlib.ExitStack() as stack:
+        place = None
+        try:
+            place = Place(
+                application.line,
+                application=application.id,
+                executors=request.executors,
+                gpus=request.shape.gpus,
+                grows=grows,
+            )
+            stack.enter_context(stand_in_line(place))
+        except StoreError as error:
+            request.watcher.warn(_without_line(error))
+        yield Queueing(application, request, patience, place)
+
+
+def _without_line(error: StoreError) -> str:
+    return (
+        f"the gang did not stand in the line of waiting gangs ({error}), so gangs of several"
+        " applications may have taken GPUs from each other; an administrator can name another"
+        " directory for it by spark.hopsgpu.locks"
+    )
+
+
+def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
+    low, high = least, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,288 @@
+"""Every call into Spark's JVM that PySpark has no word for.
+
+None of it may run in the main thread while a person can press Ctrl-C: py4j then closes the
+connections of all threads, and their calls run twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkContext, SparkStageInfo
+
+from hopsgpu.backends.spark.log4j import silenced
+from hopsgpu.errors import HopsGpuError
+
+# What Spark's scheduler says every 15 s, until the application's first task runs.
+_NO_RESOURCES = "Initial job has not accepted any resources"
+_DYNAMIC = "spark.dynamicAllocation.enabled"
+# The flip must not refuse anyone else's barrier job for longer, whatever happens.
+FLIP_SECONDS = 1.0
+_LOOK_SECONDS = 0.01
+_MOST_TASKS = 10_000
+# A JVM that a signal ends breaks its connections off before its port is closed.
+_ENDING_SECONDS = 2.0
+_PROBE_SECONDS = 2.0
+# By hdfs, webhdfs and swebhdfs (DelegationTokenIdentifier, WebHdfsConstants).
+_HDFS_TOKENS = ("HDFS_DELEGATION_TOKEN", "WEBHDFS delegation", "SWEBHDFS delegation")
+
+
+class Jvm:
+    """A SparkContext's JVM."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._context = context
+        self._scala: Any = context._jsc.sc()
+        self._flipping = threading.Lock()
+
+    def words_of(self, error: BaseException) -> str:
+        """What a record tells of an error that ended a run; of one that is not ours its type too.
+
+        Args:
+            error: that ended the run.
+        """
+        if isinstance(error, HopsGpuError):
+            return str(error)
+        words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        ended = self.ended_by(error)
+        return f"{ended} ({words})" if ended else words
+
+    def ended_by(self, error: BaseException) -> str:
+        """That the JVM has ended, where an error is of a call into it and tells of no more; or "".
+
+        Args:
+            error: of the call. Of a JVM that has ended it tells of a connection alone.
+        """
+        # Of what Java threw the JVM itself has told.
+        lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
+        if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
+            return "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
+        return ""
+
+    def _has_ended(self) -> bool:
+        """Whether nothing listens any more where Python calls into the JVM."""
+        gateway = self._context._gateway
+        if gateway is None:
+            return False
+        address = gateway.gateway_parameters.address, gateway.gateway_parameters.port
+        try:
+            socket.create_connection(address, _PROBE_SECONDS).close()
+        except ConnectionRefusedError:
+            return True
+        except OSError:  # it may only be slow, or this process have no descriptor left
+            return False
+        return False
+
+    def setting(self, name: str) -> str | None:
+        """A property of the live Spark conf, or None."""
+        found = self._scala.conf().getOption(name)
+        return str(found.get()) if found.isDefined() else None
+
+    def settings(self) -> dict[str, str]:
+        """All properties of the live Spark conf."""
+        return dict(self._context._conf.getAll())
+
+    def hadoop(self, name: str) -> str | None:
+        """A property of the Hadoop configuration (core, hdfs and yarn), or None."""
+        value = self._yarn_configuration().get(name)
+        return None if value is None else str(value)
+
+    def _yarn_configuration(self) -> Any:
+        hadoop = self._context._jsc.hadoopConfiguration()
+        return self._class("org.apache.hadoop.yarn.conf.YarnConfiguration")(hadoop)
+
+    def _class(self, name: str) -> Any:
+        found: Any = self._context._jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def knows_resource(self, name: str) -> bool:
+        """Whether this side's YARN configuration (resource-types.xml) has a resource."""
+        utils = self._class("org.apache.hadoop.yarn.util.resource.ResourceUtils")
+        return bool(utils.getResourceTypes().containsKey(name))
+
+    def user(self) -> str:
+        """The submitting user's short name, as HDFS and YARN know it."""
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        return str(information.getCurrentUser().getShortUserName())
+
+    def hadoop_version(self) -> str:
+        """Of the Hadoop client in this JVM."""
+        return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())
+
+    def is_kerberized(self) -> bool:
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        return bool(information.isSecurityEnabled())
+
+    def hdfs_tokens(self) -> bytes:
+        """The submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with none."""
+        information = self._class("org.apache.hadoop.security.UserGroupInformation")
+        return self._hdfs_part(information.getCurrentUser().getCredentials())
+
+    def _hdfs_part(self, credentials: Any) -> bytes:
+        """Of credentials what is for HDFS, without the tokens of YARN and of other services."""
+        held = credentials.getTokenMap()
+        found = self._class("org.apache.hadoop.security.Credentials")()
+        for alias in held.keySet():
+            token = held.get(alias)
+            if token.getKind().toString() in _HDFS_TOKENS:
+                found.addToken(alias, token)
+        if not found.numberOfTokens():
+            return b""
+        content = self._class("java.io.ByteArrayOutputStream")()
+        found.writeTokenStorageToStream(self._class("java.io.DataOutputStream")(content))
+        return bytes(content.toByteArray())
+
+    def executors(self, profile: int) -> tuple[str, ...]:
+        """Ids of the registered executors of a resource profile."""
+        backend = self._scala.schedulerBackend()
+        ids = backend.getExecutorIds()
+        found = []
+        for index in range(ids.size()):
+            executor = ids.apply(index)
+            if backend.getExecutorResourceProfileId(executor) == profile:
+                found.append(str(executor))
+        return tuple(found)
+
+    def executors_on(self, profile: int, host: str) -> tuple[str, ...]:
+        """Ids of the executors of a resource profile on a host, the oldest first."""
+        listed = self._scala.statusStore().executorList(True)
+        found = []
+        for index in range(listed.size()):
+            executor = listed.apply(index)
+            if (
+                executor.resourceProfileId() == profile
+                and str(executor.hostPort()).rpartition(":")[0] == host
+            ):
+                found.append(str(executor.id()))
+        return tuple(sorted(found, key=int))
+
+    def busy(self, profile: int) -> tuple[str, ...]:
+        """Ids of the executors of a resource profile that run a task, by Spark's scheduler."""
+        running = self._scala.taskScheduler().runningTasksByExecutors()
+        found = ((executor, running.get(executor)) for executor in self.executors(profile))
+        return tuple(e for e, tasks in found if tasks.isDefined() and tasks.get())
+
+    def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
+        """A Java RDD of the numbers from 0, one in each partition, with its preferred hosts."""
+        to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
+        pair = self._class("scala.Tuple2")
+        rows = [
+            pair(bytearray(pickle.dumps(number)), to_seq(list(preferred)))
+            for number, preferred in enumerate(hosts)
+        ]
+        kind = self._class("scala.reflect.ClassTag").apply(
+            self._class("java.lang.Class").forName("[B")
+        )
+        return self._scala.makeRDD(to_seq(rows), kind).toJavaRDD()
+
+    def target(self, profile: int) -> int:
+        """Executors that Spark's allocation manager wants for a profile now."""
+        manager = self._scala.executorAllocationManager()
+        if manager.isEmpty():
+            return 0
+        targets = manager.get().numExecutorsTargetPerResourceProfileId()
+        found = targets.get(profile)
+        return int(found.get()) if found.isDefined() else 0
+
+    def kill(self, executors: Iterable[str]) -> None:
+        """Kills executors without lowering or raising the target, busy or not."""
+        ids = list(executors)
+        if ids:
+            seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
+            self._scala.schedulerBackend().killExecutors(seq, False, False, True)
+
+    def cancel(self, tag: str) -> None:
+        """Cancels the jobs with a tag; works during the slot check's retries too."""
+        self._context.cancelJobsWithTag(tag)
+
+    def stage_is_active(self, group: str) -> bool:
+        """Whether the job of a group has a stage that Spark has submitted."""
+        tracker = self._context.statusTracker()
+        active = set(tracker.getActiveStageIds())
+        return any(
+            not active.isdisjoint(info.stageIds)
+            for job in tracker.getJobIdsForGroup(group)
+            if (info := tracker.getJobInfo(job)) is not None
+        )
+
+    def active_tasks(self, group: str) -> int:
+        """Tasks of a group's job that run now."""
+        return sum(stage.numActiveTasks for stage in self._stages(group))
+
+    def progress(self, group: str) -> tuple[int, int, int]:
+        """Tasks of a group's jobs that have ended, that run, and that there are so far."""
+        stages = self._stages(group)
+        return (
+            sum(stage.numCompletedTasks for stage in stages),
+            sum(stage.numActiveTasks for stage in stages),
+            sum(stage.numTasks for stage in stages),
+        )
+
+    def task_failures(self, group: str) -> tuple[str, ...]:
+        """Errors of the tasks of a group's job that have failed; Spark may try them again."""
+        found = []
+        for stage in self._stages(group):
+            if stage.numFailedTasks:
+                store = self._scala.statusStore()
+                tasks = store.taskList(stage.stageId, stage.currentAttemptId, _MOST_TASKS)
+                errors = (tasks.apply(index).errorMessage() for index in range(tasks.size()))
+                found += [str(error.get()) for error in errors if error.isDefined()]
+        return tuple(found)
+
+    def _stages(self, group: str) -> list[SparkStageInfo]:
+        """What Spark's tracker tells of the stages of a group's job."""
+        tracker = self._context.statusTracker()
+        infos = [
+            tracker.getStageInfo(stage)
+            for job in tracker.getJobIdsForGroup(group)
+            if (told := tracker.getJobInfo(job)) is not None
+            for stage in told.stageIds
+        ]
+        return [info for info in infos if info is not None]
+
+    def wait_told(self) -> contextlib.AbstractContextManager[None]:
+        """While inside, Spark does not say that no executor has come.
+
+        For waits that hopsgpu explains itself: Spark's words are of a cluster's page, and of
+        workers. Of another thread's job that waits too it says nothing meanwhile either.
+        """
+        scheduler = str(self._scala.taskScheduler().getClass().getName())
+        return silenced(self._context._jvm, scheduler, _NO_RESOURCES)
+
+    @contextlib.contextmanager
+    def barriers_allowed(self) -> Iterator[None]:
+        """While inside, Spark's check for barrier stages sees dynamic allocation off.
+
+        The allocation manager took its own setting when the context started and goes on.
+        """
+        conf = self._scala.conf()
+        with self._flipping:
+            before = conf.get(_DYNAMIC)
+            conf.set(_DYNAMIC, "false")
+            try:
+                yield
+            finally:
+                conf.set(_DYNAMIC, before)
+
+
+def wait_until(
+    holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _LOOK_SECONDS
+) -> bool:
+    """Looks until something holds; False when `ended` is set or the time is over first.
+
+    For states of Spark that nobody announces.
+    """
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() >= deadline or ended.wait(step):
+            return False
+    return True

@@ -1,0 +1,299 @@
+"""The lease: executors and their GPUs, held by one gang, all of them or none.
+
+The order of each step, and why, is in docs/how-it-works.md. This is the only place that
+turns dynamic allocation's flag, and only for the submission of a barrier job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from py4j.protocol import Py4JError
+from pyspark.resource import ResourceProfile
+
+from hopsgpu.backends.agent_registration import greeted, is_hello
+from hopsgpu.backends.grant import Lease, Owner
+from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.spark.allocator import EVENT_SECONDS, Bringing, hosts_of
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.barrier_job import GangJob, hold_in_task, supervise_in_task
+from hopsgpu.backends.spark.control_server import control_channel
+from hopsgpu.backends.spark.gang_turn import Queueing, queueing
+from hopsgpu.backends.spark.jvm import FLIP_SECONDS, wait_until
+from hopsgpu.backends.spark.release import RELEASE_SECONDS, Release, let_go, let_part_go
+from hopsgpu.backends.spark.token_renewal import read_tokens
+from hopsgpu.control.peer import Driver
+from hopsgpu.control.server import ControlServer
+from hopsgpu.core.gang import Container, GangState, backoff_seconds
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.units import counted
+
+# Executors are up and Python is: an agent only has to import and connect.
+_AGENTS_SECONDS = 120.0
+_HANDOVERS = 5
+# A task that was cancelled ends within spark.python.task.killTimeout (0.2 s) and Spark's word.
+_STUCK_SECONDS = 5.0
+
+
+class GpuLease(Owner):
+    """Acquires, hands over and releases; use `lease_gpus`, which always releases."""
+
+    def __init__(
+        self,
+        application: Application,
+        request: Request,
+        profile: ResourceProfile,
+        server: ControlServer,
+        driver: Driver,
+    ) -> None:
+        super().__init__(request)
+        self._application = application
+        self._profile = profile
+        self._server = server
+        self._driver = driver
+        self._jobs: list[GangJob] = []
+
+    def acquire(self, request: Request) -> Lease:
+        self.request = request
+        self.end_jobs()
+        aside, self._lease = self._aside(), None
+        patience = Patience(request)
+        given_back = 0
+        with queueing(self._application, request, patience) as place:
+            while True:
+                with place.turn(max(self._registered() - aside, 0)):
+                    lease = self._try(place, patience)
+                    if lease is not None:
+                        self._lease = lease
+                        return lease
+                    self._let_go()
+                    request.watcher.arrived(())
+                given_back += 1
+                self._back_off(given_back, patience)
+
+    def _let_go(self) -> Release:
+        whole = self._lease is not None
+        return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
+
+    def _back_off(self, given_back: int, patience: Patience) -> None:
+        """Lets others go first, once a part of the gang was held too long."""
+        until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
+        why = f"it was granted a part and gave it back (time {given_back}); it asks again soon"
+        while time.monotonic() < until:
+            patience.tell((), why)
+            patience.check()
+            self.request.cancelled.wait(EVENT_SECONDS)
+
+    def _aside(self) -> int:
+        """Executors that are there and get no rank."""
+        if self._lease is None:
+            return 0
+        there = (c for c in self._lease.containers if c.key not in self._lease.gone)
+        return sum(self.request.unwanted(container) is not None for container in there)
+
+    def _registered(self) -> int:
+        return len(self._application.jvm.executors(self._profile.id))
+
+    def _try(self, place: Queueing, patience: Patience) -> Lease | None:
+        """One turn: asks, waits and hands over; None where YARN granted only a part."""
+        watcher = self.request.watcher
+        for _ in range(_HANDOVERS):
+            bringing = Bringing(
+                self._application,
+                self.request,
+                self._profile,
+                self._server,
+                lambda tasks: self._start("holder", tasks, place.hosts(tasks)),
+                patience,
+                place,
+            )
+            with self._application.jvm.wait_told():
+                holders = bringing.run()
+            if holders is None:
+                return None
+            watcher.mark("granted")
+            watcher.state(GangState.GRANTED, hosts_of(holders))
+            lease = self._hand_over(holders, bringing.jobs, bringing.parked)
+            if lease is not None:
+                watcher.state(GangState.READY, [c.host for c in lease.containers])
+                return lease
+        raise HopsGpuError(
+            f"the gang was granted {_HANDOVERS} times and did not start, the last time because:"
+            f" {self._jobs[-1].reason(0)}"
+        )
+
+    def end_jobs(self) -> None:
+        """Ends the tasks of a gang that is not whole; its executors stay, and may idle out."""
+        if not self._jobs:
+            return
+        self._server.end_all()
+        deadline = time.monotonic() + RELEASE_SECONDS
+        for job in self._jobs:
+            while not job.ended.wait(EVENT_SECONDS) and time.monotonic() < deadline:
+                self._application.jvm.cancel(job.tag)
+                self._server.end_all()
+        self._jobs = [job for job in self._jobs if not job.ended.is_set()]
+        self._kill_stuck()
+
+    def _kill_stuck(self) -> None:
+        """Kills executors whose tasks do not end: they are frozen, or cut off.
+
+        Spark would count on them, and ask for no others, until it misses their heartbeat.
+        """
+        jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
+        if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
+            return
+        if not cancelled.is_set():
+            try:
+                jvm.kill(jvm.busy(profile))
+            except Py4JError as error:
+                told = f"an executor that does not answer could not be killed: {error}"
+                self.request.watcher.warn(told)
+
+    def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
+        barrier = role == "agent"
+        tag = f"hopsgpu-{self.request.run_id}-{role}-{uuid.uuid4().hex[:8]}"
+        driver = replace(self._driver, job=tag, modules=self.request.imports)
+        job = GangJob(
+            self._application,
+            tag=tag,
+            description=f"hopsgpu {self.request.run_id}: {role}s of {counted(tasks, 'executor')}",
+            tasks=tasks,
+            hosts=hosts,
+            profile=self._profile,
+            barrier=barrier,
+            task=supervise_in_task(driver) if barrier else hold_in_task(driver, self.request.warm),
+        )
+        self._jobs.append(job)
+        job.start()
+        return job
+
+    def _hand_over(
+        self,
+        holders: Mapping[int, Container],
+        holding: Sequence[GangJob],
+        parked: Mapping[int, Container],
+    ) -> Lease | None:
+        """Ends the holders and starts the agents in their place; None if one was lost.
+
+        Those that are parked hold what gets no agent until the agents are there.
+        """
+        self._server.hang_up(holders)
+        cancelled = self.request.cancelled
+        jvm = self._application.jvm
+        if not parked and sum(job.tasks for job in holding) > len(holders):
+            # A task that waits for an executor would take an agent's place.
+            for job in holding:
+                jvm.cancel(job.tag)
+
+        def are_free() -> bool:
+            if not parked:
+                return all(job.ended.is_set() for job in holding)
+            return sum(jvm.active_tasks(job.tag) for job in holding) <= len(parked)
+
+        if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
+            for job in holding:
+                jvm.cancel(job.tag)
+            return None
+        with jvm.barriers_allowed():
+            job = self._start("agent", self.request.executors)
+            wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
+        agents = self._agents(job, holders)
+        if agents is None or any(map(self.request.unwanted, agents.values())):
+            # The parked ones too: the next try parks what it finds anew.
+            self._server.end_all()
+            for ending in (job, *holding):
+                jvm.cancel(ending.tag)
+                wait_until(ending.ended.is_set, cancelled, RELEASE_SECONDS)
+            return None
+        self._give_back(parked, holding)
+        why_lost = self._application.why_lost
+        part_with = functools.partial(self._part_with, job)
+        tokens = functools.partial(read_tokens, jvm)
+        return Lease(self._server, tuple(agents.values()), job, why_lost, part_with, tokens)
+
+    def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
+        """`Lease.let_go`."""
+        lease = self._lease
+        assert lease is not None, "executors are let go of a gang that was whole"
+        lease.gone.update(keys)
+        leaving = [container for container in lease.containers if container.key in keys]
+        parting = let_part_go(
+            self._application,
+            self._profile.id,
+            job,
+            self._server,
+            leaving,
+            len(lease.containers) - len(leaving),
+            self.request.cancelled,
+        )
+        if parting.problem is not None:
+            self.request.watcher.warn(parting.problem)
+        return parting.confirmed
+
+    def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
+        """Lets go of what was held aside: the gang asks for no more."""
+        if not parked:
+            return
+        self._server.hang_up(parked)
+        jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
+        if wait_until(lambda: all(j.ended.is_set() for j in holding), cancelled, RELEASE_SECONDS):
+            busy = jvm.busy(profile)
+            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
+
+    def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
+        """Waits for the agents of a job; None where it ended, or one does not come.
+
+        Args:
+            job: the barrier job.
+            late: keys of holders, of which the last words may still come.
+        """
+        agents: dict[int, Container] = {}
+        deadline = time.monotonic() + _AGENTS_SECONDS
+        while len(agents) < self.request.executors:
+            if self.request.cancelled.is_set():
+                raise Cancelled(f"{self.request.run_id} was cancelled before its ranks started")
+            if job.ended.is_set() or time.monotonic() > deadline:
+                return None
+            event = self._server.next_event(EVENT_SECONDS)
+            if event is None or event.peer in late:
+                continue
+            if event.message is None:
+                agents.pop(event.peer, None)
+            elif is_hello(event.message, job.tag):
+                agents[event.peer] = greeted(event, event.message, self.request)
+        return agents
+
+    def release(self) -> bool:
+        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        watcher = self.request.watcher
+        watcher.state(GangState.RELEASING, ())
+        release = self._let_go()
+        if release.confirmed:
+            watcher.mark("released")
+        if release.problem is not None:
+            watcher.warn(release.problem)
+        return release.confirmed
+
+
+@contextlib.contextmanager
+def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]:
+    """What can acquire executors for a gang; all are released on every way out.
+
+    Raises:
+        ConfigError: the driver cannot listen for the executors.
+    """
+    with control_channel(application, request.executors) as (server, driver):
+        profile = application.profiles.check_out(request.shape)
+        owner = GpuLease(application, request, profile, server, driver)
+        try:
+            yield owner
+        finally:
+            if owner.release():
+                application.profiles.check_in(request.shape, profile)

@@ -1,0 +1,80 @@
+"""Gangs of a Spark application on a local master: on this machine, without YARN."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+
+from pyspark import SparkContext
+
+from hopsgpu.backends.backend import Fit
+from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.backends.grant import Owner
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.local.elastic import elastic_here
+from hopsgpu.backends.local.lease import lease_here
+from hopsgpu.backends.local.machine import check_gpus, fit_here, own_gpus, this_machine
+from hopsgpu.backends.spark.application_base import SparkApplication
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.core.gang import Avoid
+from hopsgpu.core.spec import GangSpec, LaunchPlan
+from hopsgpu.errors import CapacityError, DiscoveryError
+
+
+class OnLocal(SparkApplication):
+    """A `Site`: processes of this machine."""
+
+    def fit(self, spec: GangSpec) -> Fit:
+        spec, shape, warnings = fit_here(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
+        return Fit(spec, 1, spec.workers, shape, warnings=warnings)
+
+    def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
+        if avoid.hosts:
+            raise CapacityError(
+                f"{', '.join(sorted(avoid.hosts))} is this machine, the only one here"
+            )
+        addresses = [gpu for _, gpu in avoid.gpus]
+        check_gpus(plan.shape.gpus, own_gpus(), plan.spec.gpu_type, addresses)
+
+    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+        # Its container tells, which takes no longer to ask.
+        return ()
+
+    def lease(self, request: Request) -> AbstractContextManager[Owner]:
+        user = None if self.jvm.is_kerberized() else self.user
+        return lease_here(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+
+    def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
+        user = None if self.jvm.is_kerberized() else self.user
+        return elastic_here(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+
+    def goes_on(self, application_id: str) -> bool:
+        return False
+
+
+def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
+    """What gangs of an application on a local master share; what differs is said on stderr.
+
+    Raises:
+        ConfigError: an option that cannot be.
+    """
+    application = OnLocal(context, jvm)
+    application.check_options()
+    print(
+        f"hopsgpu: spark.master is {jvm.setting('spark.master')}, so gangs run on this machine"
+        f" ({_has()}): no YARN, no queue, nothing reserved but GPUs; runs and models go to"
+        f" {application.root}",
+        file=sys.stderr,
+        flush=True,
+    )
+    return application
+
+
+def _has() -> str:
+    """What a gang can have here, for a person."""
+    try:
+        machine = this_machine()
+    except DiscoveryError as error:  # of a launch that wants GPUs it is the end
+        return str(error)
+    return f"{machine}; ranks run on its {'GPUs' if machine.gpus else 'CPUs'}"

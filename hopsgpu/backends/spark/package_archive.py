@@ -1,0 +1,120 @@
+"""hopsgpu itself on the executors: nothing of ours need be installed on the nodes."""
+
+from __future__ import annotations
+
+import marshal
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from importlib import resources
+from importlib.machinery import SourceFileLoader
+from importlib.resources.abc import Traversable
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from types import CodeType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+ARCHIVES = "spark.yarn.dist.archives"
+PY_FILES = "spark.yarn.dist.pyFiles"
+MARKERS = "spark.hopsgpu.markers"
+PACKAGE = "hopsgpu-shipped.zip"
+# Of what is shipped, the packages that processes on the nodes import, with what is below them.
+_ON_NODES = (
+    "agent",
+    "artifacts",
+    "control",
+    "core",
+    "data",
+    "frameworks",
+    "gpu",
+    "packaging",
+    "rank",
+    "spark",
+    "storage",
+)
+
+
+def with_entry(listed: str | None, uri: str) -> str:
+    """A comma-separated list of what is shipped, with one more in place of one of its name.
+
+    YARN takes two of one name for an error; an administrator's spark-defaults.conf may ship
+    another version of what a driver ships itself.
+
+    Args:
+        listed: what is shipped already.
+        uri: of one more; its name in the container is its fragment, else its last part.
+    """
+    others = [entry for entry in (listed or "").split(",") if entry.strip()]
+    return ",".join([*(entry for entry in others if _name(entry) != _name(uri)), uri])
+
+
+def _name(entry: str) -> str:
+    path, _, fragment = entry.strip().partition("#")
+    return fragment or path.rpartition("/")[2]
+
+
+def pack_package(target: Path) -> Path:
+    """A zip of hopsgpu and cloudpickle, so that nothing of ours need be on the nodes.
+
+    What processes on the nodes import is in it as bytecode too: Python keeps none of a zip's
+    modules, so that each process would compile them anew. A Python of another minor version takes
+    the sources.
+    """
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in ("hopsgpu", "cloudpickle"):
+            # A driver in YARN has them in such a zip itself.
+            for name, content in _files(package, resources.files(package)):
+                archive.writestr(name, content)
+    return target
+
+
+def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
+    """The modules below a directory, as sources and bytecode, with their paths in the archive."""
+    for found in sorted(directory.iterdir(), key=lambda one: one.name):
+        below = f"{path}/{found.name}"
+        if found.is_dir():
+            if found.name != "__pycache__":
+                yield from _files(below, found)
+        elif found.name.endswith(".py"):
+            yield below, found.read_bytes()
+            if isinstance(found, Path) and _is_on_nodes(path):
+                yield f"{below}c", _bytecode(below, found)
+        elif found.name.endswith(".pyc") and not isinstance(found, Path):
+            yield below, found.read_bytes()
+
+
+def _is_on_nodes(package: str) -> bool:
+    parts = package.split("/")
+    return len(parts) == 1 or parts[1] in _ON_NODES
+
+
+def _bytecode(name: str, source: Path) -> bytes:
+    """A .pyc file that is taken as it is (PEP 552), whatever the clocks of the nodes say.
+
+    Args:
+        name: of the source in the archive, which tracebacks show.
+        source: of which Python has bytecode already, or makes it now.
+    """
+    code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
+    assert code is not None, "it has a source"
+    unchecked = (1).to_bytes(4, "little") + bytes(8)
+    return MAGIC_NUMBER + unchecked + marshal.dumps(_renamed(code, name))
+
+
+def _renamed(code: CodeType, name: str) -> CodeType:
+    inner = (_renamed(c, name) if isinstance(c, CodeType) else c for c in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(inner))
+
+
+def ship_package(context: SparkContext) -> tempfile.TemporaryDirectory[str]:
+    """Has executors import the driver's hopsgpu.
+
+    Returns:
+        The directory from which Spark serves it; it must live as long as the application.
+    """
+    directory = tempfile.TemporaryDirectory(prefix="hopsgpu-package-")
+    context.addPyFile(str(pack_package(Path(directory.name) / "hopsgpu-package.zip")))
+    return directory

@@ -1,0 +1,202 @@
+"""Letting go: tasks ended, executors killed, and the ResourceManager's word that they are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from py4j.protocol import Py4JError
+
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.barrier_job import GangJob
+from hopsgpu.backends.spark.jvm import Jvm, wait_until
+from hopsgpu.control.server import ControlServer
+from hopsgpu.core.gang import Container
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.units import counted
+
+RELEASE_SECONDS = 30.0
+_ENDED_SECONDS = 0.5
+_LOOK_SECONDS = 0.05
+# Spark's application master talks to YARN so often, unless a session says otherwise.
+_HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
+_HEARTBEAT_MS = 3000
+_ENDING_SECONDS = 5.0
+_PART_SECONDS = 10.0
+
+
+def heartbeat_seconds(jvm: Jvm) -> float:
+    """Within what time the application master has told YARN of all that was asked for before."""
+    told = jvm.setting(_HEARTBEAT) or ""
+    return 2 * (int(told) if told.isdigit() else _HEARTBEAT_MS) / 1000
+
+
+@dataclass(frozen=True)
+class Release:
+    """How letting go went.
+
+    Attributes:
+        confirmed: whether the ResourceManager has shown everything gone.
+        problem: what a person should know, or None.
+    """
+
+    confirmed: bool
+    problem: str | None = None
+
+
+def let_go(
+    application: Application,
+    profile: int,
+    jobs: Sequence[GangJob],
+    server: ControlServer,
+    *,
+    whole: bool,
+) -> Release:
+    """Ends a gang's tasks, kills its executors and sees them gone, within 30 s.
+
+    Where the direct kill is not to be had from this Spark, its idle timeout lets them go.
+
+    Args:
+        application: whose executors they are.
+        profile: id of the resource profile, which is the gang's alone.
+        jobs: all jobs of the gang, ended or not.
+        server: the tasks' control channel.
+        whole: whether the gang was; of one that was not, requests may still be on their way.
+    """
+    letting = _Letting(application, profile, jobs, server, whole)
+    try:
+        return letting.run()
+    except Exception as error:  # noqa: BLE001 - must not hide what ended the run; it is told
+        # The context was stopped meanwhile, or its JVM has died: YARN takes all it had.
+        return Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
+
+
+def let_part_go(
+    application: Application,
+    profile: int,
+    job: GangJob,
+    server: ControlServer,
+    leaving: Sequence[Container],
+    staying: int,
+    cancelled: threading.Event,
+) -> Release:
+    """Ends some of a gang's tasks and kills their executors, while the others go on.
+
+    A task of a barrier stage that has ended well is missed by nobody.
+
+    Args:
+        application: whose executors they are.
+        profile: id of the resource profile, which is the gang's alone.
+        job: the barrier job.
+        server: the tasks' control channel.
+        leaving: what is let go.
+        staying: how many go on.
+        cancelled: ends the wait for what shows them gone.
+    """
+    jvm, manager = application.jvm, application.manager
+    containers = {container.container_id for container in leaving}
+    server.hang_up([container.key for container in leaving])
+
+    def are_gone() -> bool:
+        busy = jvm.busy(profile)
+        # A kill while Spark still wants as many brings new ones.
+        if len(busy) == staying and jvm.target(profile) <= staying:
+            jvm.kill(e for e in jvm.executors(profile) if e not in busy)
+        return containers.isdisjoint(manager.held(application.id, profile).containers)
+
+    try:
+        confirmed = wait_until(
+            lambda: cancelled.is_set() or are_gone(), job.ended, _PART_SECONDS, _LOOK_SECONDS
+        )
+    except (HopsGpuError, Py4JError) as error:
+        # They go with the others at the latest.
+        why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+        return Release(False, f"executors with nothing to publish could not be let go ({why})")
+    return Release(confirmed and not cancelled.is_set())
+
+
+class _Letting:
+    def __init__(
+        self,
+        application: Application,
+        profile: int,
+        jobs: Sequence[GangJob],
+        server: ControlServer,
+        whole: bool,
+    ) -> None:
+        self._jvm = application.jvm
+        self._manager = application.manager
+        self._application = application.id
+        self._profile = profile
+        self._jobs = jobs
+        self._server = server
+        self._whole = whole
+        self._deadline = time.monotonic() + RELEASE_SECONDS
+        self._never = threading.Event()
+        self._shown = "it was not asked"
+        self._no_kill: str | None = None
+
+    def run(self) -> Release:
+        self._server.end_all()
+        for job in self._jobs:
+            # Repeated: a job that is not submitted yet cannot be cancelled, and one of its tasks
+            # that begins late connects late.
+            while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
+                self._jvm.cancel(job.tag)
+                self._server.end_all()
+        if not self._until(self._confirmed):
+            no_kill = "" if self._no_kill is None else f"; no direct kill: {self._no_kill}"
+            return Release(False, _unconfirmed(self._shown + no_kill))
+        # Others' containers may be ending too, so this has a bound of its own.
+        with contextlib.suppress(HopsGpuError):  # asked a moment ago, and the kill is confirmed
+            ended = time.monotonic() + _ENDING_SECONDS
+            self._until(lambda: not self._manager.gpus_ending() or time.monotonic() > ended)
+        if self._no_kill is None:
+            return Release(True)
+        return Release(
+            True,
+            f"the executors could not be killed ({self._no_kill}); Spark's idle timeout has let"
+            " them go",
+        )
+
+    def _until(self, holds: Callable[[], bool]) -> bool:
+        left = self._deadline - time.monotonic()
+        return wait_until(holds, self._never, left, _LOOK_SECONDS)
+
+    def _kill(self) -> None:
+        try:
+            # A kill while Spark still wants executors brings new ones.
+            if self._jvm.target(self._profile) == 0:
+                # Repeated: a container that was granted but had not registered comes later.
+                self._jvm.kill(self._jvm.executors(self._profile))
+        except Py4JError as error:
+            self._no_kill = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
+
+    def _gone(self) -> bool:
+        if self._no_kill is None:
+            self._kill()
+        try:
+            held = self._manager.held(self._application, self._profile)
+        except HopsGpuError as error:
+            self._shown = str(error)
+            return False
+        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} asked for"
+        return not held.containers and not held.pending
+
+    def _confirmed(self) -> bool:
+        if not self._gone():
+            return False
+        # Of a gang that was not whole Spark may still have a request on its way to YARN.
+        if self._whole:
+            return True
+        return not self._never.wait(heartbeat_seconds(self._jvm)) and self._gone()
+
+
+def _unconfirmed(shown: str) -> str:
+    return (
+        f"the ResourceManager did not confirm that the GPUs are back ({shown}); Spark's idle"
+        " timeout lets them go"
+    )

@@ -1,0 +1,57 @@
+"""Resource profiles: what an executor of a gang is, and who uses which.
+
+Spark never forgets a profile and never merges equal ones, so they are pooled: each is out
+with one gang at most, so that no gang takes another's executors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+from pyspark.resource import (
+    ExecutorResourceRequests,
+    ResourceProfile,
+    ResourceProfileBuilder,
+    TaskResourceRequests,
+)
+
+from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.gpu.script_archive import marker_script, script_for
+
+
+def build_profile(shape: ExecutorShape) -> ResourceProfile:
+    """A profile whose executors run one task at a time, which has all their GPUs, if any."""
+    executor = (
+        ExecutorResourceRequests()
+        .cores(shape.cores)
+        .memory(f"{shape.heap_mib}m")
+        .memoryOverhead(f"{shape.overhead_mib}m")
+    )
+    task = TaskResourceRequests().cpus(shape.cores)
+    if shape.gpus:
+        executor.resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus))
+        task.resource("gpu", shape.gpus)
+    if shape.marker is not None:
+        # Spark wants an address of it, as of a GPU.
+        executor.resource(shape.marker, 1, discoveryScript=marker_script(shape.marker))
+    return ResourceProfileBuilder().require(executor).require(task).build
+
+
+class ProfilePool:
+    """The profiles of one application."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)
+
+    def check_out(self, shape: ExecutorShape) -> ResourceProfile:
+        """A profile of this shape that no other gang has."""
+        with self._lock:
+            idle = self._idle[shape]
+            return idle.pop() if idle else build_profile(shape)
+
+    def check_in(self, shape: ExecutorShape, profile: ResourceProfile) -> None:
+        """Gives a profile back; only once nothing of it is left at the ResourceManager."""
+        with self._lock:
+            self._idle[shape].append(profile)

@@ -1,0 +1,307 @@
+"""A SparkSession that can hold gangs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.backends.masters import is_local
+from hopsgpu.backends.spark.console import gateway
+from hopsgpu.backends.spark.log4j import silenced
+from hopsgpu.backends.spark.package_archive import (
+    ARCHIVES,
+    MARKERS,
+    PACKAGE,
+    PY_FILES,
+    pack_package,
+    with_entry,
+)
+from hopsgpu.backends.spark.settings import (
+    SESSION_DEFAULTS,
+    check_session,
+    check_submitted,
+    in_cluster_mode,
+)
+from hopsgpu.backends.spark.submission import spark_defaults
+from hopsgpu.core.boundary import public
+from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
+from hopsgpu.rank.context import VARIABLE
+from hopsgpu.yarn.hadoop_conf import is_configured
+from hopsgpu.yarn.queues import check_queue
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_STARTS = 3
+_HERE = "local[*]"
+# Nobody else talks to this application's JVM, and the machine may change its network.
+_LOCAL_DEFAULTS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.showConsoleProgress": "false",
+}
+# A frame of Spark's user interface in a Java stack, as py4j prints it.
+_IN_UI = "\tat org.apache.spark.ui."
+_CONTEXT = "org.apache.spark.SparkContext"
+# Logged with a Java stack, which is raised here too; and with the next start, of the one before.
+_FAILED = "Error initializing SparkContext"
+_FAILED_BEFORE = "Another SparkContext is being constructed (or threw an exception"
+
+
+@public
+def session(
+    name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
+) -> SparkSession:
+    """A SparkSession that can hold gangs and gives their GPUs back.
+
+    On YARN; without a cluster, on this machine: where no Hadoop configuration is named
+    (HADOOP_CONF_DIR) and no master given, or with the master local[N] or local[*]. A line on stderr
+    says so then. On YARN it has dynamic allocation with shuffle tracking and without minimum, the
+    discovery script shipped to the nodes, and the settings of docs/how-it-works.md. Where an
+    application runs already, and in a driver that runs in YARN (cluster mode), the script can be
+    shipped no more: there the settings are checked.
+
+    Args:
+        name: the application's name.
+        master: "yarn", "local[*]" or "local[N]"; by default what spark-submit says, else "yarn"
+            where HADOOP_CONF_DIR or YARN_CONF_DIR is set, else what spark-defaults.conf says, else
+            "local[*]".
+        conf: more Spark properties; they win over ours, and are refused where they cannot work.
+
+    Raises:
+        ConfigError: a setting that cannot hold gangs, with what mends it, or a call in a rank;
+            nothing was started.
+        CapacityError: the queue (`spark.yarn.queue`) takes no applications; nothing was submitted.
+        HopsGpuError: the ResourceManager does not answer.
+    """
+    if VARIABLE in os.environ:
+        raise ConfigError(
+            "a rank cannot start a Spark session: call session() at the driver, under"
+            ' `if __name__ == "__main__":` in modules that ranks import, and give rows by data='
+        )
+    given = _checked_conf(name, master, conf)
+    master = default_master(given, os.environ)
+    if master is not None and not is_local(master):
+        # What can be refused is refused before a JVM is started.
+        check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"})
+    find_spark()
+    from pyspark import SparkConf, SparkContext
+    from pyspark.sql import SparkSession
+
+    if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
+        raise ConfigError(
+            "Spark Connect has no JVM to ask; hopsgpu.session() needs a classic session:"
+            " unset SPARK_REMOTE and spark.remote"
+        )
+    running = SparkContext._active_spark_context
+    if running is not None:
+        _check_running(dict(running.getConf().getAll()), given)
+        return SparkSession.builder.getOrCreate()
+    if master is None:
+        # spark-submit has started the JVM, which alone knows.
+        SparkContext._ensure_initialized()
+        master = SparkConf().get("spark.master", _HERE)
+    return _started_here(name, master, given) if is_local(master) else _started(name, given)
+
+
+def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
+    """The master of a new application; None where spark-submit has said it.
+
+    Args:
+        given: the user's settings.
+        environ: of this process.
+    """
+    if "spark.master" in given:
+        return given["spark.master"]
+    if "PYSPARK_GATEWAY_PORT" in environ:
+        return None
+    if is_configured(environ):
+        return "yarn"
+    return spark_defaults(environ).get("spark.master", _HERE)
+
+
+def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
+    """A session on a local master; what differs is said.
+
+    Raises:
+        ConfigError: an option `spark.hopsgpu.*` that cannot be; the session is stopped. Or the
+            driver runs in YARN, which waits for a context of its own.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    from hopsgpu.backends.spark.attachment import application_of
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = {**_LOCAL_DEFAULTS, **given, "spark.master": master}
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
+    environment = dict(SparkConf().getAll())
+    if in_cluster_mode(environment.get):
+        check_submitted(environment.get, {"spark.master": master})
+    session = _created(_builder(name, settings))
+    try:
+        application_of(session)
+    except BaseException:
+        session.stop()
+        raise
+    return session
+
+
+def _ours(given: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings over what a gang needs; both win over spark-defaults.conf."""
+    return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
+
+
+def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
+    """Checks an application that runs already; what it was not started with comes too late."""
+    if not is_local(facts.get("spark.master")):
+        check_session(facts)
+    late = {key: value for key, value in wishes.items() if facts.get(key) != value}
+    if late:
+        raise ConfigError(
+            "an application runs already, and these settings count only at its start: "
+            + ", ".join(f"{key}={value} (it has {facts.get(key)})" for key, value in late.items())
+            + ". Leave them out, or spark.stop() first"
+        )
+
+
+def _started(name: str, given: Mapping[str, str]) -> SparkSession:
+    from pyspark import SparkConf, SparkContext
+
+    from hopsgpu.backends.spark.yarn_driver import act_for_submitter, settings_inside
+
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted and not is_configured(os.environ):
+        raise ConfigError(
+            "HADOOP_CONF_DIR is not set, so YARN cannot be found: set it to the cluster's Hadoop"
+            ' configuration (for the development cluster: eval "$(hopsgpu cluster env)");'
+            " master='local[*]' runs on this machine"
+        )
+    # The executors' Python is the driver's unless somebody said otherwise; Spark reads this
+    # variable, and not the property, when a plain script starts the context.
+    if "spark.pyspark.python" in given:
+        os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
+    elif not submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = _ours(given)
+    # Starts the JVM as the context itself would. Only it knows spark-defaults.conf and what
+    # spark-submit was told, and files that those ship must go on being shipped.
+    conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
+    SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
+    environment = dict(SparkConf().getAll())
+    if in_cluster_mode(environment.get):
+        found = _created(_builder(name, settings_inside(settings, environment, given)))
+        act_for_submitter(found.sparkContext)
+        return found
+    if submitted:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        # What spark-submit was told, spark-defaults.conf among it, is the user's own word.
+        settings = settings | environment | dict(given)
+    with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
+        shipped = environment | settings
+        markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
+        scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz", markers.values())
+        settings[ARCHIVES] = with_entry(shipped.get(ARCHIVES), f"{scripts.as_uri()}#{ALIAS}")
+        # For the daemon, which is there before any task can bring it what Spark serves.
+        package = pack_package(Path(directory) / PACKAGE)
+        settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
+        check_session(environment | settings)
+        _check_queue((environment | settings).get("spark.yarn.queue", "default"))
+        # YARN has its copies when this returns.
+        return _created(_builder(name, settings))
+
+
+def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder
+
+
+def _check_queue(name: str) -> None:
+    """Refuses a queue that takes no application, before one is submitted."""
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.yarn.conf.YarnConfiguration()
+    check_queue(name, ResourceManager(web_addresses(hadoop.get)).queues())
+
+
+def _created(builder: SparkSession.Builder) -> SparkSession:
+    """The session; started again where Spark's user interface tripped over itself.
+
+    Spark attaches the pages of its UI while the application master's filter is added to them, with
+    no lock between the two: now and then a start fails by it (8 of 176 where three at once had two
+    cores), mostly with a ConcurrentModificationException; whatever it meets, it meets in the UI.
+    Spark has stopped that context then, and the JVM takes a new one.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark import SparkContext
+
+    for start in range(1, _STARTS + 1):
+        try:
+            known = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
+            with silenced(SparkContext._jvm, _CONTEXT, *known):
+                return builder.getOrCreate()
+        except Py4JJavaError as error:
+            if start == _STARTS or _IN_UI not in str(error):
+                raise
+            why = str(error.java_exception.toString()).splitlines()[0]
+        print(
+            "hopsgpu: Spark's user interface failed as it started, which happens on busy machines"
+            f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
+            file=sys.stderr,
+            flush=True,
+        )
+    raise AssertionError("the last start returns or raises")
+
+
+def _checked_conf(
+    name: object, master: object, conf: Mapping[str, object] | None
+) -> dict[str, str]:
+    if not isinstance(name, str) or not name.strip():
+        raise ConfigError(f"name={name!r}: the application's name, a string, is wanted")
+    if master is not None and not isinstance(master, str):
+        raise ConfigError(f"master={master!r}: 'yarn', 'local[*]', 'local[N]' or None is wanted")
+    if conf is not None and not isinstance(conf, Mapping):
+        raise ConfigError(f"conf={conf!r}: a mapping of Spark properties to values is wanted")
+    settings = {}
+    for key, value in (conf or {}).items():
+        if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
+            raise ConfigError(
+                f"conf has {key!r}: {value!r}; a property's name with a string, a number or a"
+                " truth value is wanted"
+            )
+        settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    if master is not None:
+        settings["spark.master"] = master
+    return settings
+
+
+def find_spark() -> None:
+    """Makes pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        import findspark
+
+        try:
+            findspark.init()
+        except (ValueError, IndexError) as error:
+            raise ConfigError(
+                f"no Spark was found ({error}): install pyspark, or set SPARK_HOME to the"
+                " cluster's Spark"
+            ) from error

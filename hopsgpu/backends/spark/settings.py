@@ -1,0 +1,266 @@
+"""Settings under which an application can hold gangs and give them back: pure checks.
+
+Each rule is one finding that names the setting, what it is, and what mends it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+from hopsgpu.backends.spark.shell_safety import shell_findings
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS
+from hopsgpu.units import counted
+
+_MISMATCH = "PYTHON_VERSION_MISMATCH"
+_DYNAMIC = "spark.dynamicAllocation."
+_PLUGIN = "spark.resources.discoveryPlugin"
+# Spark's default, which runs the script.
+_OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
+_ATTEMPTS = "spark.yarn.maxAppAttempts"
+_PYSPARK_MEMORY = "spark.executor.pyspark.memory"
+SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
+# Read by spark-submit, or by the application master before it starts the driver.
+_AT_SUBMISSION = re.compile(
+    r"spark\.(master|submit\..*|pyspark\..*"
+    r"|driver\.(memory.*|minMemoryOverhead|cores|extra.*|defaultJavaOptions)"
+    r"|yarn\.((am|appMasterEnv|dist)\..*|queue|tags|priority|jars|archive|maxAppAttempts|stagingDir"
+    r"|scheduler\.heartbeat\.interval-ms))"
+)
+
+_MASTERS = "yarn is accepted, and local[*] or local[N] for this machine alone"
+
+# What our sessions set where the user has not; a user's own value is checked, not replaced.
+SESSION_DEFAULTS: Mapping[str, str] = {
+    _DYNAMIC + "enabled": "true",
+    _DYNAMIC + "shuffleTracking.enabled": "true",
+    _DYNAMIC + "shuffleTracking.timeout": "5min",
+    _DYNAMIC + "minExecutors": "0",
+    _DYNAMIC + "initialExecutors": "0",
+    "spark.executor.instances": "0",
+    # GPUs are seen gone within a heartbeat of the application master.
+    "spark.yarn.scheduler.heartbeat.interval-ms": "250",
+    "spark.python.task.killTimeout": "200ms",
+    # YARN counts the memory of ranks, whose keeper outlives the task that starts it.
+    "spark.python.daemon.module": "hopsgpu.spark.daemon",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+    # A frozen driver lets its GPUs go after 20 × 10 s rather than 60 × 10 s.
+    "spark.executor.heartbeat.maxFailures": "20",
+    # Executors that ended long ago do not add up to the application's end.
+    "spark.executor.failuresValidityInterval": "10min",
+    "spark.scheduler.mode": "FIFO",
+    "spark.yarn.maxAppAttempts": "1",
+    # In cluster mode the driver's Python is in the application master's container too.
+    "spark.driver.minMemoryOverhead": "1g",
+    # Its bars would be drawn over the lines of ranks and progress.
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def check_session(properties: Mapping[str, str]) -> None:
+    """Whether an application with these settings can hold gangs.
+
+    Args:
+        properties: all that are set.
+
+    Raises:
+        ConfigError: naming every setting that is in the way, its value and what to set.
+    """
+    setting = properties.get
+    findings = [
+        *_master(setting),
+        *_dynamic_allocation(setting),
+        *_scheduling(setting),
+        *_shipping(setting),
+    ]
+    unset = [*_memory(setting), *shell_findings(properties)]
+    if findings:
+        mend = "hopsgpu.session() sets all of this for a new application"
+        if in_cluster_mode(setting):
+            mend = f"{SUBMIT} has spark-submit set all of this"
+        raise ConfigError(
+            f"this Spark application cannot hold gangs: {'; '.join(findings + unset)}. {mend}"
+        )
+    if unset:
+        raise ConfigError(f"this Spark application cannot hold gangs: {'; '.join(unset)}")
+
+
+def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
+    """Whether the driver runs in YARN, in the application master's container."""
+    return setting("spark.submit.deployMode") == "cluster"
+
+
+def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, str]) -> None:
+    """What a driver in YARN can no longer change: the application has been submitted.
+
+    Args:
+        setting: a property's value as it was submitted, or None where it was not set.
+        given: what the driver wants set.
+
+    Raises:
+        ConfigError: naming what spark-submit should have been told.
+    """
+    wanted = {name: value for name, value in given.items() if _AT_SUBMISSION.fullmatch(name)}
+    if setting(_ATTEMPTS) is None:
+        # YARN's own default is 2.
+        wanted.setdefault(_ATTEMPTS, SESSION_DEFAULTS[_ATTEMPTS])
+    late = {name: value for name, value in wanted.items() if setting(name) != value}
+    if late:
+        raise ConfigError(
+            "this driver runs in YARN (cluster mode), where these settings come too late: "
+            + ", ".join(f"{k}={v} (it has {setting(k)})" for k, v in late.items())
+            + ". Give them to spark-submit, each by --conf NAME=VALUE; "
+            + f"{SUBMIT} gives it all that a gang needs"
+        )
+
+
+def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
+    """Whether the application may have as many executors as a gang needs.
+
+    Raises:
+        ConfigError: `spark.dynamicAllocation.maxExecutors` is below the gang.
+    """
+    most = setting(_DYNAMIC + "maxExecutors")
+    # Spark's default is no bound (2^31 - 1).
+    if most is not None and _number(most, executors) < executors:
+        raise ConfigError(
+            f"{_DYNAMIC}maxExecutors={most} is below the {counted(executors, 'executor')} of this"
+            " gang; raise it, or ask for fewer workers"
+        )
+
+
+def check_python(executable: str, driver: str) -> None:
+    """Whether the executors' Python can be of the driver's minor version, as far as its name tells.
+
+    Args:
+        executable: as Spark starts it on the nodes (PYSPARK_PYTHON).
+        driver: minor version of the driver's, as "3.11".
+
+    Raises:
+        ConfigError: its name says another version.
+    """
+    named = re.fullmatch(r"python(\d+\.\d+)", executable.rpartition("/")[2])
+    if named is not None and named[1] != driver:
+        raise _other_python(named[1], driver, f" ({executable})")
+
+
+def refuse_other_python(error: str) -> None:
+    """Refuses what an executor's Python says where it is of another minor version.
+
+    Args:
+        error: of a task or a job.
+
+    Raises:
+        ConfigError: it says so.
+    """
+    told = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
+    if _MISMATCH in error and told is not None:
+        raise _other_python(told[1], told[2], "")
+
+
+def _other_python(executors: str, driver: str, which: str) -> ConfigError:
+    return ConfigError(
+        f"the executors' Python{which} is {executors}, and the driver's {driver}: functions and"
+        " values are pickled between the two, so set PYSPARK_PYTHON (before the session starts;"
+        " spark.pyspark.python for spark-submit) to a Python of the driver's minor version on the"
+        " nodes, or start the driver with one of theirs. python_env cannot mend it: it is for the"
+        " ranks, and Spark's own tasks run in the executors' Python"
+    )
+
+
+def _master(setting: Callable[[str], str | None]) -> list[str]:
+    master = setting("spark.master") or ""
+    if master == "yarn":
+        mode = setting("spark.submit.deployMode") or "client"
+        if mode in ("client", "cluster"):
+            return []
+        return [f"spark.submit.deployMode={mode}: client and cluster are accepted"]
+    if master.startswith("k8s"):
+        return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
+    return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]
+
+
+def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
+    findings = []
+    if not _on(setting, _DYNAMIC + "enabled"):
+        findings.append(f"{_DYNAMIC}enabled is off: set it to true, so that GPUs go back")
+    if not _on(setting, _DYNAMIC + "shuffleTracking.enabled") and not _on(
+        setting, "spark.shuffle.service.enabled"
+    ):
+        findings.append(f"set {_DYNAMIC}shuffleTracking.enabled=true")
+    for name in (
+        _DYNAMIC + "minExecutors",
+        _DYNAMIC + "initialExecutors",
+        "spark.executor.instances",
+    ):
+        given = setting(name)
+        if given is not None and _number(given, 1) > 0:
+            findings.append(
+                f"{name}={given}: it counts for each profile and would keep or replace GPU"
+                " executors; set it to 0"
+            )
+    ratio = setting(_DYNAMIC + "executorAllocationRatio")
+    if ratio is not None and _number(ratio, 0) < 1:
+        findings.append(
+            f"{_DYNAMIC}executorAllocationRatio={ratio}: Spark would ask for fewer executors than"
+            " the gang has; set it to 1"
+        )
+    return findings
+
+
+def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
+    findings = []
+    if _on(setting, "spark.decommission.enabled"):
+        findings.append("spark.decommission.enabled=true: set it to false")
+    if (setting("spark.scheduler.mode") or "FIFO").upper() != "FIFO":
+        findings.append(
+            f"spark.scheduler.mode={setting('spark.scheduler.mode')}: two gangs of one application"
+            " would share out their executors and wait for ever; set it to FIFO"
+        )
+    for name in ("spark.excludeOnFailure.enabled", "spark.blacklist.enabled"):
+        if _on(setting, name):
+            findings.append(f"{name}=true: it can abort a gang's stage at once; set it to false")
+    return findings
+
+
+def _memory(setting: Callable[[str], str | None]) -> list[str]:
+    given = setting(_PYSPARK_MEMORY)
+    if given is None or given.strip().rstrip("bkmgtpBKMGTP") == "0":
+        return []
+    return [
+        f"{_PYSPARK_MEMORY}={given}: Spark limits the address space (RLIMIT_AS) of each Python"
+        " process to it, of ranks too, and frameworks and the GPU's driver map far more than they"
+        " use; leave it out: memory_per_worker= is the memory of a rank"
+    ]
+
+
+def _shipping(setting: Callable[[str], str | None]) -> list[str]:
+    findings = []
+    plugin = setting(_PLUGIN)
+    if plugin is not None and plugin.strip() != _OWN_PLUGIN:
+        findings.append(
+            f"{_PLUGIN}={plugin}: hopsgpu's discovery script gives out the GPUs, and would not be"
+            " run; leave it out"
+        )
+    archives = (setting("spark.yarn.dist.archives") or "").split(",")
+    if any(entry.endswith(f"#{ALIAS}") for entry in archives):
+        return findings
+    by = SUBMIT if in_cluster_mode(setting) else "hopsgpu.session()"
+    return [
+        *findings,
+        f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and to"
+        f" an application that runs already it can no longer be: start it by {by}",
+    ]
+
+
+def _on(setting: Callable[[str], str | None], name: str) -> bool:
+    return (setting(name) or "false").strip().lower() == "true"
+
+
+def _number(text: str, otherwise: float) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return otherwise

@@ -1,0 +1,340 @@
+"""What spark-submit is told so that a script of any kind can hold gangs.
+
+The other half of yarn-scripts/hopsgpu-submit: what `hopsgpu.session()` would set and ship goes on
+spark-submit's command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.backends.spark.job_file import job_file
+from hopsgpu.backends.spark.package_archive import (
+    ARCHIVES,
+    MARKERS,
+    PACKAGE,
+    PY_FILES,
+    pack_package,
+    with_entry,
+)
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, in_cluster_mode
+from hopsgpu.backends.spark.shell_safety import check_line
+from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
+from hopsgpu.packaging.modules import SHIPPED as MODULES
+from hopsgpu.packaging.modules import PackedModules, pack_modules, root_of_script
+
+# Of the driver in cluster mode, and of executors.
+_PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", "spark.executorEnv.PYTHONPATH")
+_KEPT_SECONDS = 7 * 24 * 3600.0
+# Of spark-submit's options those that take no value; org.apache.spark.launcher's
+# SparkSubmitOptionParser lists them.
+_SWITCHES = frozenset(
+    (
+        *("--help", "-h", "--supervise", "--usage-error", "--verbose", "-v", "--version"),
+        "--load-spark-defaults",
+    )
+)
+# Those that say the same as a property.
+_APP_NAME = "spark.app.name"
+_OPTIONS = {"--deploy-mode": "spark.submit.deployMode", "--name": _APP_NAME}
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """What an application ships of ours and of the user's.
+
+    Attributes:
+        scripts: the archive of the discovery script.
+        package: the zip of hopsgpu.
+        modules: the zip of the modules beside the user's script, as `pack_modules` has them;
+            None where there are none.
+        job: the file that spark-submit runs in place of the user's script, as `job_file` makes it;
+            None where the script is no Python file of this machine.
+    """
+
+    scripts: Path
+    package: Path
+    modules: Path | None = None
+    job: Path | None = None
+
+
+def pack(
+    directory: Path,
+    markers: Iterable[str] = (),
+    modules: bytes = b"",
+    job: tuple[str, bytes] | None = None,
+) -> Shipped:
+    """Writes what an application ships.
+
+    Each file is replaced in one step, so that another submission never reads half of it; modules
+    and jobs have a name of their own for each content, and are removed when they have not been
+    shipped for a week.
+
+    Args:
+        directory: where to; it is made.
+        markers: YARN resources that mark nodes.
+        modules: the zip of the user's, b"" for none.
+        job: name and content, as `job_file` gives them; None for none.
+
+    Raises:
+        ConfigError: the directory cannot be written.
+    """
+    own = f"modules-{hashlib.sha256(modules).hexdigest()[:20]}.zip"
+    shipped = Shipped(
+        directory / "hopsgpu-discovery.tar.gz",
+        directory / PACKAGE,
+        directory / own if modules else None,
+        directory / job[0] if job else None,
+    )
+    # What is the user's is nobody else's to read.
+    private = {shipped.modules: modules, shipped.job: job[1] if job else b""}
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with _replaced(shipped.scripts) as fresh:
+            pack_scripts(fresh, markers)
+        with _replaced(shipped.package) as fresh:
+            pack_package(fresh)
+        for file, content in private.items():
+            if file is not None:
+                with _replaced(file) as fresh:
+                    fresh.touch(mode=0o600)
+                    fresh.write_bytes(content)
+        _sweep(directory)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {directory}: {error.strerror or error}; set XDG_CACHE_HOME to a"
+            " directory that is yours"
+        ) from error
+    return shipped
+
+
+@contextlib.contextmanager
+def _replaced(target: Path) -> Iterator[Path]:
+    """A new file that takes the target's place at the end, whole."""
+    fresh = target.with_name(f"{target.name}.{os.getpid()}")
+    try:
+        yield fresh
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _sweep(directory: Path) -> None:
+    oldest = time.time() - _KEPT_SECONDS
+    for file in itertools.chain(directory.glob("modules-*"), directory.glob("job-*")):
+        # Another submission may sweep at the same time.
+        with contextlib.suppress(FileNotFoundError):
+            if file.stat().st_mtime < oldest:
+                file.unlink()
+
+
+def modules_beside(script: str) -> PackedModules:
+    """The modules beside a script, and those of this Python's `sys.path` that it imports.
+
+    None where it is no file of this machine.
+    """
+    file = Path(script)
+    return pack_modules([root_of_script(file)] if file.is_file() else [])
+
+
+def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) -> Shipped:
+    """Packs what goes along with a script; a warning is printed where that is not all of it.
+
+    Args:
+        directory: where to.
+        properties: of the application.
+        script: none, or the one, and its arguments.
+
+    Raises:
+        ConfigError: the directory cannot be written, the script cannot be read, or the markers are
+            no markers.
+    """
+    markers = parse_markers(properties.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
+    beside = modules_beside(script[0]) if script else pack_modules([])
+    for warning in beside.warnings:
+        print(f"hopsgpu: {warning}", file=sys.stderr)
+    modules = beside.archive if beside.roots else b""
+    return pack(directory.absolute(), markers.values(), modules, _job(properties, script))
+
+
+def _job(properties: Mapping[str, str], script: Sequence[str]) -> tuple[str, bytes] | None:
+    if not script or not script[0].endswith(".py") or not Path(script[0]).is_file():
+        return None
+    try:
+        there = in_cluster_mode(properties.get)
+        return job_file(Path(script[0]), script[1:], with_source=there)
+    except OSError as error:
+        raise ConfigError(f"cannot read {script[0]}: {error.strerror or error}") from error
+
+
+def submit_arguments(
+    given: Sequence[str], defaults: Mapping[str, str], shipped: Shipped
+) -> list[str]:
+    """The arguments of spark-submit.
+
+    Ours come first, so that the user's own win; what is shipped, and where Python finds it, is
+    joined with the user's and that of spark-defaults.conf, which it would replace otherwise.
+
+    Args:
+        given: the user's arguments: options, script, and what the script gets.
+        defaults: the properties of spark-defaults.conf.
+        shipped: what goes along.
+
+    Raises:
+        ConfigError: something on the line would not reach the application as it was given.
+    """
+    options, rest = split_options(given)
+    properties = all_properties(options, defaults)
+    named = {}
+    if shipped.job is not None:
+        # Spark would take the file's name.
+        named = {_APP_NAME: Path(rest[0]).name} if _APP_NAME not in properties else {}
+        rest = [shipped.job.as_uri()]
+    archives = with_entry(properties.get(ARCHIVES), f"{shipped.scripts.as_uri()}#{ALIAS}")
+    joined = {PY_FILES: with_entry(properties.get(PY_FILES), shipped.package.as_uri())}
+    if shipped.modules is not None:
+        archives = with_entry(archives, f"{shipped.modules.as_uri()}#{MODULES}")
+        for name in _PYTHON_PATHS:
+            path = (f"{{{{PWD}}}}/{MODULES}/0", properties.get(name))
+            joined[name] = os.pathsep.join(filter(None, path))
+    joined = {ARCHIVES: archives, **joined}
+    ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
+    words = [word for option in options for word in option]
+    line = ["--master", "yarn", *ours, *words, *last, *rest]
+    # The arguments of a script that is on this machine are in the job's file.
+    arguments = rest[1:] if in_cluster_mode(properties.get) else []
+    check_line(line, {**properties, **joined}, arguments, os.environ)
+    return line
+
+
+def _confs(properties: Mapping[str, str]) -> Iterator[str]:
+    for name, value in properties.items():
+        yield from ("--conf", f"{name}={value}")
+
+
+def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:
+    """spark-submit's own options, each with its value, and the script with what it gets."""
+    options: list[tuple[str, ...]] = []
+    at = 0
+    while at < len(given) and given[at].startswith("-"):
+        alone = given[at] in _SWITCHES or re.match(r"--[^=]+=", given[at]) is not None
+        end = at + (1 if alone else 2)
+        options.append(tuple(given[at:end]))
+        at = end
+    return options, list(given[at:])
+
+
+def all_properties(
+    options: Sequence[tuple[str, ...]], defaults: Mapping[str, str]
+) -> dict[str, str]:
+    """The properties that an application gets.
+
+    Args:
+        options: of spark-submit, as `split_options` gives them.
+        defaults: of spark-defaults.conf.
+    """
+    given = {}
+    for name, *value in options:
+        option, _, inside = name.partition("=")
+        given[option] = inside or "".join(value)
+    if "--properties-file" in given and "--load-spark-defaults" not in given:
+        defaults = {}  # it is read in place of spark-defaults.conf
+    said = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
+    return {**defaults, **_properties(options), **said}
+
+
+def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
+    """What the user gave by `--conf NAME=VALUE`, or in a properties file of their own."""
+    found: dict[str, str] = {}
+    for option in options:
+        name, _, inside = option[0].partition("=")
+        value = inside or "".join(option[1:])
+        if name in ("--properties-file", "--extra-properties-file"):
+            found = read_properties(Path(value)) | found
+        elif name in ("--conf", "-c"):
+            key, _, said = value.partition("=")
+            found[key] = said
+    return found
+
+
+def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """The properties of spark-defaults.conf, where Spark looks for it; none where there is none.
+
+    Args:
+        environ: with SPARK_CONF_DIR, or SPARK_HOME.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    home = environ.get("SPARK_HOME")
+    conf = environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else "")
+    file = Path(conf, "spark-defaults.conf")
+    return read_properties(file) if conf and file.is_file() else {}
+
+
+def read_properties(file: Path) -> dict[str, str]:
+    """The properties of a Java properties file, as spark-defaults.conf is one.
+
+    Source of the rules: the documentation of java.util.Properties.load.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    # A line whose last character is a backslash of its own goes on in the next.
+    whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text)
+    found = {}
+    for line in whole.splitlines():
+        match = re.match(r"[ \t\f]*(?![#!])((?:\\.|[^\\\s=:])+)[ \t\f]*[=:]?[ \t\f]*(.*)", line)
+        if match is not None:
+            # Spark trims values, which Java does not.
+            found[_unescaped(match[1])] = _unescaped(match[2]).strip()
+    return found
+
+
+def _unescaped(text: str) -> str:
+    def letter(match: re.Match[str]) -> str:
+        said = match[1]
+        return chr(int(said[1:], 16)) if len(said) == 5 else _LETTERS.get(said, said)
+
+    return _ESCAPE.sub(letter, text)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`DIRECTORY [-- ARGUMENTS of spark-submit]`.
+
+    Writes what is shipped into the directory; prints the arguments as words of a shell where
+    `--` is given, else what was written.
+    """
+    if not arguments:
+        print("usage: python -m hopsgpu.spark.submission DIRECTORY", file=sys.stderr)
+        return 2
+    try:
+        defaults = spark_defaults(os.environ)
+        options, rest = split_options(arguments[2:])
+        shipped = ship(Path(arguments[0]), all_properties(options, defaults), rest)
+        if arguments[1:2] == ["--"]:
+            print(shlex.join(submit_arguments(arguments[2:], defaults, shipped)))
+        else:
+            print(shipped.scripts, shipped.package, sep="\n")
+    except ConfigError as error:
+        print(f"hopsgpu: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,177 @@
+"""What `hopsgpu submit` tells spark-submit. Values in, command line out."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hopsgpu.backends.masters import is_local
+from hopsgpu.backends.spark.log_level import quiet
+from hopsgpu.backends.spark.package_archive import ARCHIVES
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_session
+from hopsgpu.backends.spark.shell_safety import check_line
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS
+
+MODES = ("client", "cluster")
+_MODE = "spark.submit.deployMode"
+_QUEUE = "spark.yarn.queue"
+_TAGS = "spark.yarn.tags"
+_WAIT = "spark.yarn.submit.waitAppCompletion"
+_PYTHON = "spark.pyspark.python"
+_DRIVER_PYTHON = "spark.pyspark.driver.python"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a person wants submitted.
+
+    Attributes:
+        script: a Python file of this machine.
+        arguments: what it gets.
+        deploy_mode: "client" or "cluster"; None for what `conf` or spark-defaults.conf say.
+        queue: YARN's; None likewise.
+        name: the application's; None for the script's.
+        conf: more Spark properties.
+        detach: whether the application outlives the command, which cluster mode alone allows.
+        tag: by which the application is found in YARN; in cluster mode spark-submit then does not
+            wait for its end.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    deploy_mode: str | None = None
+    queue: str | None = None
+    name: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    detach: bool = False
+    tag: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """How it is to be submitted.
+
+    Attributes:
+        mode: "client" or "cluster".
+        queue: YARN's.
+        properties: those that the application will have, but for what is shipped.
+        given: the arguments of spark-submit, before what a gang needs is added.
+    """
+
+    mode: str
+    queue: str
+    properties: Mapping[str, str]
+    given: tuple[str, ...]
+
+
+def planned(
+    job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
+) -> Planned:
+    """How a job is to be submitted.
+
+    Args:
+        job: what is wanted.
+        defaults: the properties of spark-defaults.conf.
+        environ: with PYSPARK_PYTHON, where the executors' Python is not this one.
+        python: this one, which has hopsgpu and is the driver's in client mode.
+
+    Raises:
+        ConfigError: the script is no Python file, a setting cannot hold gangs, there is no Spark,
+            or something would not reach the application as it is given.
+    """
+    if not Path(job.script).is_file() or not job.script.endswith(".py"):
+        raise ConfigError(f"{job.script} is no Python file of this machine: give a script, *.py")
+    mode = _mode(job, defaults)
+    said = {name: value for name, value in job.conf.items() if name != _MODE}
+    said = {**_pythons(mode, {**defaults, **said}, environ, python), **said}
+    if mode == "client":
+        home = find_spark_submit(environ).resolve().parents[1]
+        said = {**quiet({**defaults, **said}, environ, home), **said}
+    if job.queue is not None:
+        said[_QUEUE] = job.queue
+    if mode == "cluster" and (job.detach or job.tag):
+        said[_WAIT] = "false"
+    if mode == "cluster" and job.tag:
+        said[_TAGS] = ",".join(filter(None, ({**defaults, **said}.get(_TAGS), job.tag)))
+    properties = {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **said, _MODE: mode}
+    if is_local(master := properties["spark.master"]):
+        raise ConfigError(
+            f"spark.master={master} is this machine alone, and `hopsgpu submit` is for YARN: leave"
+            f" it out, or run `python {job.script}`"
+        )
+    check_session({**properties, ARCHIVES: f"#{ALIAS}"})
+    words = ["--deploy-mode", mode]
+    if job.name is not None:
+        words += ["--name", job.name]
+    for name, value in said.items():
+        words += ["--conf", f"{name}={value}"]
+    check_line(words, properties, (), environ)
+    # The line is the same from wherever it is run.
+    given = (*words, str(Path(job.script).absolute()), *job.arguments)
+    return Planned(mode, properties.get(_QUEUE, "default"), properties, given)
+
+
+def _mode(job: Job, defaults: Mapping[str, str]) -> str:
+    asked = job.deploy_mode or job.conf.get(_MODE)
+    mode = asked or ("cluster" if job.detach else defaults.get(_MODE, "client"))
+    if mode not in MODES:
+        raise ConfigError(f"deploy mode {mode!r}: client and cluster are accepted")
+    if job.detach and mode == "client":
+        raise ConfigError(
+            "--detach needs --deploy-mode cluster: in client mode the driver is the command itself"
+        )
+    return mode
+
+
+def _pythons(
+    mode: str, given: Mapping[str, str], environ: Mapping[str, str], here: str
+) -> dict[str, str]:
+    """Which Python runs what, where nobody has said so."""
+    found = {}
+    if _PYTHON not in given:
+        found[_PYTHON] = environ.get("PYSPARK_PYTHON") or here
+    if mode == "client" and _DRIVER_PYTHON not in given:
+        # Not PYSPARK_DRIVER_PYTHON, which people set to jupyter.
+        found[_DRIVER_PYTHON] = here
+    return found
+
+
+def parse_conf(given: Sequence[str]) -> dict[str, str]:
+    """Properties of "NAME=VALUE" each; the last of a name counts.
+
+    Raises:
+        ConfigError: one is of another form, or of no name of Spark's.
+    """
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals or not name.startswith("spark."):
+            raise ConfigError(f"--conf {text}: a Spark property is wanted, as spark.NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def find_spark_submit(environ: Mapping[str, str]) -> Path:
+    """SPARK_HOME's spark-submit, else the one of this Python's pyspark, else the PATH's.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if home := environ.get("SPARK_HOME"):
+        binary = Path(home, "bin", "spark-submit")
+        if not binary.is_file():
+            raise ConfigError(f"there is no {binary}: set SPARK_HOME to the cluster's Spark")
+        return binary
+    spec = importlib.util.find_spec("pyspark")
+    for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+        if (binary := Path(place, "bin", "spark-submit")).is_file():
+            return binary
+    if on_path := shutil.which("spark-submit", path=environ.get("PATH", "")):
+        return Path(on_path)
+    raise ConfigError(
+        "there is no spark-submit: set SPARK_HOME to the cluster's Spark, or pip install pyspark"
+    )

@@ -1,0 +1,115 @@
+"""The submitter's HDFS tokens, handed to a gang's agents whenever the driver has other ones.
+
+YARN puts delegation tokens into a file of each container and leaves it as it is; they end with
+their lifetime (7 days by default). Spark gets new ones, where it is given a keytab or
+`spark.kerberos.renewal.credentials=ccache`, but keeps them in the memory of its JVMs.
+This brings them from the driver's JVM to the agents, which write them to that file
+(`hopsgpu.agent.hadoop_tokens`), and to the driver's own where it runs in a container too: it writes
+models and records with the same client.
+
+Built to the documentation of Hadoop and Spark, and untried with a real KDC.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from py4j.protocol import Py4JError
+
+from hopsgpu.agent.hadoop_tokens import VARIABLE, keep_tokens
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.control.channel import Message
+
+if TYPE_CHECKING:
+    from hopsgpu.backends.grant import Lease
+
+# Spark gets new ones at three quarters of the tokens' renewal interval, of 24 hours by default.
+LOOK_SECONDS = 600.0
+
+
+def read_tokens(jvm: Jvm) -> bytes:
+    """The submitter's HDFS tokens as `Jvm.hdfs_tokens`; b"" on clusters without Kerberos."""
+    return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
+
+
+class Handover:
+    """Hands the agents of one attempt what is new of the submitter's tokens.
+
+    An agent has tokens once it says that it keeps them: until then it is sent them at every look.
+
+    Args:
+        lease: the gang.
+        run_id: of the run.
+        warnings: of the run; what a person should know is added, once.
+        clock: seconds.
+        environment: of the driver.
+    """
+
+    def __init__(
+        self,
+        lease: Lease,
+        run_id: str,
+        warnings: list[str],
+        clock: Callable[[], float] = time.monotonic,
+        environment: MutableMapping[str, str] = os.environ,
+    ) -> None:
+        self._lease = lease
+        self._run_id = run_id
+        self._warnings = warnings
+        self._clock = clock
+        self._environment = environment
+        self._look_at: float | None = None
+        self._kept_here = b""
+        self._kept: dict[int, str] = {}
+
+    def kept(self, key: int, message: Message) -> None:
+        """Notes that an agent keeps tokens, and which."""
+        self._kept[key] = message["digest"]
+
+    def look(self) -> None:
+        """Sends the tokens to the agents that do not have them; looks every ten minutes."""
+        now = self._clock()
+        if self._look_at is not None and now < self._look_at:
+            return
+        self._look_at = now + LOOK_SECONDS
+        try:
+            tokens = self._lease.tokens()
+        except Py4JError as error:
+            self._warn(f"the submitter's HDFS tokens could not be read from Spark's JVM: {error}")
+            return
+        if tokens:
+            self._keep_here(tokens)
+            self._hand(tokens)
+
+    def _keep_here(self, tokens: bytes) -> None:
+        if VARIABLE not in self._environment or tokens == self._kept_here:
+            return
+        try:
+            keep_tokens(tokens, self._environment, Path("hopsgpu").absolute())
+            self._kept_here = tokens
+        except (OSError, ValueError) as error:
+            self._warn(f"fresh HDFS tokens could not be kept in the driver's container: {error}")
+
+    def _hand(self, tokens: bytes) -> None:
+        server = self._lease.server
+        if server.certificate is None:
+            self._warn(
+                "fresh HDFS tokens are not handed to the ranks, as it would be in the clear: a"
+                " training that outlives the tokens that YARN gave its containers (7 days by"
+                " default) loses the lake. spark.network.crypto.enabled=true encrypts Spark's"
+                " network, and hopsgpu's with it"
+            )
+            return
+        digest = hashlib.sha256(tokens).hexdigest()
+        for container in self._lease.containers:
+            if self._kept.get(container.key) != digest:
+                server.send(container.key, "tokens", tokens, run_id=self._run_id)
+
+    def _warn(self, text: str) -> None:
+        if text not in self._warnings:
+            self._warnings.append(text)

@@ -1,0 +1,93 @@
+"""Which root on the lake a command looks at, and for whom it prints."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from hopsgpu.errors import ConfigError
+
+_KEY = "hopsgpu.root"
+
+
+def _note(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    # Shared with the contexts of a group's commands.
+    if value is not None:
+        context.meta[_KEY] = value
+
+
+# Of a command, or of the group that it is in.
+root_option: Callable[[Any], Any] = click.option(
+    "--root",
+    metavar="URL",
+    expose_value=False,
+    callback=_note,
+    help="Where runs and models are; by default where a session here would have them.",
+)
+
+
+json_option: Callable[[Any], Any] = click.option(
+    "--json", "as_json", is_flag=True, help="For programs."
+)
+
+
+def lake_root() -> str:
+    """The root: --root, else as a session finds it, without Spark.
+
+    Raises:
+        ConfigError: nothing tells where it is.
+    """
+    given = click.get_current_context().meta.get(_KEY)
+    return str(given) if given else default_root(os.environ)
+
+
+def unset_hint() -> str:
+    """What to say beside finding nothing where nothing tells of a root or a cluster; else ""."""
+    from hopsgpu.yarn.hadoop_conf import is_configured
+
+    given = click.get_current_context().meta.get(_KEY) or _named(os.environ)
+    if given or is_configured(os.environ):
+        return ""
+    return (
+        " (HADOOP_CONF_DIR is not set: for a cluster, set it; for the development cluster:"
+        ' eval "$(hopsgpu cluster env)")'
+    )
+
+
+def default_root(environ: Mapping[str, str]) -> str:
+    """spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
+
+    That is one on the cluster's file system; without a Hadoop configuration, in the home directory.
+
+    Args:
+        environ: of the process.
+
+    Raises:
+        ConfigError: what tells where the cluster is cannot be read.
+    """
+    from hopsgpu.backends.inventory import own_name
+    from hopsgpu.storage.root import root_on
+    from hopsgpu.yarn.hadoop_conf import HadoopConf, is_configured
+
+    named = _named(environ)
+    user = environ.get("HADOOP_USER_NAME") or own_name()
+    if named:
+        return root_on(named, None, user)
+    try:
+        files = HadoopConf.load(environ).get("fs.defaultFS") if is_configured(environ) else None
+    except ConfigError as error:
+        raise ConfigError(
+            "where runs and models are is not known: give --root URL, or set HOPSGPU_ROOT"
+            f" ({error})"
+        ) from error
+    return root_on(None, files, user)
+
+
+def _named(environ: Mapping[str, str]) -> str | None:
+    """The root that an administrator or the user has set, or None."""
+    from hopsgpu.backends.spark.submission import spark_defaults
+
+    return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")

@@ -1,0 +1,237 @@
+"""The control channel: mutually authenticated frames between the driver and its agents.
+
+Once both ends have proved that they know the run's secret (`hopsgpu.control.handshake`), each
+direction has a key of its own, and every frame carries an HMAC over its number and content, so
+that nothing can be forged, changed, replayed or left out. A frame is a JSON object and some
+bytes:
+
+    4 bytes   length of the JSON, big endian
+    8 bytes   length of the payload
+    …         JSON (UTF-8, in which lone surrogates pass), payload
+    32 bytes  HMAC-SHA256 under the direction's key
+
+A frame without any JSON or payload is a sign of life (`hopsgpu.control.heartbeat`); the channel
+gives and takes those by itself. It hides what it carries only where TLS is below it
+(`hopsgpu.control.tls`), and it never unpickles anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, Signs, look
+from hopsgpu.control.streams import Inbox
+
+_CLOSE_SECONDS = 5.0
+MOST_JSON = 2**20
+MOST_PAYLOAD = 256 * 2**20
+
+DIGEST = 32
+_SURROGATES = "surrogatepass"
+_LENGTHS = struct.Struct("!IQ")
+
+
+class ChannelError(Exception):
+    """The peer is not who it should be, or does not speak the protocol."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One frame.
+
+    Attributes:
+        kind: what it is about.
+        fields: the rest of the JSON object.
+        payload: bytes beside it.
+        size: bytes of JSON and payload that it took on the wire; 0 where it came otherwise.
+    """
+
+    kind: str
+    fields: Mapping[str, Any]
+    payload: bytes = b""
+    size: int = field(default=0, compare=False)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.fields[name]
+
+
+def new_secret() -> bytes:
+    """A fresh secret of 32 bytes."""
+    return secrets.token_bytes(32)
+
+
+def mac(key: bytes, *parts: bytes) -> bytes:
+    """HMAC-SHA256 (RFC 2104) of the parts, one after the other; 32 bytes."""
+    digest = hmac.new(key, digestmod=hashlib.sha256)
+    for part in parts:
+        digest.update(part)
+    return digest.digest()
+
+
+class Channel:
+    """One end of an authenticated connection.
+
+    Attributes:
+        reason: why the connection ended, in words; empty while it lasts.
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        writer: asyncio.StreamWriter,
+        *,
+        send_key: bytes,
+        receive_key: bytes,
+        heartbeat: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self.reason = ""
+        self._inbox = inbox
+        self._writer = writer
+        self._send_key = send_key
+        self._receive_key = receive_key
+        self._sent = 0
+        self._received = 0
+        self._heartbeat = heartbeat
+        self._loop = asyncio.get_running_loop()
+        self._sent_at = self._loop.time()
+        self._missed = False
+        self._looking = self._loop.call_soon(self._look)
+
+    @property
+    def local_address(self) -> str:
+        """The address of this end, at which other nodes reach this one."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    async def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Sends one frame and waits until the transport takes more.
+
+        Raises:
+            ChannelError: the frame is over the limits; nothing was sent.
+            OSError: the connection is lost.
+        """
+        # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
+        body = json.dumps({"kind": kind, **fields}, ensure_ascii=False).encode(errors=_SURROGATES)
+        if len(body) > MOST_JSON or len(payload) > MOST_PAYLOAD:
+            raise ChannelError(
+                f"a {kind!r} frame of {len(body)} + {len(payload)} bytes is over the limit of"
+                f" {MOST_JSON} + {MOST_PAYLOAD}"
+            )
+        if not self.reason:
+            self._write(body, payload)
+            await self._writer.drain()
+        # A connection that ends while its transport is full lets drain() return as if it were not.
+        if self.reason:
+            raise ConnectionResetError(f"the connection has ended: {self.reason}")
+
+    def _write(self, body: bytes, payload: bytes) -> None:
+        head = _LENGTHS.pack(len(body), len(payload))
+        number = self._sent.to_bytes(8, "big")
+        self._sent += 1
+        self._sent_at = self._loop.time()
+        tag = mac(self._send_key, number, head, body, payload)
+        # One call, so that frames of concurrent senders cannot mix.
+        self._writer.writelines((head, body, payload, tag))
+
+    async def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
+        """Sends one frame, if somebody is there: `receive` says where nobody is.
+
+        Raises:
+            ChannelError: the frame is over the limits; nothing was sent.
+        """
+        with contextlib.suppress(OSError):
+            await self.send(kind, payload, **fields)
+
+    async def receive(self) -> Message | None:
+        """The next message, or None at the end of the connection; `reason` tells its cause.
+
+        Raises:
+            ChannelError: a frame over the limits, one that the peer did not send so, or one
+                that is no message.
+        """
+        try:
+            while (message := await self._frame()) is None:
+                pass
+            return message
+        except asyncio.IncompleteReadError as error:
+            self._end("closed in the middle of a frame" if error.partial else "closed")
+        except ConnectionResetError:
+            self._end("connection reset")
+        except OSError as error:
+            self._end(error.strerror or str(error))
+        except ChannelError as error:
+            self._end(f"broke the protocol: {error}")
+            raise
+        return None
+
+    async def _frame(self) -> Message | None:
+        """The next frame; None for a sign of life."""
+        head = await self._inbox.readexactly(_LENGTHS.size)
+        body_length, payload_length = _LENGTHS.unpack(head)
+        if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
+            raise ChannelError(f"a frame of {body_length} + {payload_length} bytes announced")
+        body = await self._inbox.readexactly(body_length)
+        payload = await self._inbox.readexactly(payload_length)
+        tag = await self._inbox.readexactly(DIGEST)
+        number = self._received.to_bytes(8, "big")
+        self._received += 1
+        if not hmac.compare_digest(tag, mac(self._receive_key, number, head, body, payload)):
+            raise ChannelError("a frame with a wrong authentication code")
+        return _message(body, payload) if body or payload else None
+
+    def _look(self) -> None:
+        """Gives a sign of life where one is due, and ends a connection that gives none."""
+        transport = self._writer.transport
+        if self.reason or transport.is_closing():
+            return
+        now = self._loop.time()
+        signs = Signs(self._sent_at, self._inbox.heard, self._inbox.listening, self._missed)
+        seen = look(signs, heartbeat=self._heartbeat, now=now)
+        self._missed = seen.missed
+        if seen.lost:
+            self.abort(f"no sign of life for {self._heartbeat:g} s")
+            return
+        if seen.beat:
+            if transport.get_write_buffer_size() == 0:
+                self._write(b"", b"")
+            # Bytes under way are a sign of life themselves.
+            self._sent_at = now
+        self._looking = self._loop.call_at(seen.again, self._look)
+
+    def _end(self, reason: str) -> None:
+        self.reason = self.reason or reason
+        self._looking.cancel()
+
+    def abort(self, reason: str = "hung up on") -> None:
+        """Closes the connection at once, whatever is still unsent."""
+        self._end(reason)
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Closes the connection once all is sent; a peer that is gone or stuck is no error."""
+        self._looking.cancel()
+        self._writer.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._writer.wait_closed()
+        except OSError:  # TimeoutError is one
+            self.abort()
+
+
+def _message(body: bytes, payload: bytes) -> Message:
+    try:
+        fields = json.loads(body.decode(errors=_SURROGATES))
+    except (ValueError, RecursionError) as error:
+        raise ChannelError(f"a frame whose JSON cannot be read ({error})") from error
+    kind = fields.pop("kind", None) if isinstance(fields, dict) else None
+    if not isinstance(kind, str):
+        raise ChannelError("a frame that is no object with a kind")
+    return Message(kind, fields, payload, len(body) + len(payload))

@@ -1,0 +1,133 @@
+"""What peers did, on its way from the server's thread to whoever waits for it; bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hopsgpu.control.channel import Message
+
+# Beside it, each connection keeps the one frame that waits for room.
+MOST_QUEUED = 16 * 2**20
+# What an event takes beside its bytes.
+_OVERHEAD = 1024
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that a peer did.
+
+    Attributes:
+        peer: its number, in the order of arrival.
+        message: what it said, or None when its connection ended.
+        reason: why its connection ended ("no sign of life for 30 s", "connection reset",
+            "closed", "broke the protocol: …"); empty with a message, or where nobody knows.
+        at: when it was noticed, seconds since the epoch.
+    """
+
+    peer: int
+    message: Message | None
+    reason: str = ""
+    at: float = field(default_factory=time.time, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class _Waiting:
+    event: Event
+    granted: asyncio.Future[None]
+
+
+class EventQueue:
+    """Events in order, of some bytes in all: who brings more waits until some are taken.
+
+    Events are put in by tasks of one event loop and taken out by any thread. A peer that
+    something is being sent to does not wait: it may read nothing until what it said is taken,
+    while whoever sends to it takes nothing.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, most: int = MOST_QUEUED) -> None:
+        self._loop = loop
+        self._most = most
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        # Guards what follows; the queue has a lock of its own.
+        self._lock = threading.Lock()
+        self._queued = 0
+        self._waiting: deque[_Waiting] = deque()
+        self._sent_to: list[int] = []
+
+    async def put(self, event: Event) -> None:
+        """Queues an event once there is room for it, after those that waited before."""
+        with self._lock:
+            room = self._queued < self._most and not self._waiting
+            if room or event.peer in self._sent_to:
+                self._put(event)
+                return
+            waiting = _Waiting(event, self._loop.create_future())
+            self._waiting.append(waiting)
+        try:
+            await waiting.granted
+        except asyncio.CancelledError:
+            with self._lock:
+                if waiting in self._waiting:
+                    self._waiting.remove(waiting)
+            raise
+
+    def put_end(self, event: Event) -> None:
+        """Queues the end of a connection, which needs no room."""
+        with self._lock:
+            self._put(event)
+
+    def take(self, seconds: float) -> Event | None:
+        """The next event, or None when none came within `seconds`."""
+        try:
+            event = self._events.get(timeout=max(seconds, 0.0))
+        except queue.Empty:
+            return None
+        with self._lock:
+            self._queued -= _size(event)
+            room = bool(self._waiting) and self._queued < self._most
+        if room:
+            # A loop that is closed has nobody who waits.
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._grant)
+        return event
+
+    @contextlib.contextmanager
+    def sending_to(self, peer: int) -> Iterator[None]:
+        """Lets a peer bring what it has, while something is sent to it; in the loop's thread."""
+        with self._lock:
+            self._sent_to.append(peer)
+        self._grant()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sent_to.remove(peer)
+
+    def _grant(self) -> None:
+        """Lets in those that wait, as far as there is room."""
+        with self._lock:
+            while self._waiting and self._queued < self._most:
+                self._let_in(self._waiting.popleft())
+            for waiting in [w for w in self._waiting if w.event.peer in self._sent_to]:
+                self._waiting.remove(waiting)
+                self._let_in(waiting)
+
+    def _let_in(self, waiting: _Waiting) -> None:
+        if not waiting.granted.cancelled():
+            self._put(waiting.event)
+            waiting.granted.set_result(None)
+
+    def _put(self, event: Event) -> None:
+        self._queued += _size(event)
+        self._events.put(event)
+
+
+def _size(event: Event) -> int:
+    return _OVERHEAD + (0 if event.message is None else event.message.size)

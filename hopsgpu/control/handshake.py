@@ -1,0 +1,155 @@
+"""The beginning of a control connection: both ends prove that they know the run's secret.
+
+    driver → agent   "hopsgpu1", nonce of the driver (32 bytes)
+    agent → driver   "hopsgpu1", nonce of the agent (32 bytes), HMAC(secret, "agent", nonces)
+    driver → agent   HMAC(secret, "driver", nonces)
+
+The agent proves it first: a stranger learns nothing but a random number. Each direction's key
+is an HMAC of both nonces as well, so no connection's frames fit into another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import platform
+import secrets
+import socket
+import ssl
+
+from hopsgpu.control.channel import DIGEST, Channel, ChannelError, mac
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.control.streams import Inbox, open_streams
+from hopsgpu.control.tls import pinning_context
+
+HANDSHAKE_SECONDS = 10.0
+# After a refusal, and a hang-up by a driver that has too many strangers at once.
+_PAUSES = (0.25, 1.0)
+_MAGIC = b"hopsgpu1"
+_NONCE = 32
+_TO_AGENT, _TO_DRIVER = b"to agent", b"to driver"
+
+
+class UnreachableError(OSError):
+    """An executor cannot connect to the driver: where it tried, and what to open."""
+
+
+async def accept(
+    inbox: Inbox,
+    writer: asyncio.StreamWriter,
+    secret: bytes,
+    heartbeat: float = HEARTBEAT_SECONDS,
+) -> Channel:
+    """The driver's side. Its caller bounds the time.
+
+    Raises:
+        ChannelError: the peer did not prove the secret; whatever it sent has been read to 72
+            bytes at most and nothing was made of it.
+        OSError, asyncio.IncompleteReadError: it left.
+    """
+    ours = secrets.token_bytes(_NONCE)
+    writer.write(_MAGIC + ours)
+    answer = await inbox.readexactly(len(_MAGIC) + _NONCE + DIGEST)
+    magic, theirs, proof = answer[:8], answer[8:40], answer[40:]
+    if magic != _MAGIC or not hmac.compare_digest(proof, mac(secret, b"agent", ours, theirs)):
+        raise ChannelError("the peer does not know the run's secret")
+    writer.write(mac(secret, b"driver", ours, theirs))
+    return Channel(
+        inbox,
+        writer,
+        send_key=mac(secret, _TO_AGENT, ours, theirs),
+        receive_key=mac(secret, _TO_DRIVER, ours, theirs),
+        heartbeat=heartbeat,
+    )
+
+
+async def connect(
+    host: str,
+    port: int,
+    secret: bytes,
+    *,
+    certificate: bytes | None = None,
+    heartbeat: float = HEARTBEAT_SECONDS,
+) -> Channel:
+    """The agent's side: connects, proves the secret and has the driver prove it.
+
+    A refusal is tried again twice, within 2 s; silence ends it after 10 s.
+
+    Args:
+        host: as the driver can be reached.
+        port: of its control channel.
+        secret: the run's.
+        certificate: the driver's (DER), where it speaks TLS; no other is taken.
+        heartbeat: seconds without a sign of life after which the driver is lost.
+
+    Raises:
+        ChannelError: the other end is not the run's driver.
+        UnreachableError: the driver cannot be reached; one line with its address.
+    """
+    tls = None if certificate is None else pinning_context(certificate)
+    for pause in (0.0, *_PAUSES):
+        await asyncio.sleep(pause)
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                return await _connect(host, port, secret, tls, heartbeat)
+        except (ConnectionError, socket.gaierror, asyncio.IncompleteReadError) as error:
+            problem = error
+        except ssl.SSLError as error:
+            why = error.reason or str(error)
+            raise ChannelError(f"{host}:{port} is not the driver of this run: {why}") from error
+        except TimeoutError as error:
+            silence = f"no answer within {HANDSHAKE_SECONDS:g} s"
+            raise UnreachableError(_unreachable(host, port, silence)) from error
+        except OSError as error:
+            raise UnreachableError(_unreachable(host, port, _why(error))) from error
+    if isinstance(problem, (ConnectionRefusedError, socket.gaierror)):
+        raise UnreachableError(_unreachable(host, port, _why(problem))) from problem
+    raise ChannelError(f"{host}:{port} ended the handshake") from problem
+
+
+async def _connect(
+    host: str, port: int, secret: bytes, tls: ssl.SSLContext | None, heartbeat: float
+) -> Channel:
+    loop = asyncio.get_running_loop()
+    inbox, writer = await open_streams(
+        lambda protocol: loop.create_connection(protocol, host, port),
+        tls,
+        server_side=False,
+    )
+    try:
+        hello = await inbox.readexactly(len(_MAGIC) + _NONCE)
+        theirs, ours = hello[8:], secrets.token_bytes(_NONCE)
+        if hello[:8] != _MAGIC:
+            raise ChannelError(f"{host}:{port} does not speak hopsgpu's protocol")
+        writer.write(_MAGIC + ours + mac(secret, b"agent", theirs, ours))
+        proof = await inbox.readexactly(DIGEST)
+        if not hmac.compare_digest(proof, mac(secret, b"driver", theirs, ours)):
+            raise ChannelError(f"{host}:{port} is not the driver of this run")
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return Channel(
+        inbox,
+        writer,
+        send_key=mac(secret, _TO_DRIVER, theirs, ours),
+        receive_key=mac(secret, _TO_AGENT, theirs, ours),
+        heartbeat=heartbeat,
+    )
+
+
+def _why(error: OSError) -> str:
+    # asyncio words its own strerror around the address, which is told already.
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return " ".join(str(error).split())
+    return os.strerror(error.errno)
+
+
+def _unreachable(host: str, port: int, why: str) -> str:
+    """One line: Spark's error brings it to the driver, which shows a person its last line."""
+    return (
+        f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}); executors"
+        " must be able to open a connection to it: set spark.hopsgpu.address (or"
+        " spark.driver.host) to an address of the driver that they reach, and let them through"
+        " its firewall at the ports of spark.hopsgpu.ports, such as 40000-40100"
+    )

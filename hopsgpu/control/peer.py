@@ -1,0 +1,109 @@
+"""What an executor's task needs to find and recognise the driver, and how it says hello."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.control.channel import Channel
+from hopsgpu.control.handshake import connect
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.core.rank_requirements import DATA, LAKE, lacking
+from hopsgpu.gpu.container_gpus import read_given
+from hopsgpu.gpu.node.health import BAD
+
+
+@dataclass(frozen=True)
+class Driver:
+    """Where the driver listens, and what proves it.
+
+    Attributes:
+        address: as the executors reach it.
+        port: of the control channel.
+        secret: the run's; never shown.
+        user: who submitted, for the lake on clusters without Kerberos; None with it.
+        job: names the job whose tasks they are; a late one of an earlier job is known by it.
+        heartbeat: seconds without a sign of life after which either end takes the other as lost.
+        certificate: the driver's (DER), where the channel is encrypted.
+        modules: top-level ones; the driver is told which of them a container's Python lacks.
+    """
+
+    address: str
+    port: int
+    secret: bytes = field(repr=False)
+    user: str | None
+    job: str = ""
+    heartbeat: float = HEARTBEAT_SECONDS
+    certificate: bytes | None = field(default=None, repr=False)
+    modules: tuple[str, ...] = ()
+
+
+async def greet(driver: Driver) -> Channel:
+    """Connects to the driver and introduces this container.
+
+    Raises:
+        ChannelError, UnreachableError: as `connect`.
+    """
+    channel = await connect(
+        driver.address,
+        driver.port,
+        driver.secret,
+        certificate=driver.certificate,
+        heartbeat=driver.heartbeat,
+    )
+    await channel.send("hello", job=driver.job, **_introduction(channel.local_address, driver))
+    return channel
+
+
+def _introduction(address: str, driver: Driver) -> dict[str, Any]:
+    """What the driver learns of this container.
+
+    Args:
+        address: this end of the connection to the driver: of the interfaces of this node the one
+            that reaches the others.
+        driver: what it asks for.
+    """
+    return {
+        "container": os.environ.get("CONTAINER_ID", ""),
+        "host": os.environ.get("NM_HOST") or platform.node(),
+        "address": address,
+        "devices": given_out(),
+        "python": platform.python_version(),
+        "time": time.time(),
+        "missing": lacking(dict.fromkeys((*LAKE, *DATA, *driver.modules))),
+    }
+
+
+def given_out() -> list[dict[str, str]]:
+    """The fields of each GPU's `gang.Device`, as the discovery script left them in the container's
+    directory; none where it did not run.
+    """
+    return [
+        {
+            "gpu": gpu.address,
+            "model": gpu.name,
+            "driver": gpu.driver,
+            "bad": gpu.reason if gpu.state == BAD else "",
+        }
+        for gpu in read_given().gpus
+    ]
+
+
+def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables with which HDFS clients of this container act for the submitting user.
+
+    Spark ships the submitter's Hadoop configuration into the container; the node's own, if
+    any, may not know the submitter's name services.
+    """
+    added = {}
+    if user is not None:
+        added["HADOOP_USER_NAME"] = user
+    shipped = Path("__spark_conf__/__hadoop_conf__").resolve()
+    if shipped.is_dir():
+        added["HADOOP_CONF_DIR"] = str(shipped)
+    return {**environment, **added}

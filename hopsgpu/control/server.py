@@ -1,0 +1,279 @@
+"""The driver's end of the control channel: one listening port per gang, in its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import socket
+import threading
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any
+
+from hopsgpu.control.admission import Admission
+from hopsgpu.control.channel import Channel, ChannelError
+from hopsgpu.control.events import Event, EventQueue
+from hopsgpu.control.handshake import HANDSHAKE_SECONDS, accept
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.control.streams import open_streams
+from hopsgpu.control.tls import Identity, new_identity
+from hopsgpu.errors import ConfigError, HopsGpuError
+
+__all__ = ["ControlServer", "Event", "serve"]
+
+_SEND_SECONDS = 60.0
+# The kernel takes less where it is set so (net.core.somaxconn).
+_BACKLOG = 4096
+# As asyncio's own servers, where there is no descriptor or memory for a connection.
+_AGAIN_SECONDS = 1.0
+
+
+class ControlServer:
+    """Accepts the gang's agents and holders and queues what they say.
+
+    Use `serve`, which owns the port and the thread.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        listener: socket.socket,
+        *,
+        heartbeat: float = HEARTBEAT_SECONDS,
+        identity: Identity | None = None,
+    ) -> None:
+        self._secret = secret
+        self._listener = listener
+        self._heartbeat = heartbeat
+        self._identity = identity
+        self._loop = asyncio.new_event_loop()
+        self._numbers = itertools.count()
+        self._channels: dict[int, Channel] = {}
+        self._kept: dict[int, str] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._admission = Admission(self._loop)
+        self._stopped = asyncio.Event()
+        self._events = EventQueue(self._loop)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._listener.getsockname()[1])
+
+    @property
+    def certificate(self) -> bytes | None:
+        """What agents must see of TLS (DER); None where the channel is not encrypted."""
+        return None if self._identity is None else self._identity.certificate
+
+    def next_event(self, seconds: float) -> Event | None:
+        """The next event, or None when none came within `seconds`.
+
+        Events that nobody takes fill 16 MiB at most; then the peers' connections are not read.
+        """
+        return self._events.take(seconds)
+
+    def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
+        """Sends to a peer; False where its connection is gone, which `next_event` tells too."""
+        return self._done(self._send(peer, kind, payload, fields))
+
+    def keep(self, peer: int, name: str, content: bytes) -> bool:
+        """Has a peer keep some bytes for messages to come, which name them.
+
+        It keeps those alone that it was sent last, by a message `keep`; where they are these,
+        nothing is sent.
+
+        Args:
+            peer: who keeps them.
+            name: different for different bytes.
+            content: the bytes.
+
+        Returns:
+            False where its connection is known to be gone, or it takes nothing for a minute.
+
+        Raises:
+            HopsGpuError: it is too much for a message.
+        """
+        # What it keeps is noted as it is sent: whatever is sent from now on comes behind it.
+        return self._kept.get(peer) == name or self._done(self._keep(peer, name, content))
+
+    def _done(self, sending: Coroutine[Any, Any, bool]) -> bool:
+        sent = asyncio.run_coroutine_threadsafe(sending, self._loop)
+        try:
+            return sent.result(_SEND_SECONDS)
+        except concurrent.futures.TimeoutError:
+            sent.cancel()
+            return False
+
+    async def _keep(self, peer: int, name: str, content: bytes) -> bool:
+        if self._kept.get(peer) == name:
+            return True
+        # Before anything is awaited: what another thread sends then comes behind it.
+        self._kept[peer] = name
+        sent = False
+        try:
+            sent = await self._send(peer, "keep", content, {"name": name})
+        finally:
+            if not sent:
+                self._kept.pop(peer, None)
+        return sent
+
+    async def _send(self, peer: int, kind: str, payload: bytes, fields: dict[str, Any]) -> bool:
+        channel = self._channels.get(peer)
+        if channel is None:
+            return False
+        try:
+            with self._events.sending_to(peer):
+                await channel.send(kind, payload, **fields)
+        except OSError:
+            return False
+        except ChannelError as error:
+            raise HopsGpuError(f"{kind!r} cannot be sent to the executors: {error}") from error
+        return True
+
+    def end_all(self) -> None:
+        """Hangs up on every peer: agents stop their ranks, and all tasks end."""
+        self.hang_up(tuple(self._channels))
+
+    def hang_up(self, peers: Iterable[int]) -> None:
+        """Closes the connections of some peers, stuck ones too: their tasks end at once."""
+        for peer in peers:
+            if (channel := self._channels.get(peer)) is not None:
+                self._loop.call_soon_threadsafe(channel.abort)
+
+    def run(self) -> None:
+        """The thread's body: serves until `stop`."""
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    def stop(self) -> None:
+        """Ends `run`; every connection is closed."""
+        self._loop.call_soon_threadsafe(self._stopped.set)
+
+    async def _serve(self) -> None:
+        accepting = self._loop.create_task(self._accept())
+        stopping = self._loop.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait((accepting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if accepting.done():
+                accepting.result()  # raises: it ends by an error only
+        finally:
+            for channel in self._channels.values():
+                channel.abort()
+            ending = (accepting, stopping, *self._tasks)
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        self._listener.setblocking(False)
+        while True:
+            await self._admission.room()
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except ConnectionError:
+                continue
+            except OSError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                continue
+            task = self._loop.create_task(self._peer(connection))
+            self._tasks.add(task)
+            self._admission.enter(task)
+            task.add_done_callback(functools.partial(self._left, connection))
+
+    def _left(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._admission.leave(task)
+        # Also of a task that was cancelled before it began.
+        connection.close()
+
+    async def _peer(self, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            async with asyncio.timeout(HANDSHAKE_SECONDS):
+                channel = await self._greeted(connection)
+        except (ChannelError, OSError, asyncio.IncompleteReadError):
+            return  # a stranger: hung up on, no harm done
+        self._admission.leave(task)
+        await self._listen_to(channel)
+
+    async def _greeted(self, connection: socket.socket) -> Channel:
+        """The channel of a peer that has proved itself; others are hung up on."""
+        inbox, writer = await open_streams(
+            lambda protocol: self._loop.connect_accepted_socket(protocol, connection),
+            None if self._identity is None else self._identity.context,
+            server_side=True,
+        )
+        try:
+            return await accept(inbox, writer, self._secret, self._heartbeat)
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+    async def _listen_to(self, channel: Channel) -> None:
+        peer = next(self._numbers)
+        self._channels[peer] = channel
+        try:
+            while (message := await channel.receive()) is not None:
+                await self._events.put(Event(peer, message))
+        except ChannelError:
+            pass  # the event says it
+        finally:
+            del self._channels[peer]
+            self._kept.pop(peer, None)
+            channel.abort()
+            self._events.put_end(Event(peer, None, channel.reason))
+
+
+@contextlib.contextmanager
+def serve(
+    secret: bytes,
+    address: str,
+    ports: range | None = None,
+    *,
+    heartbeat: float = HEARTBEAT_SECONDS,
+    encrypted: bool = False,
+) -> Iterator[ControlServer]:
+    """A running server on `address`, at a port of `ports` (any free one by default).
+
+    Args:
+        secret: of the run; nothing is taken from who does not know it.
+        address: the one it listens on.
+        ports: to choose from, in order.
+        heartbeat: seconds without a sign of life after which a peer is lost.
+        encrypted: by TLS, with a certificate made for this server.
+
+    Raises:
+        ConfigError: no such address here, no port of the range is free, or the package that
+            makes certificates is not installed.
+    """
+    identity = new_identity() if encrypted else None
+    with _listener(address, ports) as listener:
+        server = ControlServer(secret, listener, heartbeat=heartbeat, identity=identity)
+        thread = threading.Thread(target=server.run, name="hopsgpu-control", daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+            thread.join()
+
+
+def _listener(address: str, ports: range | None) -> socket.socket:
+    problem: OSError | None = None
+    for port in ports or (0,):
+        try:
+            family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            problem = error
+    asked = f"ports {ports.start}-{ports.stop - 1}" if ports else "any port"
+    raise ConfigError(
+        f"the driver cannot listen on {address}, {asked}: {problem}. Executors"
+        " reach the driver there: set spark.driver.host, or spark.hopsgpu.address and"
+        " spark.hopsgpu.ports, to an address and ports of this machine"
+    )

@@ -1,0 +1,248 @@
+"""What a rank reports of its training, and what the driver makes of it.
+
+A report is one line of JSON, appended to a file in the rank's directory beside its log. Such an
+append takes some microseconds, waits for nobody and outlives a killed rank. Samples of the rank's
+GPUs go into the same file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hopsgpu.core.gpu_usage import GpuSample, GpuUse, idle_warning
+from hopsgpu.errors import ConfigError
+
+# The file's name in the rank's directory, beside its context.
+FILE = "metrics.jsonl"
+_MOST_STEP = 2**63 - 1
+_MOST_NAMES = 1000
+_LONGEST_NAME = 200
+
+
+def report_line(step: object, metrics: Mapping[str, object], time: float) -> bytes:
+    """A report as a line.
+
+    Args:
+        step: an int in [0, 2**63), NumPy's and torch's too.
+        metrics: at most 1,000 numbers by name; what `float()` takes, but for texts. Of a tensor on
+            a GPU, `float()` waits for the GPU.
+        time: seconds since the epoch.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if len(metrics) > _MOST_NAMES:
+        raise ConfigError(f"report() of {len(metrics)} metrics: at most {_MOST_NAMES} are accepted")
+    numbers = {_name(name): for_json(_number(name, value)) for name, value in metrics.items()}
+    return _line({"time": time, "step": _step(step), "metrics": numbers})
+
+
+def for_json(number: float) -> float | str:
+    """A number; NaN and the infinities, which JSON lacks, as strings, which `float()` reads.
+
+    They are those of the JSON mapping of Protocol Buffers.
+    """
+    if math.isfinite(number):
+        return number
+    return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
+
+
+def sample_line(sample: GpuSample) -> bytes:
+    """A sample as a line."""
+    return _line({"time": sample.time, "gpu": sample.fields()})
+
+
+def append(file: str | os.PathLike[str], line: bytes) -> None:
+    """Appends a line to a file that others append to as well.
+
+    Raises:
+        OSError: the node's disk is full.
+    """
+    descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+class Fold:
+    """What several reports come to: of each metric the last value; of samples all."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._step: int | None = None
+        self._metrics: dict[str, float | str] = {}
+        self._samples: list[Mapping[str, Any]] = []
+
+    def __bool__(self) -> bool:
+        return self._step is not None or bool(self._samples)
+
+    def take(self, chunk: bytes) -> None:
+        """Reads on in the file of `append`; chunks may end anywhere."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                # Cut off by a full disk, which whoever appended it was told.
+                continue
+            if "gpu" in record:
+                self._samples.append({"time": record["time"], **record["gpu"]})
+            else:
+                self._step = record["step"]
+                self._metrics |= record["metrics"]
+
+    def flush(self) -> bytes:
+        """What came since the last time, for `Metrics.take`."""
+        content = {"step": self._step, "metrics": self._metrics, "gpus": self._samples}
+        self._step, self._metrics, self._samples = None, {}, []
+        return _line(content)
+
+
+class _Measured:
+    """What is known of one rank.
+
+    Attributes:
+        last: the last values; made anew where they change, so that it may be handed out.
+        refused: values of names above the bound.
+        uses: of its GPUs, by UUID.
+    """
+
+    def __init__(self) -> None:
+        self.last: Mapping[str, float] = {}
+        self.refused = 0
+        self.uses: dict[str, GpuUse] = {}
+        self._reported: dict[str, float] = {}
+        self._sampled: dict[str, GpuSample] = {}
+
+    def take(self, content: Mapping[str, Any]) -> None:
+        if content["step"] is not None:
+            self._reported["step"] = content["step"]
+        for name, value in content["metrics"].items():
+            if name in self._reported or len(self._reported) <= _MOST_NAMES:
+                self._reported[name] = float(value)
+            else:
+                self.refused += 1
+        for sample in (GpuSample(**fields) for fields in content["gpus"]):
+            self._sampled[sample.uuid] = sample
+            self.uses[sample.uuid] = self.uses.get(sample.uuid, GpuUse()).after(sample)
+        self.last = self._reported | {
+            f"gpu.{number}.{name}": value
+            for number, uuid in enumerate(self.uses)
+            for name, value in self._readings(uuid).items()
+        }
+
+    def _readings(self, uuid: str) -> dict[str, float]:
+        peak = self.uses[uuid].peak_memory
+        return self._sampled[uuid].readings() | ({} if peak is None else {"memory_peak": peak})
+
+
+class Metrics:
+    """The last values of each rank, at the driver, in bounded memory.
+
+    Args:
+        ranks: all of the run, in the order in which `last` gives them.
+    """
+
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self._ranks = {rank: _Measured() for rank in ranks}
+
+    def take(self, rank: int, folded: bytes) -> None:
+        """Takes in what `Fold.flush` gave."""
+        self._ranks[rank].take(json.loads(folded))
+
+    def last(self) -> tuple[Mapping[str, float], ...]:
+        """The last values by name, of each rank.
+
+        "step" is that of the last report. What was sampled of the rank's n-th GPU follows as
+        "gpu.n.utilisation" (share in [0, 1]), "gpu.n.memory_used", "gpu.n.memory_peak" and
+        "gpu.n.memory_total" (bytes), "gpu.n.power" (W) and "gpu.n.temperature" (°C), where NVML
+        tells it.
+        """
+        return tuple(measured.last for measured in self._ranks.values())
+
+    def utilisation(self, rank: int) -> float | None:
+        """The mean share in [0, 1] over a rank's GPUs; None where nothing was sampled."""
+        means = [use.utilisation for use in self._ranks[rank].uses.values()]
+        known = [mean for mean in means if mean is not None]
+        return sum(known) / len(known) if known else None
+
+    def gpus(self, rank: int) -> Mapping[str, GpuUse]:
+        """How a rank's GPUs were used, by UUID."""
+        return dict(self._ranks[rank].uses)
+
+    def warnings(self, rank: int, host: str) -> list[str]:
+        """What a person should know of a rank at its end."""
+        measured = self._ranks[rank]
+        idle = (
+            idle_warning(rank, host, gpu, use.idle_share, use.seconds)
+            for gpu, use in measured.uses.items()
+        )
+        warnings = [warning for warning in idle if warning is not None]
+        if measured.refused:
+            warnings.append(
+                f"rank {rank} reported more than {_MOST_NAMES} different metrics; the later ones"
+                f" are only in {record_name(rank)} beside its log"
+            )
+        return warnings
+
+
+def record_name(rank: int) -> str:
+    """The name of a rank's record of reports and samples in the run's log directory."""
+    return f"metrics-{rank}.jsonl"
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise ConfigError(
+            f"report() of a metric named {_shown(name)}: a name of 1 to {_LONGEST_NAME} characters"
+            " is wanted"
+        )
+    # One with lone surrogates could not be printed.
+    return name.encode(errors="backslashreplace").decode()
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, (str, bytes, bytearray)):
+            raise TypeError("a text")
+        if hasattr(value, "detach"):
+            # torch warns where a number is made of what still has a gradient, as a loss has.
+            value = value.detach()
+            if value.numel() != 1:
+                raise TypeError(f"a tensor of {value.numel()} elements")
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(
+            f"report({name}={_shown(value)}): a number is wanted, or what float() makes one of"
+            f" ({error})"
+        ) from error
+    return number
+
+
+def _step(step: object) -> int:
+    try:
+        if isinstance(step, bool):
+            raise TypeError("a bool")
+        number = operator.index(step)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"report(step={_shown(step)}): an int is wanted ({error})") from error
+    if not 0 <= number <= _MOST_STEP:
+        raise ConfigError(f"report(step={_shown(number)}): an int in [0, 2**63) is wanted")
+    return number
+
+
+def _shown(value: object) -> str:
+    try:
+        return f"{value!r:.99}"
+    except ValueError:  # an int of more digits than Python writes out
+        return f"an {type(value).__name__} too long to be shown"
+
+
+def _line(content: Mapping[str, object]) -> bytes:
+    return json.dumps(content, allow_nan=False).encode() + b"\n"

@@ -1,0 +1,381 @@
+"""What a launch asks for, and what it will do: frozen values, validated at construction."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from hopsgpu.core import html
+from hopsgpu.core.boundary import public_class
+from hopsgpu.errors import ConfigError
+from hopsgpu.units import MIB, counted
+
+# Set by hopsgpu in every rank; a user's env_vars may not contradict them.
+RESERVED_VARIABLES = frozenset(
+    {
+        "CUDA_DEVICE_ORDER",
+        "CUDA_VISIBLE_DEVICES",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "HOME",
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "JAX_COORDINATOR_ADDRESS",
+        "JAX_LOCAL_DEVICE_IDS",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "NODE_RANK",
+        "PYTHONPATH",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "TF_CONFIG",
+        "TMPDIR",
+        "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "WORLD_SIZE",
+    }
+)
+# File names have 255: a time and an id make a run of a name, and what is written first has more.
+_MOST_BYTES = 200
+_NAME = re.compile(r"[\w][\w.+=-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def check_name(value: object, what: str) -> str:
+    """A name that is safe as one component of a path, Unicode-normalised (NFC).
+
+    Raises:
+        ConfigError: not a string, empty, over 100 characters or 200 bytes of UTF-8, or with other
+            characters than letters, digits and `_ . + = -` (the first a letter, a digit or `_`).
+    """
+    if isinstance(value, str):
+        name = unicodedata.normalize("NFC", value)
+        if _NAME.fullmatch(name) and len(name) <= 100:
+            if (size := len(name.encode())) <= _MOST_BYTES:
+                return name
+            raise ConfigError(
+                f"{what}={value!r}: it takes {size} bytes in UTF-8, and a name may take"
+                f" {_MOST_BYTES} at most: give a shorter one"
+            )
+    raise ConfigError(
+        f"{what}={value!r}: a name of at most 100 letters, digits and '_.+=-' is wanted, "
+        "that begins with a letter, a digit or '_'"
+    )
+
+
+def check_count(value: object, name: str, least: int) -> None:
+    """Raises ConfigError where an argument is no whole number, or less than `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is wanted")
+
+
+_SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
+_USER = re.compile(r"://[^/?#@\s:]*:[^/?#@\s]*@")
+# Linux takes 128 KiB for a string of the environment.
+_MOST_VARIABLE = 120 * 1024
+
+
+def redacted(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a record or a screen: values whose name looks secret are not shown.
+
+    Nor are the password and the user in the URLs of others.
+    """
+    return {
+        name: "(redacted)" if _SECRET.search(name) else without_user(value)
+        for name, value in variables.items()
+    }
+
+
+def without_user(text: str) -> str:
+    """A text whose URLs tell no user with a password."""
+    return _USER.sub("://(redacted)@", text)
+
+
+PLACEMENTS = (None, "pack", "spread")
+VISIBLE = (None, "container", "rank")
+# For so many amounts of GPUs the discovery script is shipped.
+MOST_GPUS = 64
+MOST_SHARING = 16
+# 0.33 is meant for 1/3.
+_FRACTION_ERROR = 0.02
+
+
+@public_class
+@dataclass(frozen=True)
+class GpuRequest:
+    """GPUs of one rank.
+
+    Attributes:
+        per_worker: whole GPUs of each rank, 0 for a gang on CPUs; or 1/k, as 0.5, for k ranks of
+            one container on one GPU.
+    """
+
+    per_worker: float = 1
+
+    def __post_init__(self) -> None:
+        given = self.per_worker
+        if isinstance(given, float) and 0 < given < 1:
+            parts = round(1 / given)
+            if not 2 <= parts <= MOST_SHARING or abs(given * parts - 1) > _FRACTION_ERROR:
+                raise ConfigError(
+                    f"gpus_per_worker={given!r}: of fractions 1/2, 1/3, ... 1/{MOST_SHARING} are"
+                    " accepted, with so many ranks on one GPU"
+                )
+            return
+        check_count(given, "gpus_per_worker", 0)
+        if given > MOST_GPUS:
+            raise ConfigError(f"gpus_per_worker={given!r}: at most {MOST_GPUS} are accepted")
+
+    @property
+    def sharing(self) -> int:
+        """Ranks on one GPU: k for 1/k, else 1."""
+        return round(1 / self.per_worker) if 0 < self.per_worker < 1 else 1
+
+    def of(self, ranks: int) -> int:
+        """GPUs of a container of so many ranks, a multiple of `sharing`."""
+        return ranks // self.sharing if self.sharing > 1 else int(self.per_worker) * ranks
+
+
+@public_class
+@dataclass(frozen=True)
+class GangSpec:
+    """A gang, as asked for.
+
+    Attributes:
+        name: of the run, part of its id.
+        workers: the world size.
+        gpus: of each rank.
+        cores_per_worker: of each rank; None for the node's share of cores per GPU.
+        memory_per_worker: bytes a rank may use.
+        placement: "pack" for as many ranks as fit into one container, "spread" for one on each
+            node, None to leave it to YARN.
+        gpu_type: words of the product name of the GPUs that are wanted, or None for any.
+        parameter_servers: processes without GPU beside the workers, for TensorFlow's
+            ParameterServerStrategy.
+        visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
+            own only, None to go by the GPUs of a rank: "rank" where ranks share a GPU.
+        model: name under which the model is published, or None.
+        resume: id of the run whose checkpoints are gone on from, or None.
+        acquire_timeout: seconds the gang may wait for its executors, None for no bound.
+        run_timeout: seconds that the ranks may take in one attempt, None for no bound.
+        retries: how often the gang starts again where it fails.
+        env_vars: the user's environment variables of every rank.
+        python_env: the Python environment of the ranks, as its user named it, or None.
+    """
+
+    name: str
+    workers: int = 1
+    gpus: GpuRequest = field(default_factory=GpuRequest)
+    cores_per_worker: int | None = None
+    memory_per_worker: int = 4 * 2**30
+    placement: str | None = None
+    gpu_type: str | None = None
+    parameter_servers: int = 0
+    visible: str | None = None
+    model: str | None = None
+    resume: str | None = None
+    acquire_timeout: float | None = 600.0
+    run_timeout: float | None = None
+    retries: int = 0
+    env_vars: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}), repr=False)
+    python_env: str | None = None
+
+    def __post_init__(self) -> None:
+        check_count(self.workers, "workers", 1)
+        if self.workers % self.gpus.sharing:
+            raise ConfigError(
+                f"workers={self.workers} with gpus_per_worker={self.gpus.per_worker!r}: a multiple"
+                f" of {self.gpus.sharing} is wanted, so that no GPU is left with a part"
+            )
+        if self.cores_per_worker is not None:
+            check_count(self.cores_per_worker, "cores_per_worker", 1)
+        if self.placement not in PLACEMENTS:
+            raise ConfigError(
+                f"placement={self.placement!r}: 'pack' (ranks share containers), 'spread' (one rank"
+                " on each node) or None is wanted"
+            )
+        _check_gpu_type(self.gpu_type, self.gpus)
+        check_count(self.parameter_servers, "parameter_servers", 0)
+        if self.parameter_servers and self.workers < 2:
+            raise ConfigError(
+                f"parameter_servers={self.parameter_servers} with workers={self.workers}: rank 0 is"
+                " the chief and counts in workers, so at least 2 workers are wanted"
+            )
+        check_count(self.retries, "retries", 0)
+        if self.visible not in VISIBLE:
+            raise ConfigError(
+                f"visible={self.visible!r}: 'container' (the GPUs of all its ranks, in the order of"
+                " LOCAL_RANK), 'rank' (its own GPUs only) or None is wanted"
+            )
+        if self.visible is None and self.gpus.sharing > 1:
+            # LOCAL_RANK counts ranks, of which several have one GPU.
+            object.__setattr__(self, "visible", "rank")
+        object.__setattr__(self, "name", check_name(self.name, "name"))
+        object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
+
+
+def _check_gpu_type(given: object, gpus: GpuRequest) -> None:
+    if given is None:
+        return
+    if not isinstance(given, str) or not given.strip():
+        raise ConfigError(f"gpu_type={given!r}: part of a GPU's product name is wanted, as 'A100'")
+    if not gpus.per_worker:
+        raise ConfigError(
+            f"gpu_type={given!r} with gpus_per_worker=0: ask for GPUs, or leave it out"
+        )
+
+
+def _size(value: str) -> int:
+    """Bytes of a variable in a rank, whatever the locale of this process takes."""
+    return len(value.encode("utf-8", "surrogateescape"))
+
+
+def _check_variables(given: object) -> Mapping[str, str]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"env_vars={given!r}: a mapping of names to strings is wanted")
+    for name, value in given.items():
+        if not (isinstance(name, str) and _VARIABLE.fullmatch(name) and isinstance(value, str)):
+            raise ConfigError(
+                f"env_vars: {name!r} is a name or has a value that no environment takes; "
+                "names of letters, digits and '_' with string values are accepted"
+            )
+        if len(name) + _size(value) > _MOST_VARIABLE:
+            raise ConfigError(
+                f"env_vars: {name} is over {_MOST_VARIABLE} bytes, more than Linux takes; pass it"
+                " in kwargs, or by a file on the lake"
+            )
+        if "\0" in value:
+            raise ConfigError(f"env_vars: the value of {name!r} holds a NUL character")
+        if name in RESERVED_VARIABLES or name.startswith("HOPSGPU_"):
+            raise ConfigError(
+                f"env_vars sets {name}, which hopsgpu sets in every rank; leave it out "
+                f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
+            )
+    if sum(len(name) + _size(value) for name, value in given.items()) > 4 * _MOST_VARIABLE:
+        raise ConfigError(
+            f"env_vars are over {4 * _MOST_VARIABLE} bytes in all; pass them in kwargs"
+        )
+    return MappingProxyType(dict(given))
+
+
+@dataclass(frozen=True)
+class ExecutorShape:
+    """What one executor asks of YARN.
+
+    Attributes:
+        cores: virtual cores.
+        gpus: GPUs, YARN's `yarn.io/gpu`.
+        heap_mib: the JVM's heap, MiB.
+        overhead_mib: memory of the ranks and of Python, MiB.
+        marker: YARN resource of which one is asked for, that nodes with the wanted GPUs have; or
+            None.
+    """
+
+    cores: int
+    gpus: int
+    heap_mib: int
+    overhead_mib: int
+    marker: str | None = None
+
+
+# The executor's JVM only carries tasks that wait; Spark refuses heaps below 450 MB.
+HEAP_MIB = 512
+# Beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent, and fork servers:
+# with torch imported one takes 530 MiB, with TensorFlow 740, and YARN counts pages that they
+# share with ranks in both.
+AGENT_MIB = 1536
+
+
+def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShape:
+    """The executor of so many ranks.
+
+    All executors of a gang are of one shape, so each has the memory of the most parameter servers
+    that one of them gets.
+
+    Args:
+        spec: the gang.
+        cores_per_gpu: the nodes' share, used where the spec names no cores.
+        ranks: that share the container.
+    """
+    gpus = spec.gpus.of(ranks)
+    cores = spec.cores_per_worker or max(cores_per_gpu * gpus // ranks, 1)
+    servers = -(-spec.parameter_servers * ranks // spec.workers)
+    rank_mib = -(-spec.memory_per_worker // MIB)
+    overhead = rank_mib * (ranks + servers) + AGENT_MIB
+    return ExecutorShape(cores * ranks, gpus, HEAP_MIB, overhead)
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """What a launch would do; printing it starts nothing.
+
+    Attributes:
+        spec: what was asked for.
+        executors: how many containers.
+        ranks_per_executor: ranks in each.
+        shape: what each container asks of YARN.
+        queue: YARN's queue; "" on a local master.
+        environment: variables that every rank gets with the same value.
+        paths: what goes where on the lake: "root", "run", "model", "resume" for the run that is
+            gone on from, and "data", or "data.NAME" for each of several.
+        hosts: nodes that have GPUs of the wanted type; None where any will do.
+        warnings: what a person should know before.
+    """
+
+    spec: GangSpec
+    executors: int
+    ranks_per_executor: int
+    shape: ExecutorShape
+    queue: str
+    environment: Mapping[str, str] = field(repr=False)
+    paths: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+    hosts: frozenset[str] | None = None
+
+    def __str__(self) -> str:
+        s, servers = self.shape, self.spec.parameter_servers
+        where = f"queue {self.queue}" if self.queue else "on this machine"
+        heap = f"{s.heap_mib} MiB heap + " if s.heap_mib else ""
+        lines = [
+            f"{self.spec.name}: {counted(self.spec.workers, 'rank')} in"
+            f" {counted(self.executors, 'executor')} of {self.ranks_per_executor}, {where}",
+            *([f"  {counted(servers, 'parameter server')} beside them"] if servers else []),
+            *(
+                [f"  GPUs of type {self.spec.gpu_type}, on {_listed(self.hosts)}"]
+                if self.hosts
+                else []
+            ),
+            f"  each executor: {counted(s.gpus, 'GPU')}, {counted(s.cores, 'core')},"
+            f" {heap}{s.overhead_mib} MiB{' beside it' if heap else ''}"
+            f"{f', 1 {s.marker}' if s.marker else ''}",
+            *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),
+            *(f"  {what}: {path}" for what, path in self.paths.items()),
+            *(f"  {name}={value}" for name, value in redacted(self.environment).items()),
+            *(f"  warning: {text}" for text in self.warnings),
+        ]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return html.box(html.preformatted(str(self)))
+
+
+def _listed(hosts: Collection[str]) -> str:
+    return ", ".join(sorted(hosts))

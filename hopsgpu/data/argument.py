@@ -1,0 +1,161 @@
+"""What `launch(data=...)` takes, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.core.boundary import public_class
+from hopsgpu.core.spec import check_name
+from hopsgpu.data.shard_plan import check_dealing
+from hopsgpu.errors import ConfigError
+from hopsgpu.storage.lake import Lake
+
+# Of data that bears no name of the user's.
+ONLY = "data"
+_SHOWN = 99
+
+
+@public_class
+@dataclass(frozen=True)
+class Data:
+    """Data for `launch(data=...)`, with the way in which its rows are dealt to the ranks.
+
+    Attributes:
+        source: a Spark DataFrame, or Parquet on the lake: the URL of a directory or a file, or its
+            absolute path on the default file system.
+        remainder: what becomes of the rows beyond a multiple of the ranks: "drop" leaves them out,
+            "pad" repeats others, so that with both all ranks have equally many; with "keep" every
+            row is read once, and some ranks have one row more than others.
+        seed: decides the order of the row groups, from which the ranks get consecutive parts.
+
+    Raises:
+        ConfigError: another remainder, or a seed that is no whole number of at least 0.
+    """
+
+    source: Any
+    remainder: str = "drop"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_dealing(self.remainder, self.seed)
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What a launch reads.
+
+    Attributes:
+        named: by name; of one that was given by itself it is "data".
+        single: whether it was given by itself.
+    """
+
+    named: Mapping[str, Data]
+    single: bool
+
+    @property
+    def frames(self) -> Iterator[tuple[str, Any]]:
+        """Names and DataFrames of what is to be written."""
+        return ((n, data.source) for n, data in self.named.items() if not _is_path(data.source))
+
+    @property
+    def paths(self) -> Iterator[tuple[str, str]]:
+        """Names and paths of what is there already."""
+        return ((n, os.fspath(d.source)) for n, d in self.named.items() if _is_path(d.source))
+
+    def places(self, run_url: str, files: str | None) -> dict[str, str]:
+        """The URL of each, by name: where it is read in place, or where it is to be written.
+
+        Args:
+            run_url: of the run's directory.
+            files: the default file system, `fs.defaultFS`.
+
+        Raises:
+            ConfigError: a path that is none on the lake.
+        """
+        places = {name: url_of(path, files) for name, path in self.paths}
+        places |= {name: f"{run_url}/{ONLY}/{name}" for name, _ in self.frames}
+        return {name: places[name] for name in self.named}
+
+    def label(self, name: str) -> str:
+        """What a person calls it: as the argument, or as a part of it."""
+        return ONLY if self.single else f"{ONLY}.{name}"
+
+
+def datasets_of(given: object, is_frame: Callable[[object], bool]) -> Datasets | None:
+    """What `data=` names; None where it names nothing.
+
+    Args:
+        given: a DataFrame, a path, a Data, or a mapping of names to these; or None.
+        is_frame: whether something is a Spark DataFrame.
+
+    Raises:
+        ConfigError: anything else.
+    """
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        return Datasets({ONLY: _data(given, ONLY, is_frame)}, single=True)
+    if not given:
+        raise ConfigError("data={}: a name for each DataFrame or path is wanted; None for no data")
+    named = {
+        check_name(name, "a name in data"): _data(one, f"{ONLY}[{name!r}]", is_frame)
+        for name, one in given.items()
+    }
+    return Datasets(named, single=False)
+
+
+def _data(given: object, what: str, is_frame: Callable[[object], bool]) -> Data:
+    data = given if isinstance(given, Data) else Data(given)
+    if is_frame(data.source) or (_is_path(data.source) and os.fspath(data.source)):
+        return data
+    try:
+        shown = repr(data.source)[:_SHOWN]
+    except Exception:  # noqa: BLE001 - a repr of the user's may fail in any way
+        shown = f"<{type(data.source).__name__}>"
+    raise ConfigError(
+        f"{what}={shown}: a Spark DataFrame, the URL or absolute path of Parquet on the lake, a"
+        " hopsgpu.Data of one, or a dict of names to these is wanted (of a pandas DataFrame:"
+        " spark.createDataFrame)"
+    )
+
+
+def _is_path(source: object) -> bool:
+    return isinstance(source, (str, os.PathLike)) and isinstance(os.fspath(source), str)
+
+
+def url_of(path: str, files: str | None) -> str:
+    """The URL of what is to be read in place.
+
+    Args:
+        path: a URL, or an absolute path on the default file system; `hdfs:///x` and `hdfs:/x` mean
+            that of the default one too.
+        files: the default file system, `fs.defaultFS`.
+
+    Raises:
+        ConfigError: neither, of a file system that cannot be read in place, or of one that is not
+            named and is not the default one.
+    """
+    scheme, _, authority = (files or "file:///").partition("://")
+    default = f"{scheme}://{authority.partition('/')[0]}"
+    url = re.sub(r"^(\w+):/(?!/)", r"\1:///", path)  # as Spark writes it
+    if path.startswith("/"):
+        url = default + path
+    elif url.startswith(f"{scheme}:///"):
+        url = default + url.removeprefix(f"{scheme}://")
+    elif unnamed := re.match(r"(hdfs|viewfs|webhdfs|swebhdfs):///", url):
+        raise ConfigError(
+            f"data={path!r}: it names no file system, and the default one is"
+            f" {files or 'file:///'}: write {unnamed[1]}://<name>/{url[unnamed.end() :]}"
+        )
+    try:
+        return Lake(url).url
+    except ConfigError:
+        raise ConfigError(
+            f"data={path!r}: Parquet is read in place from an absolute path, or from an hdfs://,"
+            " viewfs://, webhdfs://, swebhdfs:// or file:/// URL without '#', '?' and ';'; read it"
+            " with Spark otherwise, and pass the DataFrame"
+        ) from None

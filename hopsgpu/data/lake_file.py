@@ -1,0 +1,91 @@
+"""A file of the lake as pyarrow reads it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from hopsgpu.storage.lake import Lake
+
+
+class LakeFile:
+    """Reads whole ranges, which file systems may answer in parts, and again where that can help.
+
+    It has what pyarrow asks of a Python file.
+
+    Args:
+        lake: the file.
+    """
+
+    def __init__(self, lake: Lake) -> None:
+        self._lake = lake
+        self._open = contextlib.ExitStack()
+        self._raw: io.RawIOBase | None = None
+        self._at = 0
+        self._patience = lake.patience()
+        self.closed = False
+        # As it is opened, so that the file system is asked once, and of what is read.
+        self.size: int = self._patience(
+            "read", lake.url, lambda _: self._opened().seek(0, os.SEEK_END)
+        )
+
+    def read(self, size: int = -1) -> memoryview:
+        """So many bytes, or what there is to the end."""
+        left = max(self.size - self._at, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        content: memoryview = self._patience(
+            "read", self._lake.url, lambda _: self._range(self._at, wanted)
+        )
+        self._at += len(content)
+        return content
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self.size}[whence]
+        self._at = start + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self.closed = True
+        self._let_go()
+
+    def _range(self, at: int, wanted: int) -> memoryview:
+        import numpy as np
+
+        content = np.empty(wanted, np.uint8).data
+        filled = 0
+        try:
+            raw = self._opened()
+            raw.seek(at)
+            while filled < wanted:
+                count = raw.readinto(content[filled:])
+                if not count:
+                    raise OSError(f"it ends {wanted - filled} bytes before it should")
+                filled += count
+        except BaseException:
+            self._let_go()  # another attempt has another connection
+            raise
+        return content
+
+    def _opened(self) -> io.RawIOBase:
+        if self._raw is None:
+            self._raw = self._open.enter_context(self._lake.files.read(self._lake.path))
+        return self._raw
+
+    def _let_go(self) -> None:
+        self._raw = None
+        self._open.close()
+
+
+@contextlib.contextmanager
+def opened(lake: Lake) -> Iterator[tuple[Any, LakeFile]]:
+    """A file of the lake as a pyarrow.NativeFile, and the same as one of Python's."""
+    import pyarrow as pa
+
+    with contextlib.closing(LakeFile(lake)) as file:
+        yield pa.PythonFile(file, mode="r"), file

@@ -1,0 +1,77 @@
+"""A rank's shards on their way to it, and what it makes of them: `context().data`."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.data.cache import default_budget
+from hopsgpu.data.rank_data import RankData
+from hopsgpu.data.shard import Shard
+from hopsgpu.errors import StoreError
+from hopsgpu.units import MIB
+
+# Of the shards of all ranks, which the driver has in memory: some millions of row groups.
+MOST_DEALT = 64 * MIB
+# File names repeat nearly all of themselves; more effort saves little.
+_EFFORT = 1
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The shards of one rank.
+
+    Attributes:
+        shards: by the name of the data.
+        single: whether the data was given by itself, and not under a name.
+    """
+
+    shards: Mapping[str, Shard]
+    single: bool
+
+    def dump(self) -> bytes:
+        """For the way: JSON, compressed."""
+        shards = {name: shard.dump().decode() for name, shard in self.shards.items()}
+        content = {"single": self.single, "shards": shards}
+        return zlib.compress(json.dumps(content).encode(), _EFFORT)
+
+    @classmethod
+    def load(cls, dumped: bytes) -> Dealt:
+        """What was dumped.
+
+        Raises:
+            StoreError: it is of another version of hopsgpu, or damaged.
+        """
+        try:
+            content = json.loads(zlib.decompress(dumped))
+            shards = {name: Shard.load(s.encode()) for name, s in content["shards"].items()}
+            return cls(shards, bool(content["single"]))
+        except (zlib.error, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise StoreError(f"no shards of this version of hopsgpu ({error!r})") from error
+
+
+def parts(budget: int, sizes: Sequence[int]) -> list[int]:
+    """A budget cut in proportion to the sizes, so that it is enough for all or short for each."""
+    whole = max(sum(sizes), 1)
+    return [budget * size // whole for size in sizes]
+
+
+def opened(dealt: Dealt, directory: Path, sharers: int) -> RankData | dict[str, RankData]:
+    """A rank's data, kept below a directory.
+
+    Args:
+        dealt: its shards.
+        directory: made where it is not there; whoever calls removes it.
+        sharers: ranks that keep theirs on this disk.
+    """
+    directory.mkdir(mode=0o700, exist_ok=True)
+    sizes = [shard.num_rows * shard.row_bytes for shard in dealt.shards.values()]
+    budgets = parts(default_budget(directory, sharers), sizes)
+    found = {
+        name: RankData(shard, directory, budget)
+        for (name, shard), budget in zip(dealt.shards.items(), budgets, strict=True)
+    }
+    return next(iter(found.values())) if dealt.single else found

@@ -1,0 +1,137 @@
+"""Row groups fetched from the lake as a whole, while others are decoded."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.data.lake_file import opened
+from hopsgpu.data.parquet import read_footer
+from hopsgpu.data.shard import Shard, Slice
+from hopsgpu.data.sizes import stored_columns
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.lake import Lake
+
+_FOOTERS = 32
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A row group.
+
+    Attributes:
+        lake: the file it is of.
+        footer: the file's.
+        content: the row group's bytes, as a file for pyarrow; None where it is too large to be
+            fetched as a whole.
+    """
+
+    lake: Lake
+    footer: Any
+    content: PartFile | None
+
+
+class Fetcher:
+    """Fetches row groups; several threads may use it at the same time.
+
+    Args:
+        shard: whose row groups they are.
+        columns: names of those that are wanted.
+        most: bytes of a row group that is fetched as a whole.
+    """
+
+    def __init__(self, shard: Shard, columns: Sequence[str], most: int) -> None:
+        self._shard = shard
+        self._numbers = [
+            number
+            for field, numbers in stored_columns(shard.arrow_schema)
+            if field.name in columns
+            for number in numbers
+        ]
+        self._most = most
+        self._unwanted = threading.Event()
+        self._root = Lake(shard.url, stop=self._unwanted).with_client()
+        self._footers: OrderedDict[int, Any] = OrderedDict()
+        self._one = threading.Lock()
+
+    def stop(self) -> None:
+        """Has fetches that would be tried again end."""
+        self._unwanted.set()
+
+    def fetch(self, part: Slice) -> Fetched:
+        """The row group that a slice is of.
+
+        Raises:
+            StoreError: the lake refused, or the file is no longer the one that was planned with.
+        """
+        known = self._shard.files[part.file]
+        lake = self._root / known.name if known.name else self._root
+        with opened(lake) as (handle, file):
+            if file.size != known.size:
+                raise StoreError(
+                    f"{lake.url} has changed since the launch ({file.size} bytes, and it had"
+                    f" {known.size}): keep the data as it is while a gang reads it"
+                )
+            footer = self._footer(part.file, lake, handle)
+            begin, end = self._range(footer.row_group(part.group))
+            if end - begin > self._most:
+                return Fetched(lake, footer, None)
+            file.seek(begin)
+            return Fetched(lake, footer, PartFile(begin, file.read(end - begin)))
+
+    def _footer(self, number: int, lake: Lake, handle: Any) -> Any:
+        with self._one:
+            footer = self._footers.get(number)
+        if footer is None:
+            # Not while another waits, who may be faster: that both read it does no harm.
+            footer = read_footer(lake, handle)
+        with self._one:
+            self._footers[number] = footer
+            self._footers.move_to_end(number)
+            if len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
+        return footer
+
+    def _range(self, group: Any) -> tuple[int, int]:
+        """Where the columns lie in the file."""
+        ranges = []
+        for number in self._numbers:
+            column = group.column(number)
+            begin = column.data_page_offset
+            if column.has_dictionary_page:
+                begin = min(begin, column.dictionary_page_offset)
+            ranges.append((begin, begin + column.total_compressed_size))
+        return min(begin for begin, _ in ranges), max(end for _, end in ranges)
+
+
+class PartFile:
+    """A range of a file, in memory, at its place; it has what pyarrow asks of a Python file."""
+
+    def __init__(self, begin: int, content: memoryview) -> None:
+        self._begin = begin
+        self._content = content  # of which a part is no copy
+        self._at = 0
+        self.closed = False
+
+    def read(self, size: int = -1) -> memoryview:
+        """So many bytes, of those that are there."""
+        first = self._at - self._begin
+        end = len(self._content) if size < 0 else first + size
+        part = self._content[first:end] if first >= 0 else self._content[:0]
+        self._at += len(part)
+        return part
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        end = self._begin + len(self._content)
+        self._at = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: end}[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def close(self) -> None:
+        self.closed = True

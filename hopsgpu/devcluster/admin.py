@@ -1,0 +1,41 @@
+"""The files that an administrator installs, of which this cluster is made too.
+
+They lie in spark-conf/ and yarn-scripts/ of a checkout; `admin_files/` here links to them, and
+carries them in an installed package.
+"""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+from hopsgpu.backends.spark.submission import read_properties
+from hopsgpu.errors import ConfigError
+
+HOME = Path(__file__).parent / "admin_files"
+YARN = HOME / "yarn-scripts"
+HEALTH_CHECK = YARN / "gpu-health-check"
+_SPARK_DEFAULTS = HOME / "spark-conf" / "spark-defaults.conf"
+
+
+def yarn_file(name: str) -> dict[str, str]:
+    """The properties of one of the XML files in yarn-scripts/, as `resource-types`."""
+    return site_properties(YARN / f"{name}.xml")
+
+
+def site_properties(file: Path) -> dict[str, str]:
+    """The properties of a site file as it stands, nothing filled in.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        rows = ET.parse(file).getroot().iter("property")
+    except (OSError, ET.ParseError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from error
+    return {row.findtext("name", "").strip(): row.findtext("value", "").strip() for row in rows}
+
+
+def spark_defaults() -> dict[str, str]:
+    """The properties of spark-conf/spark-defaults.conf."""
+    return read_properties(_SPARK_DEFAULTS)

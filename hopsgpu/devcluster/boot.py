@@ -1,0 +1,230 @@
+"""Starts daemons and waits until they say that they are ready."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from hopsgpu.devcluster import probe
+from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.config_files import container_environ
+from hopsgpu.devcluster.daemons import MARKER, last_lines, marker, members, spawn, stop
+from hopsgpu.devcluster.java import QUICK
+from hopsgpu.devcluster.layout import (
+    DATANODE,
+    MASTERS,
+    NAMENODE,
+    RESOURCEMANAGER,
+    Layout,
+    node_names,
+)
+from hopsgpu.devcluster.site_files import GPU_PLUGIN
+from hopsgpu.devcluster.state import State, save
+from hopsgpu.errors import ClusterError
+from hopsgpu.units import counted
+
+_HADOOP = "org.apache.hadoop"
+_MAIN = {
+    NAMENODE: f"{_HADOOP}.hdfs.server.namenode.NameNode",
+    DATANODE: f"{_HADOOP}.hdfs.server.datanode.DataNode",
+    RESOURCEMANAGER: f"{_HADOOP}.yarn.server.resourcemanager.ResourceManager",
+}
+_NODEMANAGER = f"{_HADOOP}.yarn.server.nodemanager.NodeManager"
+_HEAP_MIB = {NAMENODE: 256, DATANODE: 192, RESOURCEMANAGER: 320}
+_ALL_HEAPS_MIB = 1900
+_POLL_S = 0.1
+_READY_S = 120.0
+# A NodeManager has ended its containers well within it, and would then wait for their logs'
+# retention.
+GRACE_S = 4.0
+# What a daemon, and so a container, takes over from the shell: a cluster's machines do not have
+# their user's other settings either.
+_INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
+
+
+def heap_mib(daemon: str, nodes: int) -> int:
+    """A daemon's largest heap: all of them together stay under 2 GB up to eight nodes."""
+    if daemon in _HEAP_MIB:
+        return _HEAP_MIB[daemon]
+    return min(256, max(128, (_ALL_HEAPS_MIB - sum(_HEAP_MIB.values())) // nodes))
+
+
+class Starter:
+    """Starts daemons, and stops them again unless all of it went well.
+
+    Attributes:
+        state: with every process started so far; saved at each start.
+        started: daemon → when it was started here, in epoch seconds.
+    """
+
+    def __init__(self, layout: Layout, state: State, jars: Path) -> None:
+        self.state = self._before = state
+        self._layout = layout
+        self._jars = jars
+        self.started: dict[str, float] = {}
+
+    @contextmanager
+    def undone_on_failure(self) -> Iterator[Starter]:
+        try:
+            yield self
+        except BaseException:
+            # By their marker: one may have been started and not be recorded yet.
+            stop([m for d in self.started for m in members(self._layout.root, d)], GRACE_S)
+            save(self._layout, self._before)
+            raise
+
+    def start(self, daemon: str) -> None:
+        """Starts one daemon; it is ready when `wait_ready` says so."""
+        layout = self._layout
+        # A NodeManager that was killed leaves its containers behind.
+        stop(members(layout.root, daemon), GRACE_S)
+        argv = self._command(daemon, _MAIN.get(daemon, _NODEMANAGER))
+        home = layout.root if daemon in MASTERS else layout.node(daemon)
+        for directory in (home, layout.temporary(daemon)):
+            directory.mkdir(parents=True, exist_ok=True)
+        self.started[daemon] = time.time()
+        process = spawn(argv, self._environ(daemon), home, layout.log(daemon))
+        self.state = self.state.with_process(daemon, process)
+        save(layout, self.state)
+
+    def format_namenode(self) -> None:
+        """Makes the file system at the first start in a directory."""
+        if self._layout.formatted.exists():
+            return
+        # What an interrupted one has left; blocks of a file system that never was are of no use.
+        for half in (self._layout.name, self._layout.data):
+            shutil.rmtree(half, ignore_errors=True)
+        argv = [*self._command(NAMENODE, _MAIN[NAMENODE]), "-format", "-nonInteractive"]
+        log = self._layout.logs / "format.log"
+        for directory in (log.parent, self._layout.temporary(NAMENODE)):
+            directory.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as out:
+            environ, formatting = self._environ(NAMENODE), None
+            try:
+                # At a Ctrl-C subprocess.run() would not wait until it is gone.
+                formatting = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
+                failed = formatting.wait()
+            finally:
+                if formatting is not None:
+                    formatting.kill()
+                    formatting.wait()
+                # By its marker: one may have been started and not be known here yet.
+                stop(members(self._layout.root, NAMENODE), GRACE_S)
+        if failed:
+            raise ClusterError(f"formatting HDFS failed ({log}):\n{last_lines(log)}")
+        self._layout.formatted.touch()
+
+    def _command(self, daemon: str, main: str) -> list[str]:
+        conf, spark = self._layout.conf(daemon), Path(self.state.spark)
+        return [
+            f"{self.state.java}/bin/java",
+            f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
+            *QUICK,
+            "-XX:+ExitOnOutOfMemoryError",
+            f"-XX:ErrorFile={self._layout.logs}/{daemon}-crash-%p.log",
+            "--add-opens=java.base/java.lang=ALL-UNNAMED",
+            "-Djava.net.preferIPv4Stack=true",
+            f"-Djdk.net.hosts.file={self._layout.hosts}",
+            f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
+            f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
+            # The directory itself for `webapps` in it, before the jar that has them too.
+            *("-cp", f"{conf}:{self._jars}:{self._jars}/*:{spark}/jars/*"),
+            main,
+        ]
+
+    def _environ(self, daemon: str) -> dict[str, str]:
+        environ = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+        # A node's health check asks the node's own nvidia-smi, as its containers do.
+        node = {} if daemon in MASTERS else container_environ(self._layout, daemon)
+        return environ | {
+            "PATH": os.environ.get("PATH", os.defpath),
+            **node,
+            "JAVA_HOME": self.state.java,
+            # A node's health check notes there what its next one is to know.
+            "TMPDIR": str(self._layout.temporary(daemon)),
+            "HADOOP_CONF_DIR": str(self._layout.conf(daemon)),
+            MARKER: marker(self._layout.root, daemon),
+        }
+
+
+def start_all(starter: Starter, daemons: list[str]) -> None:
+    """Starts daemons side by side.
+
+    Raises:
+        ClusterError: the file system could not be made.
+    """
+    # The ResourceManager takes longest and needs no file system.
+    order = [RESOURCEMANAGER, *node_names(starter.state.spec.nodes), NAMENODE, DATANODE]
+    for daemon in order:
+        if daemon in daemons:
+            if daemon == NAMENODE:
+                starter.format_namenode()
+            starter.start(daemon)
+
+
+def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, float]) -> None:
+    """Asks the daemons until all of them are ready.
+
+    Args:
+        user: gets a home in HDFS.
+        started: daemon → when it was started, in epoch seconds; for those that this `up` did.
+
+    Raises:
+        ClusterError: a daemon ended, or the deadline passed; with the log's last lines.
+    """
+    steps: dict[str, Callable[[], bool]] = {
+        "HDFS": lambda: probe.hdfs_ready(state.ports),
+        "HDFS's /tmp and /user": lambda: _directories(state.ports, user),
+        "YARN": lambda: _registered(state, started),
+    }
+    deadline = time.monotonic() + _READY_S
+    for what, ready in steps.items():
+        while not ready():
+            _all_alive(layout, state)
+            if time.monotonic() > deadline:
+                nodes = probe.nodes(state.ports) or ()
+                states = ", ".join(
+                    f"{n.name} {n.state} with {counted(n.gpus, 'GPU')}" for n in nodes
+                )
+                raise ClusterError(
+                    f"{what} is not ready after {_READY_S:.0f} s (nodes: {states or 'none'}); "
+                    f"the logs are in {layout.logs}"
+                )
+            time.sleep(_POLL_S)
+    _all_alive(layout, state)
+
+
+def _all_alive(layout: Layout, state: State) -> None:
+    for daemon in state.dead:
+        log = layout.log(daemon)
+        raise ClusterError(f"{daemon} ended while starting ({log}):\n{last_lines(log)}")
+
+
+def _directories(ports: dict[str, int], user: str) -> bool:
+    """Makes what users of HDFS need: any of them can make a home for themselves."""
+    wanted = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
+    return all(probe.make_directory(ports, path, user, mode) for path, mode in wanted)
+
+
+def _registered(state: State, started: Mapping[str, float]) -> bool:
+    """Whether every node runs with its GPUs; one started again must have been heard since."""
+    running = {
+        node.name
+        for node in probe.nodes(state.ports) or ()
+        if node.state == "RUNNING"
+        and _gpus_due(state.spec, node.name) in (None, node.gpus)
+        and node.heard >= started.get(node.name, 0.0)
+    }
+    return running >= set(node_names(state.spec.nodes))
+
+
+def _gpus_due(spec: ClusterSpec, node: str) -> int | None:
+    """GPUs that a node must report; unknown where a user has set the plugin otherwise."""
+    theirs = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
+    changed = any(name.startswith(GPU_PLUGIN) for name in theirs)
+    return None if changed else spec.gpus_per_node

@@ -1,0 +1,167 @@
+"""The class-data archive: Spark's classes as its JVMs want them, mapped at their start.
+
+A JVM takes most of its start to read and check its classes. One with an archive of the same JDK and
+jars maps them; any other starts as it would without.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.devcluster.daemons import MARKER, last_lines, marker, members, stop
+from hopsgpu.devcluster.hadoop_jars import cache
+from hopsgpu.devcluster.java import QUICK
+from hopsgpu.devcluster.layout import BORNE, Layout
+
+_MAKER = "classes"
+_SECONDS, _GRACE_S = 600.0, 2.0
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Where the archive for a JDK and a PySpark is kept.
+
+    Attributes:
+        file: it is there once an `up` has made it, and whole then.
+        base: the JDK's own, on which it stands.
+        jars: first on the class path of who maps it.
+    """
+
+    file: Path
+    base: Path
+    jars: Path
+
+    @property
+    def options(self) -> str:
+        """For a JVM; a missing archive, or one that does not fit it, is passed over silently."""
+        return f"-XX:SharedArchiveFile={self.base}:{self.file} -Xlog:cds=off -Xlog:cds+dynamic=off"
+
+    @property
+    def class_path(self) -> str:
+        return f"{self.jars}/*"
+
+
+def archive_of(java: Path, spark: Path) -> Archive | None:
+    """The archive for a JDK and a PySpark; None where they can have none.
+
+    Args:
+        java: the JDK's home.
+        spark: the PySpark's.
+    """
+    base, jars = java / "lib" / "server" / "classes.jsa", spark / "jars"
+    if not base.is_file() or not jars.is_dir() or not _fits(java):
+        return None
+    place = hashlib.sha256(f"{base}\n{jars}".encode())
+    # What the JVM itself compares; and the names, which are the class path.
+    stats = [(f.name, f.stat()) for f in (base, *sorted(jars.glob("*.jar")))]
+    told = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
+    state = hashlib.sha256(told.encode())
+    name = f"spark-classes-{place.hexdigest()[:12]}-{state.hexdigest()[:12]}.jsa"
+    file = cache() / name
+    if not all(BORNE.fullmatch(str(path)) for path in (base, jars, file)):
+        return None  # it could not stand among a JVM's options
+    return Archive(file, base, jars)
+
+
+def _fits(java: Path) -> bool:
+    """Whether it is a JDK 17; later ones move what they map, and YARN counts that as memory."""
+    release = java / "release"
+    return release.is_file() and 'JAVA_VERSION="17' in release.read_text()
+
+
+def make_archive(
+    archive: Archive,
+    layout: Layout,
+    environ: Mapping[str, str],
+    url: str,
+    say: Callable[[str], object],
+) -> None:
+    """Makes an archive unless it is there, or somebody else is making it.
+
+    A failure is told, and nothing else comes of it: JVMs start without.
+
+    Args:
+        environ: of a client of the running cluster in `layout`.
+        url: a directory in its HDFS that may be written to, and is removed.
+    """
+    if archive.file.exists():
+        return
+    with _alone(archive.file) as alone:
+        if not alone or archive.file.exists():
+            return
+        say(f"keeping Spark's loaded classes (about 200 MB, once) in {archive.file}")
+        log = layout.logs / f"{_MAKER}.log"
+        with tempfile.TemporaryDirectory(dir=archive.file.parent, prefix="making-") as scratch:
+            made = Path(scratch) / archive.file.name
+            failed = _run(archive, made, layout, environ, url, log)
+            if failed or not made.is_file():
+                say(f"Spark's JVMs start without them: they were not kept ({log}):")
+                say(last_lines(log, 5))
+                return
+            made.rename(archive.file)
+        # Those of the same place, before its JDK or its jars were replaced.
+        family = archive.file.name.rpartition("-")[0]
+        for other in archive.file.parent.glob(f"{family}-*.jsa"):
+            if other != archive.file:
+                other.unlink(missing_ok=True)
+
+
+def _run(
+    archive: Archive, made: Path, layout: Layout, environ: Mapping[str, str], url: str, log: Path
+) -> int | None:
+    """Runs a Spark whose JVM leaves the archive at its end; its exit code."""
+    options = " ".join([f"-Djdk.net.hosts.file={layout.hosts}", *QUICK])
+    submit = [
+        *("--conf", f"spark.driver.extraClassPath={archive.class_path}"),
+        # Instead of those that name the archive.
+        *("--conf", f"spark.driver.defaultJavaOptions={options} -XX:ArchiveClassesAtExit={made}"),
+        "pyspark-shell",
+    ]
+    environ = {
+        **os.environ,
+        **environ,
+        "PYSPARK_SUBMIT_ARGS": shlex.join(submit),
+        MARKER: marker(layout.root, _MAKER),
+    }
+    argv = [sys.executable, "-m", "hopsgpu.backends.spark.class_data", url]
+    with log.open("wb") as out:
+        try:
+            making = subprocess.Popen(
+                argv, env=environ, stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+            try:
+                return making.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                making.kill()
+                making.wait()
+        finally:
+            # By their marker: the JVM, and one that was started and is not known here yet.
+            stop(members(layout.root, _MAKER), _GRACE_S)
+
+
+@contextmanager
+def _alone(file: Path) -> Iterator[bool]:
+    """Whether nobody else makes this file meanwhile."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fd = os.open(file.parent / "spark-classes.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)

@@ -1,0 +1,129 @@
+"""What a cluster is made of: its size, and the properties that a user overrides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.devcluster.layout import MAX_NODES, node_names
+from hopsgpu.errors import ConfigError
+
+SITES = (
+    "core-site",
+    "hdfs-site",
+    "yarn-site",
+    "mapred-site",
+    "capacity-scheduler",
+    "resource-types",
+    "spark-defaults",
+)
+_FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
+_MAX_GPUS = 16
+Properties = dict[str, str]
+
+
+@dataclass(frozen=True)
+class SiteConf:
+    """A user's overrides.
+
+    Attributes:
+        sites: site file → property → value.
+        fair_scheduler: the text of the Fair Scheduler's allocation file, or "".
+        nodes: host name of a node → property → value, on top of yarn-site for that node.
+        hosts: more host names that the cluster's JVMs shall know → address.
+    """
+
+    sites: dict[str, Properties] = field(default_factory=dict)
+    fair_scheduler: str = ""
+    nodes: dict[str, Properties] = field(default_factory=dict)
+    hosts: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What `up` was asked for."""
+
+    nodes: int = 2
+    gpus_per_node: int = 2
+    conf: SiteConf = field(default_factory=SiteConf)
+
+    def __post_init__(self) -> None:
+        _whole("nodes", self.nodes, 1, MAX_NODES)
+        _whole("gpus_per_node", self.gpus_per_node, 0, _MAX_GPUS)
+        unknown = set(self.conf.nodes) - set(node_names(self.nodes))
+        if unknown:
+            raise ConfigError(
+                f"nodes has {', '.join(sorted(unknown))}, but this cluster's nodes are "
+                f"{', '.join(node_names(self.nodes))}"
+            )
+
+
+def read_conf(path: str | Path) -> SiteConf:
+    """The overrides of a `--conf` file.
+
+    Raises:
+        ConfigError: no such file, no YAML, or not of the accepted form.
+    """
+    import yaml
+
+    try:
+        with Path(path).open(encoding="utf-8") as f:
+            said = yaml.safe_load(f)
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"cannot read {path}: {e}") from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{path} is not YAML: {e}") from e
+    return parse_conf({} if said is None else said, str(path))
+
+
+def parse_conf(said: Any, origin: str = "conf") -> SiteConf:
+    """Overrides from a mapping as a `--conf` file holds it.
+
+    Raises:
+        ConfigError: an unknown key or a wrong value; says what is accepted.
+    """
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{origin} must map site files to properties, not be {said!r}")
+    accepted = (*SITES, _FAIR, _NODES, _HOSTS)
+    unknown = [str(key) for key in said if key not in accepted]
+    if unknown:
+        raise ConfigError(
+            f"{origin} has {', '.join(map(repr, unknown))}; accepted are {', '.join(accepted)}"
+        )
+    fair = said.get(_FAIR) or ""
+    if not isinstance(fair, str):
+        raise ConfigError(f"{origin}: {_FAIR} is the text of its allocation file, not {fair!r}")
+    nodes = said.get(_NODES) or {}
+    if not isinstance(nodes, Mapping):
+        raise ConfigError(f"{origin}: {_NODES} maps node1, node2, … to properties, not {nodes!r}")
+    return SiteConf(
+        sites={
+            site: _properties(said[site], f"{origin}: {site}") for site in SITES if site in said
+        },
+        fair_scheduler=fair,
+        nodes={str(n): _properties(v, f"{origin}: {_NODES}: {n}") for n, v in nodes.items()},
+        hosts=_properties(said.get(_HOSTS), f"{origin}: {_HOSTS}"),
+    )
+
+
+def _properties(said: Any, where: str) -> Properties:
+    if said is None:
+        return {}
+    if not isinstance(said, Mapping):
+        raise ConfigError(f"{where} must map properties to values, not be {said!r}")
+    return {str(name): _text(value, f"{where}: {name}") for name, value in said.items()}
+
+
+def _text(value: Any, where: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    raise ConfigError(f"{where} must be a string, a number, true or false, not {value!r}")
+
+
+def _whole(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")

@@ -1,0 +1,98 @@
+"""Writes a cluster's configuration into its directory."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import socket
+from pathlib import Path
+
+from hopsgpu.devcluster import site_files
+from hopsgpu.devcluster.class_archive import archive_of
+from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.daemons import MARKER, marker
+from hopsgpu.devcluster.layout import Layout, node_names
+from hopsgpu.devcluster.node_gpus import GpuPlan
+from hopsgpu.devcluster.nvidia_smi_standin import standin_script, wrapper_script
+from hopsgpu.devcluster.state import State, write
+from hopsgpu.errors import ClusterError
+
+
+def container_environ(layout: Layout, node: str) -> dict[str, str]:
+    """What a node's containers have in their environment from this cluster."""
+    programs = layout.node(node) / "bin"
+    environ = {
+        # The node's nvidia-smi first, and for hopsgpu's discovery alone: NVML would show the GPUs
+        # of the whole machine.
+        "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
+        "HOPSGPU_NVIDIA_SMI": str(programs / "nvidia-smi"),
+        MARKER: marker(layout.root, node),
+    }
+    # Where some machines keep their GPU driver's libraries.
+    if libraries := os.environ.get("LD_LIBRARY_PATH"):
+        environ["LD_LIBRARY_PATH"] = libraries
+    return environ
+
+
+def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
+    """Writes every configuration file, the hosts file and the nodes' nvidia-smi."""
+    spec, ports = state.spec, state.ports
+    over = spec.conf.sites
+    files = {
+        "core-site": site_files.core_site(layout, ports, user_name()),
+        "hdfs-site": site_files.hdfs_site(layout, ports),
+        "yarn-site": site_files.yarn_site(layout, spec, ports),
+        "mapred-site": {},
+        "capacity-scheduler": site_files.capacity_scheduler(spec.nodes),
+        "resource-types": site_files.resource_types(),
+    }
+    for node in (None, *node_names(spec.nodes)):
+        conf = layout.conf(node) if node else layout.client
+        for name, ours in files.items():
+            own, last = {}, {}
+            if node and name == "yarn-site":
+                environ = container_environ(layout, node)
+                own = site_files.node_site(layout, node, ports, gpus, environ)
+                last = spec.conf.nodes.get(node, {})
+            merged = {**ours, **own, **over.get(name, {}), **last}
+            write(conf / f"{name}.xml", site_files.xml_text(merged))
+        write(conf / "log4j2-daemon.properties", site_files.log4j())
+    fair = layout.client / "fair-scheduler.xml"
+    fair.unlink(missing_ok=True)
+    if spec.conf.fair_scheduler:
+        write(fair, spec.conf.fair_scheduler)
+    archive = archive_of(Path(state.java), Path(state.spark))
+    spark = site_files.spark_defaults(layout, Path(state.spark), archive)
+    spark |= over.get("spark-defaults", {})
+    write(layout.client / "spark-defaults.conf", site_files.properties_text(spark))
+    _write_hosts(layout, spec)
+    _write_smi(layout, gpus)
+
+
+def user_name() -> str:
+    """The user that the daemons see, whatever HADOOP_USER_NAME says."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError as e:
+        raise ClusterError(
+            f"the user id {os.getuid()} has no name in /etc/passwd, and Hadoop needs one"
+        ) from e
+
+
+def _write_hosts(layout: Layout, spec: ClusterSpec) -> None:
+    try:
+        system = Path("/etc/hosts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        system = ""
+    hosts = site_files.hosts_file(system, socket.gethostname(), spec.nodes, spec.conf.hosts)
+    write(layout.hosts, hosts)
+
+
+def _write_smi(layout: Layout, gpus: GpuPlan) -> None:
+    for node, own in gpus.nodes.items():
+        smi = layout.node(node) / "bin" / "nvidia-smi"
+        if own:
+            text = wrapper_script(gpus.smi, own) if gpus.smi else standin_script(own)
+            write(smi, text, 0o755)
+        else:
+            smi.unlink(missing_ok=True)

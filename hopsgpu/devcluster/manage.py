@@ -1,0 +1,269 @@
+"""`up`, `down` and the environment of clients: what the command line and tests call."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.devcluster import boot, config_files
+from hopsgpu.devcluster.class_archive import archive_of, make_archive
+from hopsgpu.devcluster.config import ClusterSpec, SiteConf, parse_conf, read_conf
+from hopsgpu.devcluster.daemons import members, stop
+from hopsgpu.devcluster.hadoop_jars import daemon_jars, pyspark_home
+from hopsgpu.devcluster.java import find_java
+from hopsgpu.devcluster.layout import DATANODE, MASTER, MASTERS, NAMENODE, Layout, node_names
+from hopsgpu.devcluster.node_gpus import plan_gpus
+from hopsgpu.devcluster.ports import held_ports, port_names
+from hopsgpu.devcluster.state import State, load, locked, save
+from hopsgpu.errors import ClusterError
+from hopsgpu.units import counted
+
+Say = Callable[[str], object]
+_SWEEPS = 5
+
+
+@dataclass(frozen=True)
+class ClusterInfo:
+    """A running cluster.
+
+    Attributes:
+        directory: its state, data and logs.
+        gpus: "real", "simulated" or "none", and why.
+        filesystem: URL of HDFS.
+        resourcemanager: URL of its pages and its REST interface.
+        logs: daemon → its log.
+        started: daemons that this `up` started; none where it ran already.
+    """
+
+    directory: Path
+    nodes: int
+    gpus_per_node: int
+    gpus: str
+    filesystem: str
+    resourcemanager: str
+    logs: dict[str, Path]
+    started: tuple[str, ...]
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the GPUs are simulated ones."""
+        return self.gpus.startswith("simulated")
+
+
+def up(
+    dir: str | Path | None = None,
+    *,
+    nodes: int | None = None,
+    gpus_per_node: int | None = None,
+    conf: str | Path | Mapping[str, Any] | None = None,
+    say: Say = print,
+    keep_classes: bool = False,
+) -> ClusterInfo:
+    """Starts a cluster, or what is missing of one, and waits until it is ready.
+
+    Args:
+        dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
+        nodes: NodeManagers; what runs already, else 2.
+        gpus_per_node: real ones where nvidia-smi answers, else simulated; what runs, else 2.
+        conf: a YAML file, or the mapping it would hold, of site file → property → value.
+        say: gets a line at a time.
+        keep_classes: whether to keep what Spark's JVMs load in the cache (about 200 MB), where that
+            is not done yet: it takes half a minute, and their starts are quicker from then on.
+
+    Raises:
+        ConfigError: a value that cannot be.
+        ClusterError: no Java, no packages, a daemon that does not start, or a cluster that
+            runs with other settings. What was started is stopped again.
+    """
+    layout = Layout.at(dir)
+    layout.check()
+    began = time.monotonic()
+    given = {"nodes": nodes, "gpus_per_node": gpus_per_node, "conf": _conf(conf)}
+    given = {name: value for name, value in given.items() if value is not None}
+    wanted = ClusterSpec(**given)  # type: ignore[arg-type]
+    with locked(layout, say):
+        before = load(layout)
+        if before and before.running:
+            _same(before.spec, given, layout)
+            spec, missing = before.spec, before.missing
+            if not missing:
+                # Ready as well: the `up` that started it may have been killed.
+                boot.wait_ready(layout, before, config_files.user_name(), {})
+                say(f"the cluster in {layout.root} runs already")
+                return _info(layout, before, ())
+            say(f"not alive, starting: {', '.join(missing)}")
+        else:
+            spec = wanted
+            missing = [*MASTERS, *node_names(spec.nodes)]
+            _leave_nothing(layout, before)
+            before = replace(before, processes={}) if before else None
+        state = _start(layout, before, spec, missing, say)
+        if keep_classes and (archive := archive_of(Path(state.java), Path(state.spark))):
+            url = f"{_filesystem(state)}/tmp/hopsgpu-classes"
+            make_archive(archive, layout, _client_environ(layout, state), url, say)
+    info = _info(layout, state, tuple(missing))
+    say(
+        f"up after {time.monotonic() - began:.1f} s: HDFS {info.filesystem}, "
+        f"YARN {info.resourcemanager}"
+    )
+    say(f'point a shell at it: eval "$(hopsgpu cluster env{_option(dir)})"')
+    return info
+
+
+def _start(
+    layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str], say: Say
+) -> State:
+    java, spark = find_java(), pyspark_home()
+    jars = daemon_jars(java, spark, say)
+    gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
+    say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.said}")
+    with _ports(layout, before, spec, missing) as ports:
+        state = State(
+            spec=spec,
+            gpus=gpus.said,
+            java=str(java.home),
+            spark=str(spark),
+            python=sys.executable,
+            ports=ports,
+            processes=before.processes if before else {},
+        )
+        config_files.write_conf(layout, state, gpus)
+        for daemon in missing:
+            say(f"{daemon}: log {layout.log(daemon)}")
+        with boot.Starter(layout, state, jars).undone_on_failure() as starter:
+            boot.start_all(starter, missing)
+            boot.wait_ready(layout, starter.state, config_files.user_name(), starter.started)
+    return starter.state
+
+
+@contextmanager
+def _ports(
+    layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str]
+) -> Iterator[dict[str, int]]:
+    """Every port of the cluster, those of the missing daemons held."""
+    recorded = before.ports if before else {}
+    names = port_names(spec.nodes)
+    with held_ports([n for n in names if n.partition(".")[0] in missing], recorded) as held:
+        moved = [n for n, port in held.items() if port != recorded.get(n)]
+        if before and before.processes and moved:
+            raise ClusterError(
+                f"another program has taken the port of {', '.join(moved)} meanwhile, and what "
+                f"still runs in {layout.root} relies on it: `hopsgpu cluster down`, then `up`"
+            )
+        yield {n: held.get(n, recorded.get(n, 0)) for n in names}
+
+
+def down(dir: str | Path | None = None, say: Say = print) -> None:
+    """Ends every process of a cluster; its files in HDFS, its logs and its ports are kept.
+
+    Args:
+        dir: the cluster's directory.
+        say: gets a line at a time.
+    """
+    layout = Layout.at(dir)
+    if not layout.root.is_dir():
+        say(f"no cluster in {layout.root}")
+        return
+    with locked(layout, say):
+        state = load(layout)
+        ended = _leave_nothing(layout, state)
+        if state:
+            save(layout, replace(state, processes={}))
+    say(
+        f"down: {counted(ended, 'process', 'processes')} ended"
+        if ended
+        else f"no cluster runs in {layout.root}"
+    )
+
+
+def environment(dir: str | Path | None = None) -> dict[str, str]:
+    """The environment variables that point any Spark or Hadoop client at a cluster.
+
+    Raises:
+        ClusterError: no cluster runs there.
+    """
+    layout = Layout.at(dir)
+    state = load(layout)
+    if state is None or not state.running:
+        raise ClusterError(f"no cluster runs in {layout.root}: hopsgpu cluster up{_option(dir)}")
+    return _client_environ(layout, state)
+
+
+def _client_environ(layout: Layout, state: State) -> dict[str, str]:
+    return {
+        "JAVA_HOME": state.java,
+        "SPARK_HOME": state.spark,
+        "HADOOP_CONF_DIR": str(layout.client),
+        "YARN_CONF_DIR": str(layout.client),
+        "SPARK_CONF_DIR": str(layout.client),
+        # Else Spark takes an address of the outside for its pages, and warns.
+        "SPARK_LOCAL_IP": MASTER,
+        "PYSPARK_PYTHON": state.python,
+    }
+
+
+def _leave_nothing(layout: Layout, state: State | None) -> int:
+    """Ends daemons, then what their containers left; how many processes that were."""
+    processes = dict(state.processes) if state else {}
+    ended = 0
+    # NodeManagers end their containers, and the NameNode outlives who writes to it.
+    late = {d: p for d, p in processes.items() if d in (NAMENODE, DATANODE)}
+    early = {d: p for d, p in processes.items() if d not in late}
+    for group in (early, late):
+        alive = [p for p in group.values() if p.alive]
+        stop(alive, boot.GRACE_S)
+        ended += len(alive)
+    # Again, for one that was being started was not in the first list.
+    for _ in range(_SWEEPS):
+        left = members(layout.root)
+        if not left:
+            shutil.rmtree(layout.scratch, ignore_errors=True)
+            return ended
+        stop(left, 2.0)
+        ended += len(left)
+    pids = ", ".join(str(p.pid) for p in left)
+    raise ClusterError(f"cannot end every process of {layout.root}: {pids} are left")
+
+
+def _conf(conf: str | Path | Mapping[str, Any] | None) -> SiteConf | None:
+    if conf is None:
+        return None
+    return parse_conf(conf) if isinstance(conf, Mapping) else read_conf(conf)
+
+
+def _same(spec: ClusterSpec, given: Mapping[str, object], layout: Layout) -> None:
+    other = [name for name, value in given.items() if getattr(spec, name) != value]
+    if other:
+        raise ClusterError(
+            f"the cluster in {layout.root} runs with other settings ({', '.join(other)} differ; "
+            f"it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}): "
+            "`hopsgpu cluster down` first, or use another --dir"
+        )
+
+
+def _option(dir: str | Path | None) -> str:
+    return "" if dir is None else f" --dir {shlex.quote(str(dir))}"
+
+
+def _filesystem(state: State) -> str:
+    return f"hdfs://{MASTER}:{state.ports['namenode.rpc']}"
+
+
+def _info(layout: Layout, state: State, started: tuple[str, ...]) -> ClusterInfo:
+    return ClusterInfo(
+        directory=layout.root,
+        nodes=state.spec.nodes,
+        gpus_per_node=state.spec.gpus_per_node,
+        gpus=state.gpus,
+        filesystem=_filesystem(state),
+        resourcemanager=f"http://{MASTER}:{state.ports['resourcemanager.http']}",
+        logs={daemon: layout.log(daemon) for daemon in state.processes},
+        started=started,
+    )

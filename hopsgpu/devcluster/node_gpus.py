@@ -1,0 +1,121 @@
+"""The nodes' GPUs: real ones shared out among the nodes, or simulated ones."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import uuid
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.devcluster.layout import node_names
+
+# Stable over restarts, and of no meaning elsewhere.
+_NAMESPACE = uuid.UUID("6e0b1a52-6b43-4d0e-9c3e-0f6a2f6d7c11")
+_SIMULATED_NAME = "Simulated A100"
+_SIMULATED_MIB = 40960
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of a node.
+
+    Attributes:
+        index: as its nvidia-smi counts; within the node for a simulated one.
+        minor: of the device file.
+        memory: in MiB.
+    """
+
+    index: int
+    minor: int
+    uuid: str
+    name: str
+    memory: int
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """Which GPUs each node gets.
+
+    Attributes:
+        nodes: host name → its GPUs.
+        smi: the real nvidia-smi; None where the GPUs are simulated, or there are none.
+        said: "real", or "simulated" and why.
+    """
+
+    nodes: dict[str, tuple[Gpu, ...]]
+    smi: str | None
+    said: str
+
+
+def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
+    """Real GPUs where the machine has enough of them, otherwise simulated ones.
+
+    Args:
+        root: the cluster's directory: simulated GPUs of two clusters differ.
+    """
+    names = node_names(nodes)
+    if not per_node:
+        return GpuPlan(dict.fromkeys(names, ()), None, "none")
+    smi = shutil.which("nvidia-smi")
+    real = _ask(smi) if smi else ()
+    wanted = nodes * per_node
+    if smi and len(real) >= wanted:
+        shares = {n: real[i * per_node : (i + 1) * per_node] for i, n in enumerate(names)}
+        return GpuPlan(shares, smi, f"real: {wanted} of this machine's {len(real)}")
+    if real:
+        has = f"{len(real)} GPU{'s' if len(real) > 1 else ''}"
+        nodes_, each = (1, len(real)) if len(real) < nodes else (nodes, len(real) // nodes)
+        why = (
+            f"simulated: this machine has {has}, {wanted} were asked for; "
+            f"--nodes {nodes_} --gpus-per-node {each} uses it"
+        )
+    else:
+        why = "simulated: nvidia-smi does not answer"
+    return GpuPlan({n: _simulated(root, n, per_node) for n in names}, None, why)
+
+
+def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(
+            index=i,
+            minor=i,
+            uuid=f"GPU-{uuid.uuid5(_NAMESPACE, f'{root}/{node}/{i}')}",
+            name=_SIMULATED_NAME,
+            memory=_SIMULATED_MIB,
+        )
+        for i in range(per_node)
+    )
+
+
+def _ask(smi: str) -> tuple[Gpu, ...]:
+    """The GPUs that an nvidia-smi reports; none where it fails or reports nothing readable."""
+    try:
+        ran = subprocess.run(
+            [smi, "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
+        )
+        found = parse_query(ran.stdout)
+    except (OSError, subprocess.SubprocessError, ET.ParseError, ValueError):
+        return ()
+    # Another cluster's stand-in may be on the PATH, in a container for one.
+    return () if any(gpu.name == _SIMULATED_NAME for gpu in found) else found
+
+
+def parse_query(xml: str) -> tuple[Gpu, ...]:
+    """The GPUs in the XML of `nvidia-smi -q -x`.
+
+    Raises:
+        ParseError: not XML.
+        ValueError: a GPU without a minor number or memory (a MIG slice, a vGPU guest).
+    """
+    return tuple(
+        Gpu(
+            index=i,
+            minor=int(gpu.findtext("minor_number", "")),
+            uuid=gpu.findtext("uuid", ""),
+            name=gpu.findtext("product_name", ""),
+            memory=int(gpu.findtext("fb_memory_usage/total", "").split()[0]),
+        )
+        for i, gpu in enumerate(ET.fromstring(xml).findall("gpu"))
+    )

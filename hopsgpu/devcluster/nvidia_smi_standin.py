@@ -1,0 +1,195 @@
+"""The `nvidia-smi` that a node's containers and its NodeManager see first on their PATH.
+
+For simulated GPUs it is a stand-in, for real ones a wrapper that shows the node's own only.
+Both are POSIX shell scripts that start no other program, for the discovery script runs them in
+every container.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from xml.sax.saxutils import escape
+
+from hopsgpu.devcluster.node_gpus import Gpu
+
+DRIVER = "550.54.15"
+_USED = 3
+# field of --query-gpu → (value, unit or ""); the only list of what the stand-in answers.
+FIELDS: dict[str, tuple[Callable[[Gpu], object], str]] = {
+    "index": (lambda g: g.index, ""),
+    "uuid": (lambda g: g.uuid, ""),
+    "gpu_uuid": (lambda g: g.uuid, ""),
+    "name": (lambda g: g.name, ""),
+    "gpu_name": (lambda g: g.name, ""),
+    "driver_version": (lambda g: DRIVER, ""),
+    "pci.bus_id": (lambda g: _bus(g), ""),
+    "memory.total": (lambda g: g.memory, "MiB"),
+    "memory.used": (lambda g: _USED, "MiB"),
+    "memory.free": (lambda g: g.memory - _USED, "MiB"),
+    "utilization.gpu": (lambda g: 0, "%"),
+    "utilization.memory": (lambda g: 0, "%"),
+    "temperature.gpu": (lambda g: 30, ""),
+    "power.draw": (lambda g: "50.00", "W"),
+    "compute_mode": (lambda g: "Default", ""),
+    "compute_cap": (lambda g: "8.0", ""),
+    "persistence_mode": (lambda g: "Enabled", ""),
+    "mig.mode.current": (lambda g: "Disabled", ""),
+    "ecc.errors.uncorrected.volatile.total": (lambda g: 0, ""),
+}
+
+
+def query_xml(gpus: tuple[Gpu, ...]) -> str:
+    """What `nvidia-smi -x -q` prints; the fields that YARN's plugin reads, and a few more."""
+    begin, end = _xml_frame(len(gpus))
+    return begin + "".join(map(_xml_gpu, gpus)) + end
+
+
+def _xml_frame(attached: int) -> tuple[str, str]:
+    begin = f"""<?xml version="1.0" ?>
+<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">
+<nvidia_smi_log>
+\t<driver_version>{DRIVER}</driver_version>
+\t<cuda_version>12.4</cuda_version>
+\t<attached_gpus>{attached}</attached_gpus>
+"""
+    return begin, "</nvidia_smi_log>\n"
+
+
+def _xml_gpu(gpu: Gpu) -> str:
+    return f"""\t<gpu id="{_bus(gpu)}">
+\t\t<product_name>{escape(gpu.name)}</product_name>
+\t\t<uuid>{gpu.uuid}</uuid>
+\t\t<minor_number>{gpu.minor}</minor_number>
+\t\t<fb_memory_usage>
+\t\t\t<total>{gpu.memory} MiB</total>
+\t\t\t<reserved>0 MiB</reserved>
+\t\t\t<used>{_USED} MiB</used>
+\t\t\t<free>{gpu.memory - _USED} MiB</free>
+\t\t</fb_memory_usage>
+\t\t<utilization>
+\t\t\t<gpu_util>0 %</gpu_util>
+\t\t\t<memory_util>0 %</memory_util>
+\t\t</utilization>
+\t\t<temperature>
+\t\t\t<gpu_temp>30 C</gpu_temp>
+\t\t\t<gpu_temp_max_threshold>92 C</gpu_temp_max_threshold>
+\t\t\t<gpu_temp_slow_threshold>89 C</gpu_temp_slow_threshold>
+\t\t</temperature>
+\t\t<processes>
+\t\t</processes>
+\t</gpu>
+"""
+
+
+def standin_script(gpus: tuple[Gpu, ...]) -> str:
+    """A shell script that answers like an nvidia-smi of these GPUs.
+
+    It knows `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS, `--query-compute-apps`
+    (no process is ever listed), and `-i` with indices and UUIDs.
+    """
+    values = "".join(
+        f"    {g.index}.{field}) value={shlex.quote(str(value(g)))} ;;\n"
+        for g in gpus
+        for field, (value, _) in FIELDS.items()
+    )
+    units = "".join(f"    {field}) unit={shlex.quote(u)} ;;\n" for field, (_, u) in FIELDS.items())
+    names = "".join(f"{g.index}|{g.uuid}) gpu={g.index} ;; " for g in gpus)
+    begin, end = _xml_frame(len(gpus))
+    blocks = "".join(f"  {g.index}) printf '%s' {shlex.quote(_xml_gpu(g))} ;;\n" for g in gpus)
+    listing = "".join(
+        f"  {g.index}) echo 'GPU {g.index}: {g.name} (UUID: {g.uuid})' ;;\n" for g in gpus
+    )
+    return f"""#!/bin/sh
+# A stand-in for nvidia-smi, written by hopsgpu's development cluster: its GPUs are simulated.
+wanted='{" ".join(str(g.index) for g in gpus)}'
+action=list fields= header=1 units=1
+
+describe() {{  # GPU, field -> value, unit
+  case "$2" in
+{units}    *) echo "Field \\"$2\\" is not a valid field to query." ; exit 2 ;;
+  esac
+  case "$1.$2" in
+{values}  esac
+}}
+
+select_gpus() {{
+  wanted=
+  IFS=,
+  for one in $1; do
+    case "$one" in {names}*) echo "No devices were found" ; exit 6 ;; esac
+    wanted="$wanted $gpu"
+  done
+  unset IFS
+}}
+
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -q|--query) ;;
+    -x|--xml-format) action=xml ;;
+    -qx|-xq) action=xml ;;
+    -L|--list-gpus) action=list ;;
+    --query-gpu=*) action=csv fields=${{1#*=}} ;;
+    --query-compute-apps=*) action=apps fields=${{1#*=}} ;;
+    --format=*)
+      case ",$1," in *,noheader,*) header= ;; esac
+      case ",$1," in *,nounits,*) units= ;; esac ;;
+    -i|--id) select_gpus "$2"; shift ;;
+    -i=*|--id=*) select_gpus "${{1#*=}}" ;;
+    *) echo "the simulated nvidia-smi does not know $1" >&2; exit 2 ;;
+  esac
+  shift
+done
+
+row() {{  # GPU, or nothing for the header
+  line= comma=
+  IFS=,
+  for field in $fields; do
+    unset IFS
+    field=${{field# }}
+    describe "${{1:-0}}" "$field"
+    if [ -z "$1" ]; then value="$field${{unit:+ [$unit]}}"
+    elif [ -n "$units" ]; then value="$value${{unit:+ $unit}}"
+    fi
+    line="$line$comma$value" comma=', '
+  done
+  unset IFS
+  printf '%s\\n' "$line"
+}}
+
+case "$action" in
+xml)
+  printf '%s' {shlex.quote(begin)}
+  for gpu in $wanted; do case "$gpu" in
+{blocks}  esac; done
+  printf '%s' {shlex.quote(end)} ;;
+apps)
+  if [ -n "$header" ]; then printf '%s\\n' "$fields"; fi ;;
+csv)
+  if [ -n "$header" ]; then row ''; fi
+  for gpu in $wanted; do row "$gpu"; done ;;
+list)
+  for gpu in $wanted; do case "$gpu" in
+{listing}  esac; done ;;
+esac
+"""
+
+
+def wrapper_script(smi: str, gpus: tuple[Gpu, ...]) -> str:
+    """A shell script that runs the real nvidia-smi for these GPUs alone."""
+    own = ",".join(str(g.index) for g in gpus)
+    smi = shlex.quote(smi)
+    return f"""#!/bin/sh
+# Written by hopsgpu's development cluster: this node's share of the machine's GPUs.
+case " $* " in
+  *" -i "*|*" -i="*|*" --id"*) exec {smi} "$@" ;;
+esac
+case "$1" in
+  -*|'') exec {smi} -i {own} "$@" ;;
+esac
+exec {smi} "$@"
+"""
+
+
+def _bus(gpu: Gpu) -> str:
+    return f"00000000:{gpu.index + 1:02X}:00.0"

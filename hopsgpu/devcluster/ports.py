@@ -1,0 +1,92 @@
+"""Free ports: chosen by binding them, and held until the daemon itself has bound its own."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from hopsgpu.devcluster.layout import DATANODE, NAMENODE, RESOURCEMANAGER, address_of, node_names
+from hopsgpu.errors import ClusterError
+
+_OF_MASTER = {
+    NAMENODE: ("rpc", "http"),
+    DATANODE: ("data", "ipc", "http"),
+    RESOURCEMANAGER: ("rpc", "scheduler", "tracker", "admin", "http"),
+}
+_OF_NODE = ("rpc", "localizer", "http")
+_LOWEST = 10240
+_TRIES = 200
+
+
+def port_names(nodes: int) -> tuple[str, ...]:
+    """Every port of a cluster, as "daemon.use"."""
+    uses = {**_OF_MASTER, **dict.fromkeys(node_names(nodes), _OF_NODE)}
+    return tuple(f"{daemon}.{use}" for daemon, of in uses.items() for use in of)
+
+
+def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
+    """New ports to try for one use; ends after some tries with 0 ("any").
+
+    Ports below the ephemeral range come before those in it: no outgoing connection takes them
+    while the cluster is down.
+    """
+    if ephemeral_from > _LOWEST + 1000:
+        for _ in range(_TRIES):
+            yield rng.randrange(_LOWEST, ephemeral_from)
+    yield 0
+
+
+@contextmanager
+def held_ports(
+    names: Sequence[str], before: Mapping[str, int], rng: random.Random | None = None
+) -> Iterator[dict[str, int]]:
+    """Holds one free port for each name, the earlier one where it is still free.
+
+    A new port is bound without SO_REUSEADDR, so two clusters never choose the same one; an
+    earlier one with it, for connections of the last time may linger there. The holder has it set
+    afterwards, and so the daemon, which binds with it, takes the port while it is still held.
+
+    Args:
+        names: as in `port_names`; the daemon's name decides the address.
+        before: ports of the last time.
+
+    Yields:
+        The port of each name.
+    """
+    rng = rng or random.Random()
+    ephemeral = _ephemeral_from()
+    with ExitStack() as stack:
+        ports: dict[str, int] = {}
+        # Those of the last time first, or one of them might go to another use.
+        for name in sorted(names, key=lambda name: name not in before):
+            address = address_of(name.partition(".")[0])
+            holder = _hold(address, before.get(name), candidates(ephemeral, rng))
+            stack.enter_context(holder)
+            ports[name] = int(holder.getsockname()[1])
+        yield {name: ports[name] for name in names}
+
+
+def _hold(address: str, before: int | None, fresh: Iterator[int]) -> socket.socket:
+    for port in itertools.chain([before] if before else [], fresh):
+        holder = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(port == before))
+            holder.bind((address, port))
+        except OSError as e:
+            holder.close()
+            refused = e
+            continue
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        return holder
+    raise ClusterError(f"no free port on {address}: {refused}")
+
+
+def _ephemeral_from() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 32768

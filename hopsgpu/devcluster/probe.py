@@ -1,0 +1,118 @@
+"""Asks the daemons themselves: the ResourceManager and the NameNode, over HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.devcluster.layout import MASTER
+
+_SECONDS = 5
+_GPU = "yarn.io/gpu"
+
+
+@dataclass(frozen=True)
+class NodeStatus:
+    """A NodeManager as the ResourceManager sees it.
+
+    Attributes:
+        memory: in MiB, as is memory_used.
+        heard: when its health was last reported, in epoch seconds.
+    """
+
+    name: str
+    state: str
+    gpus: int
+    gpus_used: int
+    memory: int
+    memory_used: int
+    cores: int
+    cores_used: int
+    heard: float
+
+
+def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
+    """The nodes that the ResourceManager knows; None where it does not answer."""
+    said = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
+    if said is None:
+        return None
+    found = [_node(n) for n in (said.get("nodes") or {}).get("node") or []]
+    return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
+
+
+def hdfs_ready(ports: Mapping[str, int]) -> bool:
+    """Whether the NameNode is out of safe mode and the DataNode registered with it.
+
+    Both are asked: a NameNode takes ten minutes to see that a DataNode is gone.
+    """
+    name = _bean(ports["namenode.http"], "NameNode", "FSNamesystemState")
+    data = _bean(ports["datanode.http"], "DataNode", "DataNodeInfo")
+    try:
+        actors = json.loads(data.get("BPServiceActorInfo") or "[]")
+    except ValueError:
+        return False
+    return (
+        name.get("FSState") == "Operational"
+        and int(name.get("NumLiveDataNodes", 0)) > 0
+        and any(actor.get("ActorState") == "RUNNING" for actor in actors)
+    )
+
+
+def make_directory(ports: Mapping[str, int], path: str, user: str, mode: str) -> bool:
+    """Makes a directory of HDFS with exactly this mode, or sets it on one that is there."""
+    import requests
+
+    base = f"http://{MASTER}:{ports['namenode.http']}/webhdfs/v1{path}"
+    try:
+        with requests.Session() as session:
+            session.trust_env = False
+            for op in ("MKDIRS", "SETPERMISSION"):
+                asked = {"op": op, "user.name": user, "permission": mode}
+                session.put(base, params=asked, timeout=_SECONDS).raise_for_status()
+    except requests.RequestException:
+        return False
+    return True
+
+
+def _node(said: Mapping[str, Any]) -> NodeStatus:
+    return NodeStatus(
+        name=str(said.get("nodeHostName", "")),
+        state=str(said.get("state", "")),
+        gpus=_gpus(said.get("totalResource")),
+        gpus_used=_gpus(said.get("usedResource")),
+        memory=int(said.get("usedMemoryMB", 0)) + int(said.get("availMemoryMB", 0)),
+        memory_used=int(said.get("usedMemoryMB", 0)),
+        cores=int(said.get("usedVirtualCores", 0)) + int(said.get("availableVirtualCores", 0)),
+        cores_used=int(said.get("usedVirtualCores", 0)),
+        heard=int(said.get("lastHealthUpdate", 0)) / 1000,
+    )
+
+
+def _gpus(resource: Any) -> int:
+    informations = ((resource or {}).get("resourceInformations") or {}).get("resourceInformation")
+    return sum(int(i.get("value", 0)) for i in informations or [] if i.get("name") == _GPU)
+
+
+def _bean(port: int, service: str, name: str) -> dict[str, Any]:
+    """One of a daemon's JMX beans; empty where it does not answer."""
+    said = _get(f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}")
+    beans = (said or {}).get("beans") or [{}]
+    return dict(beans[0])
+
+
+def _get(url: str) -> dict[str, Any] | None:
+    """A JSON object from a daemon; None where it does not answer with one."""
+    import requests
+
+    try:
+        with requests.Session() as session:
+            # A proxy for the outside is no way to a daemon on loopback.
+            session.trust_env = False
+            answer = session.get(url, timeout=_SECONDS, headers={"Accept": "application/json"})
+            answer.raise_for_status()
+            said = answer.json()
+    except (requests.RequestException, ValueError):
+        return None
+    return said if isinstance(said, dict) else None

@@ -1,0 +1,208 @@
+"""The configuration files of a cluster, as values: what stands in which, and as which text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+from hopsgpu.devcluster import admin
+from hopsgpu.devcluster.class_archive import Archive
+from hopsgpu.devcluster.config import ClusterSpec, Properties
+from hopsgpu.devcluster.java import QUICK
+from hopsgpu.devcluster.layout import MASTER, Layout, address_of, node_names
+from hopsgpu.devcluster.node_gpus import GpuPlan
+
+Ports = Mapping[str, int]
+GPU_PLUGIN = "yarn.nodemanager.resource-plugins"
+_GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
+
+
+def node_size(gpus_per_node: int) -> tuple[int, int]:
+    """What a NodeManager advertises: memory in MiB and cores.
+
+    Enough for the node's share of a gang of default ranks (4 GiB and the overhead, one core
+    each) beside an application master and CPU executors.
+    """
+    memory = 1024 * (gpus_per_node * _GIB_PER_GPU + _GIB_BESIDE)
+    return memory, gpus_per_node + _CORES_BESIDE
+
+
+def core_site(layout: Layout, ports: Ports, user: str) -> Properties:
+    return {
+        "fs.defaultFS": f"hdfs://{MASTER}:{ports['namenode.rpc']}",
+        "hadoop.tmp.dir": str(layout.scratch),
+        "hadoop.security.authentication": "simple",
+        "hadoop.http.staticuser.user": user,
+        # Where hopsgpu finds the nodes' names, which only the cluster's JVMs know otherwise.
+        "hopsgpu.hosts": str(layout.hosts),
+    }
+
+
+def hdfs_site(layout: Layout, ports: Ports) -> Properties:
+    return {
+        "dfs.replication": "1",
+        "dfs.permissions.enabled": "true",
+        "dfs.webhdfs.enabled": "true",
+        "dfs.namenode.name.dir": str(layout.name),
+        "dfs.namenode.rpc-address": f"{MASTER}:{ports['namenode.rpc']}",
+        "dfs.namenode.http-address": f"{MASTER}:{ports['namenode.http']}",
+        "dfs.namenode.secondary.http-address": f"{MASTER}:0",
+        "dfs.namenode.safemode.extension": "0",
+        "dfs.namenode.safemode.min.datanodes": "1",
+        "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+        "dfs.namenode.handler.count": "8",
+        "dfs.datanode.data.dir": str(layout.data),
+        # Numeric: a client that is no JVM does not know the private host names.
+        "dfs.datanode.hostname": MASTER,
+        "dfs.datanode.address": f"{MASTER}:{ports['datanode.data']}",
+        "dfs.datanode.ipc.address": f"{MASTER}:{ports['datanode.ipc']}",
+        "dfs.datanode.http.address": f"{MASTER}:{ports['datanode.http']}",
+    }
+
+
+def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
+    memory, cores = node_size(spec.gpus_per_node)
+    rm = "yarn.resourcemanager"
+    return {
+        f"{rm}.hostname": MASTER,
+        f"{rm}.address": f"{MASTER}:{ports['resourcemanager.rpc']}",
+        f"{rm}.scheduler.address": f"{MASTER}:{ports['resourcemanager.scheduler']}",
+        f"{rm}.resource-tracker.address": f"{MASTER}:{ports['resourcemanager.tracker']}",
+        f"{rm}.admin.address": f"{MASTER}:{ports['resourcemanager.admin']}",
+        f"{rm}.webapp.address": f"{MASTER}:{ports['resourcemanager.http']}",
+        f"{rm}.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager.scheduler"
+        ".capacity.CapacityScheduler",
+        f"{rm}.nodemanagers.heartbeat-interval-ms": "250",
+        # A NodeManager that starts before the ResourceManager would try again after 30 s.
+        f"{rm}.connect.retry-interval.ms": "1000",
+        # By default both are in /tmp, where the clusters of one machine would share them.
+        "yarn.node-attribute.fs-store.root-dir": f"file://{layout.yarn}/node-attributes",
+        "yarn.node-labels.fs-store.root-dir": f"file://{layout.yarn}/node-labels",
+        "yarn.scheduler.minimum-allocation-mb": "256",
+        "yarn.scheduler.minimum-allocation-vcores": "1",
+        "yarn.scheduler.maximum-allocation-mb": str(memory),
+        "yarn.scheduler.maximum-allocation-vcores": str(cores),
+        "yarn.nodemanager.resource.memory-mb": str(memory),
+        "yarn.nodemanager.resource.cpu-vcores": str(cores),
+        "yarn.nodemanager.pmem-check-enabled": "true",
+        # By default the check is left to cgroups, whether there are any or not.
+        "yarn.nodemanager.resource.memory.enforced": "false",
+        "yarn.nodemanager.vmem-check-enabled": "false",
+        "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.0",
+        "yarn.nodemanager.log.retain-seconds": str(7 * 24 * 3600),
+        "yarn.log-aggregation-enable": "false",
+        "yarn.timeline-service.enabled": "false",
+    }
+
+
+def node_site(
+    layout: Layout, node: str, ports: Ports, gpus: GpuPlan, environ: Mapping[str, str]
+) -> Properties:
+    """What a NodeManager's yarn-site has beside the common one.
+
+    Args:
+        environ: variables that every container gets; it inherits none of the NodeManager's.
+    """
+    nm, home = "yarn.nodemanager", layout.node(node)
+    properties = {
+        f"{nm}.hostname": node,
+        f"{nm}.address": f"{node}:{ports[f'{node}.rpc']}",
+        f"{nm}.localizer.address": f"{node}:{ports[f'{node}.localizer']}",
+        f"{nm}.webapp.address": f"{node}:{ports[f'{node}.http']}",
+        f"{nm}.local-dirs": str(home / "local"),
+        f"{nm}.log-dirs": str(home / "logs"),
+        **{f"{nm}.admin-env.{name}": value for name, value in environ.items()},
+    }
+    if gpus.nodes[node]:
+        properties |= {
+            **admin.yarn_file("yarn-site-gpus"),
+            f"{GPU_PLUGIN}.gpu.path-to-discovery-executables": str(home / "bin"),
+            **admin.yarn_file("yarn-site-health"),
+            f"{nm}.health-checker.script.path": str(admin.HEALTH_CHECK),
+        }
+    return properties
+
+
+def capacity_scheduler(nodes: int) -> Properties:
+    cs = "yarn.scheduler.capacity"
+    return {
+        **admin.yarn_file("capacity-scheduler"),
+        f"{cs}.maximum-am-resource-percent": "0.6",
+        f"{cs}.maximum-applications": "10000",
+        # By default every 5 ms, which is a third of what the idle daemons take.
+        f"{cs}.schedule-asynchronously.scheduling-interval-ms": "50",
+        # Heartbeats for which a request waits for the node that it prefers: about half a second.
+        f"{cs}.node-locality-delay": str(4 * nodes),
+    }
+
+
+def resource_types() -> Properties:
+    return admin.yarn_file("resource-types")
+
+
+def spark_defaults(layout: Layout, spark: Path, archive: Archive | None) -> Properties:
+    # A JVM that has this file knows no other host name; the "default" options of driver and
+    # executors stay when a session sets extraJavaOptions, the AM has only the one property.
+    hosts = f"-Djdk.net.hosts.file={layout.hosts}"
+    quick = " ".join([hosts, *QUICK, *([archive.options] if archive else [])])
+    # An archive is for who has its jars before all else; in a container a directory is first.
+    jars = archive.class_path if archive else None
+    first = {f"spark.{who}.extraClassPath": jars for who in ("driver", "executor") if jars}
+    return {
+        **admin.spark_defaults(),
+        "spark.submit.deployMode": "client",
+        "spark.driver.host": MASTER,
+        "spark.driver.defaultJavaOptions": quick,
+        "spark.executor.defaultJavaOptions": quick,
+        "spark.yarn.am.extraJavaOptions": quick,
+        # The address of an application master, which is the driver in cluster mode.
+        "spark.yarn.appMasterEnv.SPARK_LOCAL_IP": MASTER,
+        "spark.yarn.jars": f"local:{spark}/jars/*",
+        **first,
+    }
+
+
+def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) -> str:
+    """The private hosts file: the machine's own names, the nodes', and a user's.
+
+    Args:
+        system: text of the machine's hosts file; its IPv4 lines are kept.
+        hostname: the machine's own name, on loopback where the hosts file lacks it.
+        more: further names → addresses.
+    """
+    lines = [line.partition("#")[0].split() for line in system.splitlines()]
+    ours = {n: address_of(n) for n in node_names(nodes)} | dict(more)
+    machine = [(name, f[0]) for f in lines if f and ":" not in f[0] for name in f[1:]]
+    if hostname not in dict(machine):
+        machine.append((hostname, MASTER))
+    kept = [(name, address) for name, address in machine if name not in ours]
+    # Each pair once: a daemon listens on every address that a name has, and fails on the second
+    # of two that are the same. And localhost first: it is what an address is called.
+    pairs = dict.fromkeys([("localhost", MASTER), *kept, *ours.items()])
+    return "".join(f"{address} {name}\n" for name, address in pairs)
+
+
+def log4j(level: str = "info") -> str:
+    """The daemons' log4j2.properties: everything to stdout, which is their log file."""
+    return f"""rootLogger.level = {level}
+rootLogger.appenderRef.stdout.ref = stdout
+appender.stdout.type = Console
+appender.stdout.name = stdout
+appender.stdout.layout.type = PatternLayout
+appender.stdout.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n%ex
+"""
+
+
+def xml_text(properties: Mapping[str, str]) -> str:
+    """A Hadoop site file."""
+    rows = "".join(
+        f"  <property><name>{escape(k)}</name><value>{escape(v)}</value></property>\n"
+        for k, v in properties.items()
+    )
+    return f'<?xml version="1.0"?>\n<configuration>\n{rows}</configuration>\n'
+
+
+def properties_text(properties: Mapping[str, str]) -> str:
+    """A Java properties file, as spark-defaults.conf is one."""
+    return "".join(f"{k} {v.replace(chr(92), chr(92) * 2)}\n" for k, v in properties.items())

@@ -1,0 +1,115 @@
+"""What a cluster's directory remembers: its size, its ports, its processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from hopsgpu.devcluster.config import ClusterSpec, SiteConf
+from hopsgpu.devcluster.daemons import Process
+from hopsgpu.devcluster.layout import MASTERS, Layout, node_names
+from hopsgpu.errors import ClusterError
+
+_FORM = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What was started last in a directory.
+
+    Attributes:
+        spec: what was asked for.
+        gpus: "real", "simulated" or "none", and why.
+        java: JAVA_HOME of the daemons and of clients.
+        spark: PySpark's directory.
+        python: the interpreter for drivers and executors.
+        ports: as `ports.port_names` names them; kept after `down` for the next `up`.
+        processes: daemon → process; empty after `down`.
+    """
+
+    spec: ClusterSpec
+    gpus: str
+    java: str
+    spark: str
+    python: str
+    ports: dict[str, int]
+    processes: dict[str, Process] = field(default_factory=dict)
+
+    def with_process(self, daemon: str, process: Process) -> State:
+        return replace(self, processes={**self.processes, daemon: process})
+
+    @property
+    def running(self) -> bool:
+        """Whether any of its daemons lives."""
+        return any(process.alive for process in self.processes.values())
+
+    @property
+    def dead(self) -> list[str]:
+        """Daemons that were started and have ended since."""
+        return [daemon for daemon, process in self.processes.items() if not process.alive]
+
+    @property
+    def missing(self) -> list[str]:
+        """Daemons that belong to the cluster and do not run."""
+        every = (*MASTERS, *node_names(self.spec.nodes))
+        return [d for d in every if d not in self.processes or not self.processes[d].alive]
+
+
+def load(layout: Layout) -> State | None:
+    """The state of a directory; None where no cluster was ever started in it.
+
+    Raises:
+        ClusterError: the file is not one of ours.
+    """
+    try:
+        said = json.loads(layout.state.read_text(encoding="utf-8"))
+        if said.pop("form") != _FORM:
+            raise ValueError("written by another version of hopsgpu")
+        spec = said.pop("spec")
+        spec["conf"] = SiteConf(**spec["conf"])
+        processes = {d: Process(**p) for d, p in said.pop("processes").items()}
+        return State(spec=ClusterSpec(**spec), processes=processes, **said)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+        raise ClusterError(
+            f"cannot read {layout.state}: {e}; end the daemons it names, if any, and remove it"
+        ) from e
+
+
+def save(layout: Layout, state: State) -> None:
+    """Writes the state."""
+    write(layout.state, json.dumps({"form": _FORM, **asdict(state)}, indent=1) + "\n")
+
+
+@contextmanager
+def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
+    """Keeps any other `up` or `down` out of a cluster's directory."""
+    try:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as e:
+        raise ClusterError(f"cannot use {layout.root}: {e}") from e
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another `up` or `down` in {layout.root}")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def write(path: Path, text: str, mode: int = 0o644) -> None:
+    """Writes a file of the cluster's directory; a reader finds the old or the new one whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".new")
+    scratch.write_text(text, encoding="utf-8")
+    scratch.chmod(mode)
+    scratch.replace(path)

@@ -1,0 +1,98 @@
+"""What a cluster is doing: its daemons by their processes, its nodes by the ResourceManager."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.devcluster import probe
+from hopsgpu.devcluster.layout import Layout, address_of
+from hopsgpu.devcluster.state import State, load
+
+
+@dataclass(frozen=True)
+class DaemonStatus:
+    """One daemon.
+
+    Attributes:
+        rpc: host:port for its own protocol.
+        web: URL of its HTTP interface.
+    """
+
+    name: str
+    pid: int
+    alive: bool
+    rpc: str
+    web: str
+    log: str
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """A cluster at one moment.
+
+    Attributes:
+        healthy: every daemon lives, and the ResourceManager has every node running.
+        resourcemanager_answers: False where the nodes below are unknown for that reason.
+        gpus: "real", "simulated" or "none", and why.
+    """
+
+    directory: str
+    running: bool
+    healthy: bool
+    resourcemanager_answers: bool
+    gpus: str
+    gpus_total: int
+    gpus_used: int
+    daemons: tuple[DaemonStatus, ...]
+    nodes: tuple[probe.NodeStatus, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as JSON values."""
+        return asdict(self)
+
+
+def status(dir: str | Path | None = None) -> ClusterStatus:
+    """Asks the processes and the ResourceManager of a cluster how they are.
+
+    Args:
+        dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
+    """
+    layout = Layout.at(dir)
+    state = load(layout)
+    daemons = _daemons(layout, state) if state else ()
+    said = probe.nodes(state.ports) if state and daemons else None
+    dead = {d.name for d in daemons if not d.alive}
+    # The ResourceManager takes ten minutes to see that a NodeManager is gone.
+    nodes = [replace(n, state="DEAD") if n.name in dead else n for n in said or ()]
+    running = [n for n in nodes if n.state == "RUNNING"]
+    return ClusterStatus(
+        directory=str(layout.root),
+        running=any(d.alive for d in daemons),
+        healthy=bool(state and daemons and not state.missing and len(running) >= state.spec.nodes),
+        resourcemanager_answers=said is not None,
+        gpus=state.gpus if state and daemons else "none",
+        gpus_total=sum(n.gpus for n in running),
+        gpus_used=sum(n.gpus_used for n in running),
+        daemons=daemons,
+        nodes=tuple(nodes),
+    )
+
+
+def _daemons(layout: Layout, state: State) -> tuple[DaemonStatus, ...]:
+    found = []
+    for name, process in state.processes.items():
+        address, ports = address_of(name), state.ports
+        rpc = ports.get(f"{name}.rpc") or ports[f"{name}.data"]
+        found.append(
+            DaemonStatus(
+                name=name,
+                pid=process.pid,
+                alive=process.alive,
+                rpc=f"{address}:{rpc}",
+                web=f"http://{address}:{ports[f'{name}.http']}",
+                log=str(layout.log(name)),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,202 @@
+"""Displays of whatever goes on and is told of by a status: a run, a search."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, Protocol, TextIO, TypeVar
+
+from hopsgpu.core.gang import GangState
+from hopsgpu.display.nonblocking import Outlet
+from hopsgpu.display.screens import in_kernel, in_terminal
+from hopsgpu.errors import ConfigError
+
+
+class Status(Protocol):
+    """What the status of anything has."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    @property
+    def elapsed(self) -> float: ...
+
+
+# A status; and who writes lines, of a run the number of a rank.
+S = TypeVar("S", bound=Status)
+S_contra = TypeVar("S_contra", bound=Status, contravariant=True)
+W = TypeVar("W")
+W_contra = TypeVar("W_contra", contravariant=True)
+
+
+class Display(Protocol[S_contra, W_contra]):
+    """Receives states, and the output of ranks."""
+
+    def status(self, status: S_contra, /) -> None:
+        """Told of every change, and each second while it waits."""
+
+    def line(self, who: W_contra, host: str, /, *texts: str) -> None:
+        """Told of every line that a rank writes, of several at once where they come together."""
+
+
+class Teller(Protocol[S_contra, W_contra]):
+    """Puts statuses into lines."""
+
+    def news(self, status: S_contra, now: float, /) -> Iterable[str]:
+        """What is to be said of a status, a line each; nothing where it says nothing new.
+
+        Args:
+            status: the next one.
+            now: seconds, by whatever clock.
+        """
+
+    def label(self, who: W_contra, host: str, /) -> str:
+        """Whose a line is."""
+
+
+class Off:
+    """Shows nothing."""
+
+    def status(self, status: Status) -> None:
+        return
+
+    def line(self, who: object, host: str, *texts: str) -> None:
+        return
+
+
+class Told(Generic[S]):
+    """Has a function of the user's told of the states; it is told of no lines."""
+
+    def __init__(self, tell: Callable[[S], object]) -> None:
+        self._tell = tell
+
+    def status(self, status: S) -> None:
+        self._tell(status)
+
+    def line(self, who: object, host: str, *texts: str) -> None:
+        return
+
+
+class PlainLines(Generic[S, W]):
+    """Plain lines: what the ranks write on stdout, what goes on beside them on stderr.
+
+    A run waits for a reader who has stopped reading no longer than `Outlet` does.
+    """
+
+    def __init__(
+        self,
+        teller: Teller[S, W],
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._teller = teller
+        self._out = out
+        self._err = err
+        self._clock = clock
+        self._outlet = Outlet()
+
+    def status(self, status: S) -> None:
+        """Writes what is new."""
+        begin = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: "
+        said = "".join(f"{begin}{text}\n" for text in self._teller.news(status, self._clock()))
+        if said:
+            err = self._err or sys.stderr
+            self._outlet.write(err, _encodable(said, err))
+        if GangState(status.state).is_terminal:
+            self._outlet.close()
+
+    def line(self, who: W, host: str, *texts: str) -> None:
+        label = self._teller.label(who, host)
+        out = self._out or sys.stdout
+        # One write: a flush for each of two million lines would take longer than their way here.
+        text = "".join(f"[{label}] {line}\n" for line in texts)
+        self._outlet.write(out, _encodable(text, out))
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    """A terminal that knows only ASCII must not end a training that prints more."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
+class Shield(Generic[S, W]):
+    """Another display that may fail: it is then shown no more, and the run goes on.
+
+    A closed terminal must neither end a training nor keep its GPUs.
+
+    Attributes:
+        problem: why it is shown no more, or None.
+    """
+
+    def __init__(self, shown: Display[S, W]) -> None:
+        self._shown = shown
+        self.problem: str | None = None
+
+    def status(self, status: S) -> None:
+        self._tell(lambda: self._shown.status(status))
+
+    def line(self, who: W, host: str, *texts: str) -> None:
+        self._tell(lambda: self._shown.line(who, host, *texts))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        if self.problem is not None:
+            return
+        try:
+            tell()
+        except Exception as error:  # noqa: BLE001 - becomes a warning of the result
+            self.problem = f"progress was shown no more ({type(error).__name__}: {error})"
+
+
+def display_of(
+    given: object,
+    kind: str,
+    live: Callable[[], Display[S, W]],
+    lines: Callable[[], Display[S, W]],
+) -> Display[S, W]:
+    """The display that `progress=` names.
+
+    Args:
+        given: None for the one that fits: live in a notebook's cell and in a script's terminal,
+            plain lines elsewhere; "rich" for the live one, "lines", "off", or a callable, which
+            is given a status at each change.
+        kind: the status's type, for the error.
+        live: makes the live one.
+        lines: makes the one with plain lines.
+
+    Raises:
+        ConfigError: anything else, or a callable that cannot be called with one argument.
+    """
+    if given == "rich" or (given is None and (in_kernel() or in_terminal())):
+        return live()
+    if given in (None, "lines"):
+        return lines()
+    if given == "off":
+        return Off()
+    if callable(given):
+        _check_takes_one(given, kind)
+        return Told(given)
+    raise ConfigError(
+        f"progress={given!r}: 'rich', 'lines', 'off', None or a callable that takes a {kind}"
+        " is wanted"
+    )
+
+
+def _check_takes_one(given: Callable[..., object], kind: str) -> None:
+    if inspect.iscoroutinefunction(given):
+        raise ConfigError(f"progress={given!r}: a plain function is wanted, not a coroutine's")
+    try:
+        signature = inspect.signature(given)
+    except ValueError:
+        return  # a built-in that does not tell; if it fails, it is shown no more
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"progress={given!r}: a callable that takes one argument, a {kind}, is wanted ({error})"
+        ) from None

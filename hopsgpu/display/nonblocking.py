@@ -1,0 +1,181 @@
+"""Text for whoever may stop reading: a terminal held by Ctrl-S, a pager, a pipe."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import stat
+import threading
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+from hopsgpu.display.screens import in_kernel, is_proxy
+
+# A person notices no more, and a launch may lose so much.
+PATIENCE_SECONDS = 2.0
+_MOST_LEFT = 2**24
+# So many bytes a pipe takes at once that has room at all.
+_PIECE = 4096
+
+
+class Stream(Protocol):
+    """What is written to, of a TextIO."""
+
+    def write(self, text: str, /) -> object: ...
+
+    def flush(self) -> object: ...
+
+
+class Outlet:
+    """Writes to streams; where a reader is at their other end, in a thread of its own.
+
+    Who writes waits until what he gave has been taken, two seconds at most. If it has not, nobody
+    waits any more until all has been: what comes meanwhile is kept, up to 16 million characters,
+    and of more than that only the number of lines is told.
+
+    Args:
+        patience: seconds.
+        most: characters that are kept.
+    """
+
+    def __init__(self, patience: float = PATIENCE_SECONDS, most: int = _MOST_LEFT) -> None:
+        self._patience = patience
+        self._most = most
+        self._changed = threading.Condition()
+        self._left: deque[tuple[Stream, str]] = deque()
+        self._size = 0
+        self._dropped = 0
+        self._is_writing = False
+        self._is_behind = False
+        self._problem: Exception | None = None
+
+    def write(self, stream: Stream, text: str) -> None:
+        """Writes a text that ends a line.
+
+        Raises:
+            Exception: whatever kept this text or an earlier one from being written.
+        """
+        if not _has_reader(stream):
+            stream.write(text)
+            stream.flush()
+            return
+        with self._changed:
+            if self._size >= self._most:
+                self._dropped += text.count("\n")
+                return
+            self._put_note(stream)
+            self._put(stream, text)
+            if not self._is_writing:
+                self._is_writing = True
+                threading.Thread(target=self._write_all, name="hopsgpu-outlet", daemon=True).start()
+            if not self._is_behind:
+                self._is_behind = not self._wait(self._patience)
+            problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
+
+    def close(self) -> None:
+        """Has what is left written before this process ends, as Python does with its streams."""
+        with self._changed:
+            if self._is_writing:
+                atexit.unregister(self._finish)
+                atexit.register(self._finish)
+
+    def _finish(self) -> None:
+        with self._changed:
+            self._wait(None)
+
+    def _wait(self, seconds: float | None) -> bool:
+        return self._changed.wait_for(lambda: not self._is_writing, seconds)
+
+    def _put(self, stream: Stream, text: str) -> None:
+        self._left.append((stream, text))
+        self._size += len(text)
+
+    def _put_note(self, stream: Stream) -> None:
+        if self._dropped:
+            told, self._dropped = self._dropped, 0
+            self._put(stream, f"hopsgpu: {told:,} lines are not shown, for nobody read them here\n")
+
+    def _next(self, taken: tuple[Stream, str] | None) -> tuple[Stream, str] | None:
+        """What is to be written after the last one."""
+        with self._changed:
+            if taken is not None:
+                self._size -= len(taken[1])
+                if not self._left:
+                    self._put_note(taken[0])
+            if self._left:
+                return self._left.popleft()
+            self._rest(None)
+            return None
+
+    def _rest(self, problem: Exception | None) -> None:
+        self._problem = problem
+        self._is_writing = self._is_behind = False
+        self._size = self._dropped = 0
+        self._left.clear()
+        self._changed.notify_all()
+
+    def _write_all(self) -> None:
+        """The thread's body."""
+        taken = None
+        try:
+            while (taken := self._next(taken)) is not None:
+                _write(*taken)
+        except Exception as error:  # noqa: BLE001 - raised where something is written
+            with self._changed:
+                self._rest(error)
+
+
+def _write(stream: Stream, text: str) -> None:
+    if is_proxy(stream):  # it waits by itself
+        stream.write(text)
+        stream.flush()
+        return
+    for piece in _pieces(text):
+        # Who waited inside of it would have its lock, which Python wants when it ends.
+        wait_for_room(_descriptor(stream))
+        stream.write(piece)
+        stream.flush()
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """At most 4096 bytes each, cut behind a line where there is one."""
+    begin, most = 0, _PIECE if text.isascii() else _PIECE // 4
+    while begin < len(text):
+        end = text.rfind("\n", begin, begin + most) + 1 or begin + most
+        yield text[begin:end]
+        begin = end
+
+
+def wait_for_room(descriptor: int, seconds: float | None = None) -> bool:
+    """Waits until a terminal or a pipe takes something; False where it did not in time."""
+    if descriptor < 0:
+        return True
+    poll = select.poll()
+    # A reader that is gone, or a descriptor that was closed, counts as room: who writes is told.
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+
+def _descriptor(stream: Stream) -> int:
+    """The stream's, or -1."""
+    try:
+        return int(stream.fileno())  # type: ignore[attr-defined]
+    except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
+        return -1
+
+
+def _has_reader(stream: Stream) -> bool:
+    """Whether there is one who may stop reading."""
+    descriptor = _descriptor(stream)
+    # In a kernel it would be another one's: what is written goes to the notebook.
+    if descriptor < 0 or in_kernel():
+        return False
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return os.isatty(descriptor) or stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

@@ -1,0 +1,111 @@
+"""What cell and terminal say in the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hopsgpu.core.gang import ENDS, GangState
+from hopsgpu.core.results import RunStatus, Timeline
+from hopsgpu.display.picture import Gpu, Picture, Plot, Row
+from hopsgpu.units import counted
+
+_GIB = 2**30
+_UUID = 12
+
+
+def phase(picture: Picture) -> str:
+    """The state, and which attempt it is."""
+    status = picture.status
+    told = state(status.state)
+    return f"{told} (attempt {status.attempt})" if status.attempt else told
+
+
+def state(name: str) -> str:
+    """A state, as a person reads it."""
+    return "starting ranks" if name == GangState.STARTING.value else name
+
+
+def lasted(timeline: Timeline) -> list[str]:
+    """How long a run took for each of its phases."""
+    return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
+
+
+def below(status: RunStatus) -> list[str]:
+    """What is said beside the state: why it waits, or at the end how long it took for what."""
+    if GangState(status.state) in ENDS:
+        return lasted(status.timeline)
+    return [status.waiting_for] if status.waiting_for else []
+
+
+def gang(status: RunStatus) -> str:
+    """How much of the gang is there, and where; "" where that says nothing."""
+    if not status.granted_hosts and status.state != "waiting":
+        return ""
+    hosts = sorted(set(status.granted_hosts))
+    more = f" and {len(hosts) - 6} more" if len(hosts) > 6 else ""
+    on = f" on {', '.join(hosts[:6])}{more}" if hosts else ""
+    return f"{status.granted} of {counted(status.wanted, 'executor')}{on}"
+
+
+def seconds(elapsed: float) -> str:
+    """As people say it: 12.3 s, 4 min 05 s, 2 h 03 min."""
+    if elapsed < 100:
+        return f"{elapsed:.1f} s"
+    minutes, rest = divmod(round(elapsed), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02} s"
+    return f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def measured(plot: Plot) -> str:
+    """A metric's last value, and its range over the ranks."""
+    if plot.least == plot.most:
+        return f"{plot.value:.4g}"
+    return f"{plot.value:.4g} ({plot.least:.4g} to {plot.most:.4g})"
+
+
+def scale(plot: Plot) -> tuple[str, str]:
+    """What a plot's first and last step are."""
+    first, last = plot.steps
+    return f"step {first:,g}", f"{last:,g}"
+
+
+def says_something(rows: Sequence[Row]) -> bool:
+    """Whether a table of ranks would tell more than that there are some."""
+    return any(row.host or row.ended or row.step is not None or row.gpu for row in rows)
+
+
+def use(gpu: Gpu | None) -> tuple[str, str]:
+    """Utilisation and memory of a rank's GPUs."""
+    if gpu is None:
+        return "", ""
+    busy = "" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
+    if gpu.memory_used is None:
+        return busy, ""
+    of = "" if gpu.memory_total is None else f" of {gpu.memory_total / _GIB:.1f}"
+    return busy, f"{gpu.memory_used / _GIB:.1f}{of} GiB"
+
+
+def uuid(gpu: str) -> str:
+    """As much of a GPU's UUID as tells it from others."""
+    return gpu[:_UUID]
+
+
+def others(picture: Picture, shown: int) -> str:
+    """What is said of ranks without a row; "" without any.
+
+    Args:
+        picture: of the run.
+        shown: how many have one.
+    """
+    left = picture.ranks - shown
+    if left <= 0:
+        return ""
+    busy = picture.utilisations
+    mean = f"; GPU utilisation of all: {sum(busy) / len(busy):.0%} on average" if busy else ""
+    return f"and {left:,} more {'rank' if left == 1 else 'ranks'}{mean}"
+
+
+def whole_log(run_id: str) -> str:
+    """Where lines are that are shown no more."""
+    return f"whole logs: hopsgpu logs {run_id}"

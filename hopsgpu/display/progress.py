@@ -1,0 +1,165 @@
+"""What a person sees of a run, and of a search, while it goes on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol, TextIO
+
+from hopsgpu.core.gang import ENDS, GangState
+from hopsgpu.core.results import RunStatus
+from hopsgpu.core.trials import SearchStatus, Writer
+from hopsgpu.display.base import Display, Off, PlainLines, Shield, display_of
+from hopsgpu.units import counted
+
+__all__ = [
+    "Lines",
+    "Off",
+    "Progress",
+    "SearchProgress",
+    "Shielded",
+    "ShieldedSearch",
+    "describe",
+    "progress_of",
+    "search_progress_of",
+]
+
+_REPEAT_SECONDS = 10.0
+_MOST_TOLD = 6
+# States in which much changes that nobody must see at once.
+_SELDOM = ("preparing", "starting", "running")
+
+# Of a run: who writes lines is the number of a rank.
+Progress = Display[RunStatus, int]
+Shielded = Shield[RunStatus, int]
+
+
+class SearchProgress(Protocol):
+    """Receives a search's states and the output of its trials' ranks."""
+
+    def status(self, status: SearchStatus) -> None:
+        """Told of every change, and each second while it waits."""
+
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
+        """Told of every line that a rank writes, of several at once where they come together."""
+
+
+class _RunTeller:
+    """A run in lines: one for each change; of metrics and data one every 10 s."""
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._last = ""
+        self._said = float("-inf")
+
+    def news(self, status: RunStatus, now: float) -> Iterable[str]:
+        text = describe(status)
+        goes_on = status.state == self._state and status.state in _SELDOM
+        is_news = text != self._last and not goes_on
+        # A wait is told of as often.
+        if not is_news and now - self._said < _REPEAT_SECONDS:
+            return []
+        self._state, self._last, self._said = status.state, text, now
+        return [text]
+
+    def label(self, who: int, host: str) -> str:
+        return f"rank {who} {host}"
+
+
+class Lines(PlainLines[RunStatus, int]):
+    """Plain lines of a run."""
+
+    def __init__(
+        self,
+        out: TextIO | None = None,
+        err: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(_RunTeller(), out, err, clock)
+
+
+class ShieldedSearch:
+    """A search's display that may fail, as `Shield` has it; a SearchProgress.
+
+    Args:
+        shown: the display.
+    """
+
+    def __init__(self, shown: Display[SearchStatus, Writer]) -> None:
+        self._shield = Shield(shown)
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is shown no more, or None."""
+        return self._shield.problem
+
+    def status(self, status: SearchStatus) -> None:
+        self._shield.status(status)
+
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
+        self._shield.line(Writer(trial, rank), host, *texts)
+
+
+def describe(status: RunStatus) -> str:
+    """A status in a line."""
+    if status.state in ("requested", "waiting"):
+        hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
+        why = f"; {status.waiting_for}" if status.waiting_for else ""
+        gang = f"{counted(status.wanted, 'executor')} {'is' if status.wanted == 1 else 'are'}"
+        return f"waiting: {status.granted} of {gang} here{hosts}{why}"
+    if status.state == "preparing":
+        return status.waiting_for
+    again = f" (attempt {status.attempt})" if status.attempt else ""
+    if status.state in ("granted", "ready"):
+        hosts = ", ".join(status.granted_hosts)
+        return f"{status.state}: {counted(status.wanted, 'executor')} on {hosts}{again}"
+    if status.state == "starting":
+        return f"starting ranks{again}{f': {why}' if (why := status.waiting_for) else ''}"
+    if status.state == "running":
+        return f"running{again}{_measured(status)}"
+    lasted = ", ".join(f"{word} {took:.1f} s" for word, took in status.timeline.phases())
+    if GangState(status.state) in ENDS and lasted:
+        return f"{status.state}: {lasted}"
+    return status.state
+
+
+def _measured(status: RunStatus) -> str:
+    """What rank 0 reported last."""
+    reported = status.metrics[0] if status.metrics else {}
+    told = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
+    return f": {', '.join(told[:_MOST_TOLD])}" if told else ""
+
+
+def progress_of(given: object) -> Shielded:
+    """The display of a run that `progress=` names; see `display_of`.
+
+    Raises:
+        ConfigError: it names none.
+    """
+
+    def live() -> Progress:
+        from hopsgpu.display.live import Live
+
+        return Live()
+
+    return Shielded(display_of(given, "RunStatus", live, Lines))
+
+
+def search_progress_of(given: object) -> ShieldedSearch:
+    """The display of a search that `progress=` names; see `display_of`.
+
+    Raises:
+        ConfigError: it names none.
+    """
+
+    def live() -> Display[SearchStatus, Writer]:
+        from hopsgpu.display.live import LiveSearch
+
+        return LiveSearch()
+
+    def lines() -> Display[SearchStatus, Writer]:
+        from hopsgpu.display.search_phrases import SearchTeller
+
+        return PlainLines(SearchTeller())
+
+    return ShieldedSearch(display_of(given, "SearchStatus", live, lines))

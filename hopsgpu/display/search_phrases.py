@@ -1,0 +1,197 @@
+"""What lines, cell, terminal and page say of a search in the same words."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.html import plain
+from hopsgpu.core.trials import (
+    COMPLETE,
+    FAILED,
+    PRUNED,
+    Best,
+    SearchResult,
+    SearchStatus,
+    TrialReport,
+    Writer,
+)
+from hopsgpu.display.phrases import seconds, state, uuid
+from hopsgpu.units import counted
+
+_REPEAT_SECONDS = 10.0
+# Reasons to wait have numbers in them, which change more often than a person reads.
+_LEAST_SECONDS = 1.0
+_LONGEST = 80
+_LONGEST_VALUE = 24
+_LONGEST_ERROR = 200
+_MOST_PARAMS = 12
+_MOST_GPUS = 2
+_TRACEBACK = "Traceback (most recent call last)"
+_LOG = "whole log: "
+WHOLE_LOGS = "whole logs: `log` of each of the result's trials"
+
+
+def number(value: object) -> str:
+    """A value of a parameter or a metric, short; of a text the begin."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    # Of an empty text nothing would be seen, as of `ablate`'s whole.
+    return plain(str(value), _LONGEST_VALUE) or "''"
+
+
+def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
+    """The first parameters with their values."""
+    some = itertools.islice(params.items(), _MOST_PARAMS)
+    told = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
+    return plain(told if len(params) <= _MOST_PARAMS else f"{told}, …", longest)
+
+
+def gpus(uuids: str) -> str:
+    """A trial's GPUs."""
+    listed = uuids.split(",") if uuids else []
+    if len(listed) > _MOST_GPUS:
+        return f"{len(listed)} GPUs"
+    return ", ".join(map(uuid, listed))
+
+
+def why(trial: TrialReport) -> str:
+    """What failed, in a line: the end of the user's traceback, or else where and how."""
+    lines = [line for line in trial.error.splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(_LOG)]
+    if not lines:
+        return ""
+    has_traceback = any(line.startswith(_TRACEBACK) for line in lines)
+    return plain(lines[-1 if has_traceback else 0].strip(), _LONGEST_ERROR)
+
+
+def measure(trial: TrialReport) -> str:
+    """What a trial has come to."""
+    if trial.state == FAILED:
+        return why(trial)
+    value = "" if trial.value is None else number(float(trial.value))
+    at = f" at step {trial.step}" if trial.state == PRUNED and trial.step is not None else ""
+    return f"{value}{at}"
+
+
+def end_of(trial: TrialReport, best: Best | None) -> str:
+    """A trial that has ended, in a line."""
+    is_best = best is not None and best.number == trial.number
+    told = measure(trial)
+    begin = f"trial {trial.number} {trial.state}{f': {told}' if told else ''}"
+    took = "" if trial.duration is None else seconds(trial.duration)
+    at = " ".join(part for part in (plain(trial.host, 60), gpus(trial.gpu)) if part)
+    place = " on ".join(part for part in (took, at) if part)
+    parts = [f"{begin}{' (best so far)' if is_best else ''}", shortened(trial.params), place]
+    return ", ".join(part for part in parts if part)
+
+
+def ends(wanted: int, states: Mapping[str, int]) -> str:
+    """How many trials have ended, and how."""
+    told = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
+    count = sum(states.get(name, 0) for name in (COMPLETE, PRUNED, FAILED))
+    shown = ", ".join(part for part in told if not part.startswith("0 "))
+    of = (
+        f"{count:,} of {wanted:,} trials"
+        if count != wanted
+        else f"{count:,} trial{'s' * (count != 1)}"
+    )
+    return f"{of}: {shown}" if shown else of
+
+
+def states_of(status: SearchStatus) -> Mapping[str, int]:
+    """How many trials have ended in each way."""
+    return {COMPLETE: status.complete, PRUNED: status.pruned, FAILED: status.failed}
+
+
+def held(status: SearchStatus) -> str:
+    """Executors that are here, of those that it may have."""
+    return f"{status.executors} of at most {counted(status.most, 'executor')}"
+
+
+def held_gpus(status: SearchStatus) -> str:
+    """GPUs that are here, of those that it may have, or executors; "" where that says nothing."""
+    if not status.most or GangState(status.state).is_terminal:
+        return ""
+    if not status.gpus:
+        return held(status)
+    return (
+        f"{status.executors * status.gpus} of at most {counted(status.most * status.gpus, 'GPU')}"
+    )
+
+
+def unit(status: SearchStatus) -> str:
+    """What is held and used."""
+    return "GPUs" if status.gpus else "executors"
+
+
+def best_of(found: SearchStatus | SearchResult) -> str:
+    """The best value and whose it is; "" without any."""
+    best = found.best
+    if best is None:
+        return ""
+    name = f"{plain(found.metric, 40)} " if found.metric else ""
+    return f"best {name}{number(float(best.value))} (trial {best.number})"
+
+
+def summary(status: SearchStatus) -> str:
+    """A search in a line."""
+    counts = ends(status.wanted, states_of(status))
+    if GangState(status.state).is_terminal or status.state == "releasing":
+        parts = [f"{status.state}: {counts}", best_of(status)]
+    elif status.state == "running":
+        running = f"{len(status.running)} running on {held(status)}"
+        parts = [counts, running, best_of(status), status.waiting_for]
+    else:
+        here = held(status) if status.most and status.state == "waiting" else ""
+        before = counts if status.ended else ""
+        begin = f"{state(status.state)}: {here or before}"
+        parts = [begin, before if here else "", status.waiting_for]
+    return "; ".join(part for part in parts if part).removesuffix(": ")
+
+
+class SearchTeller:
+    """A search in lines: the trials that have ended, what it waits for, how it stands every 10 s.
+
+    Trials that had ended before the first status are told of in numbers alone.
+    """
+
+    def __init__(self) -> None:
+        self._state = ""
+        self._why = ""
+        self._said = float("-inf")
+        self._ended: int | None = None
+        self._told: frozenset[int] = frozenset()
+        self._workers = 1
+
+    def news(self, status: SearchStatus, now: float) -> Iterable[str]:
+        self._workers = status.workers
+        lines = self._ends(status)
+        ago = now - self._said
+        has_reason = status.waiting_for != self._why and ago >= _LEAST_SECONDS
+        if status.state != self._state or has_reason or ago >= _REPEAT_SECONDS:
+            self._state, self._why, self._said = status.state, status.waiting_for, now
+            lines.append(summary(status))
+        return lines
+
+    def _ends(self, status: SearchStatus) -> list[str]:
+        news = [trial for trial in status.recent if trial.number not in self._told]
+        before, self._ended = self._ended, status.ended
+        self._told = frozenset(trial.number for trial in status.recent)
+        if before is None:
+            return []
+        # More may have ended than a status has room for.
+        missed = status.ended - before - len(news)
+        said = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
+        return said + [end_of(trial, status.best) for trial in news]
+
+    def label(self, who: Writer, host: str) -> str:
+        return label(who, host, self._workers)
+
+
+def label(who: Writer, host: str, workers: int) -> str:
+    """Whose a line is."""
+    rank = f" rank {who.rank}" if workers > 1 or who.rank else ""
+    return f"trial {who.trial}{rank} {host}"

@@ -1,0 +1,113 @@
+"""All checks, the quick ones first; each is given as soon as it is known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+
+from hopsgpu.backends.spark.submission import spark_defaults
+from hopsgpu.doctor import (
+    facts as gather,
+)
+from hopsgpu.doctor import (
+    lake_checks,
+    machine_checks,
+    node_checks,
+    settings_checks,
+    yarn_checks,
+)
+from hopsgpu.doctor.report import Check, unknown, wrong
+from hopsgpu.doctor.yarn_checks import Yarn
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.storage.bounded_calls import Bounded
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
+
+_YARN = ("calculator", "gpus", "node managers", "queue")
+_LAKE_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What to look at.
+
+    Attributes:
+        conf: Spark properties of the session, as for hopsgpu.session().
+        session: whether to start a Spark application.
+        seconds: to wait for containers on the nodes.
+    """
+
+    conf: Mapping[str, str]
+    session: bool
+    seconds: float
+
+    def checks(self) -> Iterator[Check]:
+        """Every check, in an order in which causes come before what they cause."""
+        try:
+            defaults, unread = spark_defaults(os.environ), None
+        except ConfigError as error:
+            defaults, unread = {}, str(error)
+        own = {**defaults, **self.conf}
+        here = gather.machine_facts(os.environ, own)
+        yield machine_checks.check_java(here)
+        yield machine_checks.check_spark(here)
+        yield machine_checks.check_python(here)
+        client, setting = gather.client_facts(os.environ)
+        yield machine_checks.check_hadoop_conf(client)
+        found = None
+        if not client.problem:  # else nothing is known that could be looked at
+            yield machine_checks.check_resource_types(client)
+            found = yield from self._yarn(setting, own)
+        if unread is not None:
+            yield wrong("settings", unread, "make it readable, or set SPARK_CONF_DIR")
+        else:
+            gpus = 0 if found is None else len(found.gpus.nodes)
+            yield settings_checks.check_settings(defaults, self.conf, gpus)
+        root = gather.lake_root(own, os.environ, setting)
+        if not client.problem or not root.startswith("file:"):
+            yield self._lake(root, client)
+        if self.session and not client.problem:
+            label = own.get("spark.yarn.executor.nodeLabelExpression", "")
+            yield from self._session(found, setting, here, label)
+
+    def _yarn(
+        self, setting: gather.Setting, own: Mapping[str, str]
+    ) -> Generator[Check, None, Yarn | None]:
+        try:
+            found = gather.yarn_facts(setting)
+        except HopsGpuError as error:
+            yield wrong("yarn", str(error), "start YARN, or mend HADOOP_CONF_DIR")
+            yield from (unknown(name, "the ResourceManager does not answer") for name in _YARN)
+            return None
+        yield yarn_checks.check_manager(found)
+        yield yarn_checks.check_calculator(found)
+        yield yarn_checks.check_gpus(found)
+        yield yarn_checks.check_node_managers(found)
+        yield yarn_checks.check_submission(found, own.get("spark.yarn.queue", "default"))
+        return found
+
+    def _lake(self, root: str, client: machine_checks.Client) -> Check:
+        if client.filesystem is None and root.startswith("file:"):
+            return unknown("hdfs", "the Hadoop configuration names none")
+        try:
+            facts = Bounded("hopsgpu-lake", lambda: gather.lake_facts(root)).result(_LAKE_SECONDS)
+        except TimeoutError:
+            facts = lake_checks.LakeFacts(
+                root, f"it was given up after {_LAKE_SECONDS:.0f} s", None
+            )
+        return lake_checks.check_lake(facts)
+
+    def _session(
+        self, found: Yarn | None, setting: gather.Setting, here: machine_checks.Machine, label: str
+    ) -> Iterator[Check]:
+        if found is None or not found.gpus.nodes:
+            why = "the ResourceManager does not answer" if found is None else "no node has GPUs"
+            names = ("session", "gang", *node_checks.NAMES)
+            yield from (unknown(name, f"not tried: {why}") for name in names)
+            return
+        # Spark is imported from here on.
+        from hopsgpu.doctor.session_checks import Sessions
+
+        manager = ResourceManager(web_addresses(setting))
+        sessions = Sessions(found, setting, manager, here, self.conf, label, self.seconds)
+        yield from sessions.checks()

@@ -1,0 +1,155 @@
+"""Facts that need no Spark application: this machine, YARN over REST, the lake."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from hopsgpu.backends.inventory import Observer, own_name
+from hopsgpu.devcluster.admin import site_properties
+from hopsgpu.devcluster.java import java_of_spark
+from hopsgpu.doctor.lake_checks import LakeFacts
+from hopsgpu.doctor.machine_checks import Client, Machine
+from hopsgpu.doctor.node_probe import jar_version
+from hopsgpu.doctor.yarn_checks import Yarn
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.root import root_on
+from hopsgpu.yarn.hadoop_conf import HadoopConf
+from hopsgpu.yarn.resource_manager import ResourceManager, understood, web_addresses
+from hopsgpu.yarn.resources import GPU
+
+Setting = Callable[[str], str | None]
+
+
+def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Machine:
+    """What drivers would run with here.
+
+    Args:
+        environ: of the process.
+        settings: Spark properties of the session.
+    """
+    found = java_of_spark(environ)
+    if found is None:
+        version, at = None, "JAVA_HOME is not set and there is no java on the PATH"
+    else:
+        origin, binary, java = found
+        version, at = (java.version if java else None), f"{binary}, by {origin}"
+    home = _spark_home(environ)
+    return Machine(
+        java=version,
+        java_at=at,
+        python=platform.python_version(),
+        executors_python=_executors_python(environ, settings),
+        pyspark=_pyspark(),
+        spark=jar_version(Path(home, "jars")) if home else None,
+        spark_home=home,
+    )
+
+
+def _executors_python(environ: Mapping[str, str], settings: Mapping[str, str]) -> str:
+    if named := settings.get("spark.pyspark.python"):
+        return f"{named} (spark.pyspark.python)"
+    if named := environ.get("PYSPARK_PYTHON"):
+        return f"{named} (PYSPARK_PYTHON)"
+    return f"{sys.executable} (this one)"
+
+
+def _spark_home(environ: Mapping[str, str]) -> str:
+    if named := environ.get("SPARK_HOME"):
+        return named
+    spec = importlib.util.find_spec("pyspark")
+    if spec is not None and spec.origin is not None:
+        return str(Path(spec.origin).parent)
+    submit = shutil.which("spark-submit", path=environ.get("PATH"))
+    return str(Path(submit).resolve().parents[1]) if submit else ""
+
+
+def _pyspark() -> str | None:
+    try:
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def client_facts(environ: Mapping[str, str]) -> tuple[Client, Setting]:
+    """The Hadoop configuration here, and what gives its properties."""
+    named = (environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
+    places = tuple(dict.fromkeys(place for n in named for place in n.split(os.pathsep) if place))
+    try:
+        setting = HadoopConf.load(environ).get
+        types = _types(places, setting)
+    except ConfigError as error:
+        return Client(places, str(error), None, (), None), lambda name: None
+    return Client(places, "", setting("fs.defaultFS"), web_addresses(setting), types), setting
+
+
+def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
+    """`yarn.resource-types`: of resource-types.xml, as YARN reads it, else of the other files."""
+    file = next((f for place in places if (f := Path(place, "resource-types.xml")).is_file()), None)
+    own = None if file is None else site_properties(file).get("yarn.resource-types")
+    said = own or setting("yarn.resource-types")
+    return None if said is None else tuple(part.strip() for part in said.split(",") if part.strip())
+
+
+@understood()
+def yarn_facts(setting: Setting) -> Yarn:
+    """What the ResourceManager tells.
+
+    Raises:
+        HopsGpuError: it does not answer, or not to us.
+    """
+    manager = ResourceManager(web_addresses(setting))
+    said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
+    info = manager.ask("/ws/v1/cluster/info")["clusterInfo"]
+    metrics = manager.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
+    whole = metrics.get("totalClusterResourcesAcrossPartition") or {}
+    kinds = (whole.get("resourceInformations") or {}).get("resourceInformation") or []
+    nodes = manager.nodes()
+    return Yarn(
+        address=", ".join(manager.addresses),
+        version=str(info.get("resourceManagerVersion", "")),
+        scheduler=said["type"],
+        policy=str((said.get("rootQueue") or {}).get("schedulingPolicy", "")),
+        # Only a CapacityScheduler sums up what all nodes have (Hadoop's ClusterMetricsInfo).
+        knows_gpus=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
+        gpus=Observer(setting).look(),
+        nodes=nodes,
+        queues=manager.queues(),
+    )
+
+
+def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
+    """Where runs and models go, as a session finds it."""
+    named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
+    user = environ.get("HADOOP_USER_NAME") or own_name()
+    return root_on(named, setting("fs.defaultFS"), user)
+
+
+def lake_facts(root: str) -> LakeFacts:
+    """Writes, renames, reads back and removes a small file."""
+    began = time.monotonic()
+    content = secrets.token_bytes(1024)
+    try:
+        home = Lake(root, quick=True)
+        home.make()
+        first, second = (home / f".doctor-{secrets.token_hex(6)}-{n}" for n in ("a", "b"))
+        try:
+            first.write(content)
+            moved = first.rename(second)
+            same = second.read() == content
+        finally:
+            first.remove()
+            second.remove()
+    except HopsGpuError as error:
+        return LakeFacts(root, str(error), time.monotonic() - began)
+    problem = "" if moved and same else "a file that was renamed there is not what was written"
+    return LakeFacts(root, problem, time.monotonic() - began)

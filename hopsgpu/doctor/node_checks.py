@@ -1,0 +1,268 @@
+"""What containers on the nodes have seen. Checks are pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from hopsgpu.doctor.node_probe import Framework, NodeFacts
+from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
+from hopsgpu.frameworks.cuda import oldest_driver, version_of
+from hopsgpu.gpu.node.health import BAD, HEALTHY
+from hopsgpu.units import counted
+
+NAMES = (
+    "discovery",
+    "executor python",
+    "executor java",
+    "executor spark",
+    "gpu leases",
+    "isolation",
+    "gpu events",
+    "cuda",
+)
+_DISCOVERY = (
+    "each node with GPUs wants python3 on the PATH of its containers, and NVIDIA's driver with"
+    " nvidia-smi"
+)
+
+
+def check_nodes(
+    facts: Sequence[NodeFacts],
+    failed: Mapping[str, str],
+    skipped: Mapping[str, str],
+    problem: str,
+    *,
+    python: str,
+    spark: str,
+    totals: Mapping[str, int],
+) -> tuple[Check, ...]:
+    """All checks of what was seen in containers.
+
+    Args:
+        facts: of the nodes on which a container was had.
+        failed: by host, what went wrong on nodes where it should have been had.
+        skipped: by host, why no container was asked for.
+        problem: what ended the gang, or "".
+        python: version of the driver's Python.
+        spark: of the driver's Spark.
+        totals: GPUs that YARN has, by host.
+    """
+    found = [check_discovery(facts, failed, skipped)]
+    if not facts:
+        rest = [unknown(name, "no node could be looked at") for name in NAMES[1:]]
+        if other := other_python(problem):
+            rest[0] = wrong(
+                NAMES[1], f"the driver runs Python {python}, they {other}", _python(python)
+            )
+        return (*found, *rest)
+    return (
+        *found,
+        check_executor_python(facts, python),
+        check_executor_java(facts),
+        check_executor_spark(facts, spark),
+        check_leases(facts),
+        check_isolation(facts, totals),
+        check_gpu_events(facts),
+        check_cuda(facts),
+    )
+
+
+def check_discovery(
+    facts: Sequence[NodeFacts], failed: Mapping[str, str], skipped: Mapping[str, str]
+) -> Check:
+    """Whether the discovery script gives out GPUs on each node."""
+    name = NAMES[0]
+    nothing = {n.host: "the script left no list of GPUs" for n in facts if not n.gpus}
+    ill = [
+        f"{node.host}: {gpu.address} ({gpu.name}) is {gpu.state}: {gpu.reason}"
+        for node in facts
+        for gpu in node.gpus
+        if gpu.state != HEALTHY
+    ]
+    reasons: dict[str, list[str]] = {}
+    for host, why in skipped.items():
+        reasons.setdefault(why, []).append(host)
+    unseen = [f"{listed(hosts)} not checked: {why}" for why, hosts in reasons.items()]
+    broken = [f"{host}: {why}" for host, why in sorted({**failed, **nothing}.items())]
+    well = [node for node in facts if node.gpus]
+    where = listed(node.host for node in well)
+    seen = f"ran on {counted(len(well), 'node')} ({where})" if well else "ran nowhere"
+    if broken:
+        return wrong(
+            name,
+            f"{seen}, and not on {listed(sorted({**failed, **nothing}))}",
+            _DISCOVERY,
+            broken + ill + unseen,
+        )
+    if any(gpu.state == BAD for node in facts for gpu in node.gpus):
+        return wrong(name, f"{seen}; not all GPUs are well", "see to these GPUs", ill + unseen)
+    if unseen:
+        return unknown(name, f"{seen}; {len(skipped)} not checked", "", ill + unseen)
+    return ok(name, seen, ill)
+
+
+def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
+    """Whether the executors' Python is the driver's, but for the patch."""
+    name = NAMES[1]
+    other = [node for node in facts if version_of(node.python)[:2] != version_of(driver)[:2]]
+    if other:
+        return wrong(
+            name,
+            f"the driver runs Python {driver}, and {listed(n.host for n in other)} another",
+            _python(driver),
+            (f"{node.host}: Python {node.python} ({node.executable})" for node in other),
+        )
+    return ok(name, _told(facts, lambda node: f"{node.python} ({node.executable})"))
+
+
+def _python(driver: str) -> str:
+    minor = ".".join(driver.split(".")[:2])
+    return f"PYSPARK_PYTHON (or spark.pyspark.python) = a Python {minor} that every node has"
+
+
+def other_python(problem: str) -> str | None:
+    """The minor version of the executors' Python, where Spark refused it for that; else None."""
+    found = re.search(r"Python in worker has different version: (\d+\.\d+)", problem)
+    return found[1] if found else None
+
+
+def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
+    """Which Java the executors run; that they run shows that Spark takes it."""
+    if not any(node.java for node in facts):
+        return unknown(NAMES[2], "the nodes' JAVA_HOME does not tell")
+    return ok(NAMES[2], _told(facts, lambda node: node.java or "not told"))
+
+
+def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
+    """Whether the executors' Spark is the driver's."""
+    name = NAMES[3]
+    other = [node for node in facts if node.spark not in ("", driver)]
+    if other:
+        return wrong(
+            name,
+            f"the driver runs Spark {driver}, and {listed(n.host for n in other)} another",
+            f"spark.yarn.archive (or spark.yarn.jars) = the jars of Spark {driver}",
+            (f"{node.host}: Spark {node.spark}" for node in other),
+        )
+    if not any(node.spark for node in facts):
+        return unknown(name, "the executors' class path does not tell")
+    return ok(name, _told(facts, lambda node: node.spark or "not told"))
+
+
+def check_leases(facts: Sequence[NodeFacts]) -> Check:
+    """Whether all users of a node can lease its GPUs in one directory."""
+    name = NAMES[4]
+    broken = [f"{node.host}: {node.leases.problem}" for node in facts if node.leases.problem]
+    if broken:
+        return wrong(
+            name,
+            f"the directory of leases serves not all users on {counted(len(broken), 'node')}",
+            "make it as root, mode 1777; yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR of the nodes"
+            " names another, for all containers",
+            broken,
+        )
+    return ok(name, _told(facts, lambda node: f"{node.leases.path}, sticky and writable"))
+
+
+def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Check:
+    """Whether a container sees its own GPUs only; both is fine, and good to know."""
+    name = NAMES[5]
+
+    def told(node: NodeFacts) -> str | None:
+        if node.isolated:
+            return "on"
+        if node.visible is None or totals.get(node.host, 0) <= len(node.gpus):
+            return None  # it has all that there are
+        return "off" if node.visible > len(node.gpus) else "on"
+
+    kinds = {node.host: told(node) for node in facts}
+    off = [host for host, kind in kinds.items() if kind == "off"]
+    on = [host for host, kind in kinds.items() if kind == "on"]
+    if off:
+        rest = f"; on: {listed(on)}" if on else ""
+        return ok(
+            name,
+            f"off: {listed(off)}{rest}; leases keep hopsgpu's executors apart, and no others",
+        )
+    if on:
+        return ok(name, f"on: {listed(on)}")
+    return unknown(name, "no container could have seen more GPUs than it was given")
+
+
+def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
+    """Whether what befalls GPUs while ranks train is noticed, which takes NVML."""
+    name = NAMES[6]
+    bare = [node for node in facts if not node.nvml]
+    if not bare:
+        return ok(name, _told(facts, lambda node: f"nvidia-ml-py {node.nvml}"))
+    where = listed(node.host for node in bare)
+    if all(gpu.simulated for node in bare for gpu in node.gpus):
+        return unknown(name, f"no nvidia-ml-py on {where}, whose GPUs are simulated")
+    return wrong(
+        name,
+        f"no nvidia-ml-py on {where}: nvidia-smi gives out the GPUs there, but XIDs and lost GPUs"
+        " are not noticed during training, and no utilisation is measured",
+        "pip install nvidia-ml-py into the executors' Python",
+        (f"{node.host}: {node.executable}" for node in bare),
+    )
+
+
+def check_cuda(facts: Sequence[NodeFacts]) -> Check:
+    """Whether each node's driver runs the CUDA that the executors' frameworks were built with."""
+    name = NAMES[7]
+    gpus = [gpu for node in facts for gpu in node.gpus]
+    if not gpus:
+        return unknown(name, "no GPU was given out")
+    if all(gpu.simulated for gpu in gpus):
+        built = _told(facts, lambda node: _all_built(node) or "no framework")
+        return unknown(name, f"these GPUs are simulated and have no driver ({built})")
+    problems = [text for node in facts for text in _cuda_problems(node)]
+    if problems:
+        return wrong(
+            name,
+            f"the executors' Python and the driver do not fit on {counted(len(problems), 'count')}",
+            "install a newer NVIDIA driver on these nodes, or a framework built with an older CUDA"
+            " into the executors' Python",
+            problems,
+        )
+    bare = [node.host for node in facts if not node.frameworks]
+    if bare:
+        return unknown(name, f"no torch, tensorflow or jax on {listed(bare)}")
+    return ok(
+        name, _told(facts, lambda node: f"{_all_built(node)}; driver {listed(_drivers(node))}")
+    )
+
+
+def _cuda_problems(node: NodeFacts) -> Iterable[str]:
+    with_cuda = [framework for framework in node.frameworks if framework.cuda]
+    if node.frameworks and not with_cuda:
+        yield f"{node.host}: {_all_built(node)}: they would train on the CPU"
+    for framework in with_cuda:
+        oldest = oldest_driver(framework.cuda)
+        for driver in _drivers(node):
+            if oldest is not None and version_of(driver) < version_of(oldest):
+                yield f"{node.host}: {_built(framework)} wants driver {oldest}, and it has {driver}"
+
+
+def _drivers(node: NodeFacts) -> list[str]:
+    return sorted({gpu.driver for gpu in node.gpus if gpu.driver and not gpu.simulated})
+
+
+def _all_built(node: NodeFacts) -> str:
+    return listed(map(_built, node.frameworks))
+
+
+def _built(framework: Framework) -> str:
+    cuda = f"CUDA {framework.cuda}" if framework.cuda else "no CUDA"
+    return f"{framework.name} {framework.version} ({cuda})"
+
+
+def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
+    """What nodes tell, once where they all tell the same."""
+    said: dict[str, list[str]] = {}
+    for node in facts:
+        said.setdefault(tell(node), []).append(node.host)
+    if len(said) == 1:
+        return next(iter(said))
+    return "; ".join(f"{listed(hosts)}: {text}" for text, hosts in said.items())

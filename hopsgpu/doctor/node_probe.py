@@ -1,0 +1,185 @@
+"""What a node looks like from inside a container; run there as the function of a rank."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import runpy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hopsgpu.gpu.container_gpus import Gpu, read_given
+from hopsgpu.gpu.node.devices import DriverError, list_devices
+from hopsgpu.gpu.node.leases import LeaseError, lease_directory
+
+_DRIVER_SECONDS = 10.0
+# Distributions that bring jax its CUDA; their names tell the major version.
+_JAX = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A framework in the executors' Python.
+
+    Attributes:
+        name: of its package.
+        version: its own.
+        cuda: version of the CUDA that it was built with, as "12.4"; "" where it was without.
+    """
+
+    name: str
+    version: str
+    cuda: str
+
+
+@dataclass(frozen=True)
+class Leases:
+    """The directory in which the node's GPUs are leased.
+
+    Attributes:
+        path: of it.
+        problem: why it cannot serve all users of the node, or "".
+    """
+
+    path: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """A node, seen from a container on it.
+
+    Attributes:
+        host: its name.
+        python: version of the executors' Python.
+        executable: that Python.
+        java: version of the executors' Java, or "".
+        spark: version of the executors' Spark, or "".
+        gpus: that this container was given.
+        visible: how many GPUs it sees; None where that cannot be found out.
+        isolated: whether the discovery script found the container isolated.
+        leases: the directory of leases.
+        frameworks: that this Python has.
+        nvml: version of its nvidia-ml-py, or "" without that.
+    """
+
+    host: str
+    python: str
+    executable: str
+    java: str
+    spark: str
+    gpus: tuple[Gpu, ...]
+    visible: int | None
+    isolated: bool
+    leases: Leases
+    frameworks: tuple[Framework, ...]
+    nvml: str
+
+
+def look() -> NodeFacts:
+    """Looks at the node; to be called in a rank."""
+    # What the container's launch script left: a rank works elsewhere.
+    container = Path(os.environ.get("PWD", "."))
+    given = read_given(container)
+    return NodeFacts(
+        host=os.environ.get("NM_HOST") or platform.node(),
+        python=platform.python_version(),
+        executable=sys.executable,
+        java=java_version(Path(os.environ.get("JAVA_HOME", ""))),
+        spark=spark_version(os.environ.get("CLASSPATH", ""), container),
+        gpus=given.gpus,
+        visible=_visible(),
+        isolated=given.isolated,
+        leases=_leases(),
+        frameworks=tuple(frameworks()),
+        nvml=_nvml(),
+    )
+
+
+def _visible() -> int | None:
+    try:
+        return len(list_devices(_DRIVER_SECONDS).devices)
+    except DriverError:
+        return None
+
+
+def _nvml() -> str:
+    if importlib.util.find_spec("pynvml") is None:
+        return ""
+    # Its older name was that of the module.
+    return _version("nvidia-ml-py") or _version("pynvml") or "of no version"
+
+
+def _leases() -> Leases:
+    try:
+        return Leases(str(lease_directory(os.environ)), "")
+    except (LeaseError, OSError) as error:
+        return Leases("", str(error))
+
+
+def java_version(home: Path) -> str:
+    """The version of the Java in a directory, by the file that every JDK has; "" without one."""
+    try:
+        text = (home / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    found = re.search(r'^JAVA_VERSION="?([^"\n]+)', text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+def spark_version(class_path: str, container: Path) -> str:
+    """The version of the Spark on an executor's class path; "" where that does not show it.
+
+    Args:
+        class_path: as YARN gives it to the container, with {{PWD}} for the container's directory.
+        container: that directory.
+    """
+    for entry in class_path.replace("{{PWD}}", str(container)).split(os.pathsep):
+        if entry.endswith("/*") and (found := jar_version(Path(entry[:-2]))):
+            return found
+    return ""
+
+
+def jar_version(directory: Path) -> str | None:
+    """The version of the Spark whose jars lie in a directory; None where there are none."""
+    names = (
+        re.search(r"_[\d.]+-(.+)\.jar$", jar.name) for jar in directory.glob("spark-core_*.jar")
+    )
+    return next((name[1] for name in names if name), None)
+
+
+def frameworks() -> Iterator[Framework]:
+    """The frameworks in this Python, and the CUDA they were built with; imports none of them."""
+    if (torch := _variables("torch", "version.py")) is not None:
+        yield Framework("torch", str(torch.get("__version__")), torch.get("cuda") or "")
+    if (built := _variables("tensorflow", "python/platform/build_info.py")) is not None:
+        version = _version("tensorflow") or _version("tensorflow-cpu")
+        # What tf.sysconfig.get_build_info() gives.
+        yield Framework("tensorflow", version, built["build_info"].get("cuda_version", ""))
+    if importlib.util.find_spec("jax") is not None:
+        plugins = (name for name in _JAX if _version(name))
+        cuda = next((re.sub(r"\D", "", name) for name in plugins), "")
+        yield Framework("jax", _version("jax"), cuda)
+
+
+def _variables(package: str, file: str) -> dict[str, Any] | None:
+    """The variables of a file of a package that only sets some; None without the package."""
+    spec = importlib.util.find_spec(package)
+    places = spec.submodule_search_locations if spec is not None else None
+    paths = (Path(place, file) for place in places or ())
+    path = next((path for path in paths if path.is_file()), None)
+    return None if path is None else runpy.run_path(str(path))
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

@@ -1,0 +1,192 @@
+"""A container on each node with GPUs, by a gang of the doctor's own."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import hopsgpu
+from hopsgpu.backends.lease_request import demand_of
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.backends.spark.attachment import application_of
+from hopsgpu.backends.spark.settings import check_gang
+from hopsgpu.core.spec import ExecutorShape
+from hopsgpu.doctor.container_logs import Logs
+from hopsgpu.doctor.node_probe import NodeFacts, look
+from hopsgpu.doctor.yarn_checks import RANK_MIB
+from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
+from hopsgpu.launcher.run import Run
+from hopsgpu.storage.lake import Lake
+from hopsgpu.units import counted
+from hopsgpu.yarn.capacity import check_possible
+
+_SHAPE: Mapping[str, Any] = {
+    "gpus_per_worker": 1,
+    "cores_per_worker": 1,
+    "memory_per_worker": f"{RANK_MIB}m",
+}
+_LOOK_SECONDS = 1.0
+_RUN_SECONDS = 30.0
+_ENDING_SECONDS = 45.0
+_SNAPSHOT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """How the gang fared.
+
+    Attributes:
+        facts: what its containers have seen.
+        failed: by host, why no container came to stay there.
+        skipped: by host, why none was to be had.
+        left: by host, why it was not looked at; another gang, without those above, may do that.
+        error: what ended it, or None.
+        seconds: until all containers were there; 0 where they never were.
+    """
+
+    facts: tuple[NodeFacts, ...] = ()
+    failed: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+    error: Exception | None = None
+    seconds: float = 0.0
+
+
+def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
+    """Looks at nodes from containers on them.
+
+    Args:
+        hosts: nodes with a GPU that is free.
+        logs: of containers that ended again.
+        seconds: to wait for the containers.
+    """
+    try:
+        workers = _most(len(hosts))
+        run = hopsgpu.submit(
+            look,
+            workers=workers,
+            placement="spread",
+            name="doctor",
+            acquire_timeout=seconds,
+            run_timeout=_RUN_SECONDS,
+            progress="off",
+            **_SHAPE,
+        )
+    except Exception as error:  # noqa: BLE001 - Spark's own too: they are what is looked for
+        return Trial(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
+    watched = _Watched(hosts, logs)
+    with _ended(run):
+        while not run.wait(_LOOK_SECONDS):
+            watched.look(run)
+            if watched.is_clear:
+                run.cancel()  # those that are left will fail as they have until now
+        try:
+            result = run.result()
+        except Exception as error:  # noqa: BLE001 - as above
+            return watched.unfinished(error)
+    facts: tuple[NodeFacts, ...] = tuple(result.values)
+    left = sorted(set(hosts) - {node.host for node in facts})
+    allowed = f"queue and user may have {workers} of {counted(len(hosts), 'container')} at once"
+    line = result.timeline
+    return Trial(
+        facts=facts,
+        skipped=dict.fromkeys(left, allowed),
+        seconds=(line.granted or 0.0) - (line.requested or 0.0),
+    )
+
+
+def _most(nodes: int) -> int:
+    """On how many nodes the queue, and the user's limit, allow for a container at once.
+
+    Raises:
+        CapacityError: not even on one.
+    """
+    shape = hopsgpu.plan(look, workers=1, placement="spread", **_SHAPE).shape
+    application = application_of(None)
+    assert isinstance(application, Application), "the doctor's session is on YARN"
+    return most_at_once(nodes, shape, application)
+
+
+def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
+    """The largest gang that an application may have, of one executor on each node; 1 at least."""
+    # That of the plan a moment ago will do.
+    snapshot = application.snapshot(_SNAPSHOT_SECONDS)
+
+    def is_refused(workers: int) -> bool:
+        try:
+            check_gang(application.setting, workers)
+            check_possible(demand_of(shape, workers, "spread"), snapshot)
+        except (CapacityError, ConfigError):
+            return True
+        return False
+
+    return bisect.bisect_left(range(2, nodes + 1), True, key=is_refused) + 1
+
+
+@contextlib.contextmanager
+def _ended(run: Run) -> Iterator[None]:
+    """Ends the run on every way out, and removes its record, which is of no use to anybody."""
+    try:
+        yield
+    finally:
+        run.cancel()
+        run.wait(_ENDING_SECONDS)
+        with contextlib.suppress(HopsGpuError):  # told by the check of the lake
+            (Lake(application_of(None).root, quick=True) / "runs" / run.run_id).remove()
+
+
+class _Watched:
+    """What is seen of the gang while it waits."""
+
+    def __init__(self, hosts: Sequence[str], logs: Logs) -> None:
+        self._hosts = frozenset(hosts)
+        self._logs = logs
+        self._ended: set[str] = set()
+        self.came: frozenset[str] = frozenset()
+        self.failed: dict[str, str] = {}
+        self.why = ""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether it is known of each node how it ends, and not well of some."""
+        return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
+
+    def unfinished(self, error: Exception) -> Trial:
+        """What is to be said of a gang that did not become whole, or whose ranks failed."""
+        hosts = [host for host in sorted(self._hosts) if host not in self.failed]
+        late = isinstance(error, GangTimeout | Cancelled)
+        why = (self.why or str(error)) if late else "the gang failed"
+        missing = f"no container came there in time: {why}" if late else why
+        left = [host for host in hosts if late and host in self.came]
+        if self.failed and not left:
+            # Containers that end again may have ended the application, or kept others from coming.
+            left = hosts
+        came = {host: f"its container came, and others did not: {why}" for host in self.came}
+        return Trial(
+            failed=self.failed,
+            skipped={host: missing for host in hosts if host not in left},
+            left={host: came.get(host, why) for host in left},
+            error=error,
+        )
+
+    def look(self, run: Run) -> None:
+        """Notes who came, what it waits for, and what containers that ended have said."""
+        status = run.status()
+        if status.state != "waiting":
+            return
+        self.came |= frozenset(status.granted_hosts)
+        self.why = status.waiting_for
+        for container in _containers(self.why):
+            if container not in self._ended:
+                self._ended.add(container)
+                missing = sorted(self._hosts - self.came)
+                if (found := self._logs.reason(container, missing)) is not None:
+                    self.failed.setdefault(*found)
+
+
+def _containers(text: str) -> Iterable[str]:
+    return re.findall(r"\bcontainer_\w+", text)

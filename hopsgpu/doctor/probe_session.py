@@ -1,0 +1,124 @@
+"""A session of the doctor's own: started with a bound, and without Spark's noise."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import hopsgpu
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.storage.bounded_calls import Bounded
+from hopsgpu.yarn.application_state import Standing
+from hopsgpu.yarn.resource_manager import ResourceManager
+
+_NAME = "hopsgpu-doctor"
+_ENDING_SECONDS = 20.0
+_BY_HAND = "yarn application -kill"
+_MASTER = (
+    "room for its application master: free memory and cores in the queue, and"
+    " yarn.scheduler.capacity.maximum-am-resource-percent; or another queue (--queue)"
+)
+
+
+class NoSessionError(HopsGpuError):
+    """The application did not start; says what YARN, or Spark, said.
+
+    Attributes:
+        log: of Spark's JVM.
+        mend: what to do.
+    """
+
+    def __init__(self, message: str, log: Path, mend: str = "see to what the message says") -> None:
+        super().__init__(message)
+        self.log = log
+        self.mend = mend
+
+
+@contextlib.contextmanager
+def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -> Iterator[Any]:
+    """A SparkSession, stopped at the end.
+
+    Args:
+        conf: its properties.
+        manager: asked why it waits.
+        seconds: that it may take.
+
+    Raises:
+        NoSessionError: it did not start.
+    """
+    tag = f"{_NAME}-{secrets.token_hex(4)}"
+    tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
+    given = {**conf, "spark.yarn.tags": tags}
+    with _stderr_in_file() as log:
+        starting = Bounded("hopsgpu-session", lambda: hopsgpu.session(_NAME, conf=given))
+        try:
+            session = starting.result(seconds)
+        except TimeoutError:
+            raise NoSessionError(_given_up(manager, tag, seconds, starting), log, _MASTER) from None
+        except HopsGpuError as error:
+            raise NoSessionError(str(error), log) from error
+        except Exception as error:
+            # Whatever Spark's JVM raises is what this is here to tell.
+            raise NoSessionError(first_cause(str(error)), log) from error
+    try:
+        yield session
+    finally:
+        log.unlink(missing_ok=True)
+        session.stop()
+
+
+def first_cause(error: str) -> str:
+    """The line of an error of py4j that says what Java threw, else its first one."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    thrown = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
+    return next(iter(thrown or lines), "no reason given")
+
+
+def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Bounded[Any]) -> str:
+    """Ends an application that does not start; what YARN says of it."""
+    waited = f"the application has not started within {seconds:.0f} s"
+    try:
+        app = manager.tagged(tag)
+        if app is None:
+            return f"{waited}: it has not even reached the ResourceManager"
+        left = _kill(manager, app, starting)
+    except HopsGpuError as error:
+        return f"{waited}: {error}"
+    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{left}"
+
+
+def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> str:
+    """Has YARN end an application; what is to be said where it does not, or ""."""
+    try:
+        manager.kill(app.id, app.user)
+    except HopsGpuError as error:
+        return f"; it is left behind ({error}): {_BY_HAND} {app.id}"
+    try:
+        starting.result(_ENDING_SECONDS)
+    except TimeoutError:
+        return f"; it may be left behind: {_BY_HAND} {app.id}"
+    except Exception:  # noqa: BLE001 - that it was killed, in Spark's words
+        return ""
+    return f"; it has started just now, and may be left behind: {_BY_HAND} {app.id}"
+
+
+@contextlib.contextmanager
+def _stderr_in_file() -> Iterator[Path]:
+    """While inside, this process's standard error, and that of programs it starts, is a file.
+
+    Spark's JVM goes on writing there.
+    """
+    descriptor, name = tempfile.mkstemp(prefix="hopsgpu-doctor-", suffix=".log")
+    before = os.dup(2)
+    try:
+        os.dup2(descriptor, 2)
+        yield Path(name)
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
+        os.close(descriptor)

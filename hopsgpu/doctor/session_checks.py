@@ -1,0 +1,132 @@
+"""What a session of the doctor's own shows: that it starts, and what its containers see."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from hopsgpu.control.handshake import UnreachableError
+from hopsgpu.doctor import node_checks
+from hopsgpu.doctor.container_logs import Logs
+from hopsgpu.doctor.machine_checks import Machine
+from hopsgpu.doctor.probe_gang import Trial, try_nodes
+from hopsgpu.doctor.probe_session import NoSessionError, started
+from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
+from hopsgpu.doctor.yarn_checks import Yarn, to_look_at
+from hopsgpu.errors import Cancelled, GangTimeout
+from hopsgpu.units import counted
+from hopsgpu.yarn.node_manager import NodeManagers
+from hopsgpu.yarn.resource_manager import ResourceManager
+
+_SESSION_SECONDS = 120.0
+_GANG = "gang"
+_EXCLUDED = "spark.yarn.exclude.nodes"
+# Applications after the first, each of which takes a minute or so.
+_MORE = 2
+
+
+class Sessions:
+    """Starts applications, and looks at the nodes from inside.
+
+    Args:
+        yarn: as it stood before.
+        setting: a property of Hadoop's configuration, or None.
+        here: this machine.
+        conf: Spark properties of the sessions.
+        label: of the nodes that they get executors on, "" for those without one.
+        seconds: to wait for containers on the nodes.
+    """
+
+    def __init__(
+        self,
+        yarn: Yarn,
+        setting: Callable[[str], str | None],
+        manager: ResourceManager,
+        here: Machine,
+        conf: Mapping[str, str],
+        label: str,
+        seconds: float,
+    ) -> None:
+        self._yarn = yarn
+        self._logs = Logs(yarn.nodes, NodeManagers(setting))
+        self._manager = manager
+        self._here = here
+        self._conf = conf
+        self._label = label
+        self._seconds = seconds
+
+    def checks(self) -> Iterator[Check]:
+        """The checks that need an application.
+
+        Where containers fail on some nodes, or do not come in time, the others are looked at by
+        another application, which leaves these out.
+        """
+        free, skipped = to_look_at(self._yarn, self._label)
+        trial = yield from self._first(free)
+        if trial is None:
+            return
+        for _ in range(_MORE):
+            if trial.left:
+                trial = self._again(trial)
+        yield check_gang(trial)
+        yield from node_checks.check_nodes(
+            trial.facts,
+            trial.failed,
+            {**skipped, **trial.skipped, **trial.left},
+            str(trial.error or ""),
+            python=self._here.python,
+            spark=self._here.spark or "",
+            totals={node.host: node.total for node in self._yarn.gpus.nodes},
+        )
+
+    def _first(self, hosts: Sequence[str]) -> Generator[Check, None, Trial | None]:
+        """The first application's trial; None where it did not start."""
+        try:
+            with started(self._conf, self._manager, _SESSION_SECONDS) as session:
+                yield ok("session", f"{session.sparkContext.applicationId} has started")
+                return try_nodes(hosts, self._logs, self._seconds) if hosts else Trial()
+        except NoSessionError as error:
+            yield wrong("session", str(error), error.mend, [f"Spark's log: {error.log}"])
+        yield from (unknown(name, "no session") for name in (_GANG, *node_checks.NAMES))
+        return None
+
+    def _again(self, before: Trial) -> Trial:
+        """The trial of an application that leaves nodes out, and what was known of these before."""
+        hosts = tuple(before.left)
+        excluded = filter(None, (self._conf.get(_EXCLUDED), *before.failed, *before.skipped))
+        try:
+            with started(
+                {**self._conf, _EXCLUDED: ",".join(excluded)}, self._manager, _SESSION_SECONDS
+            ):
+                found = try_nodes(hosts, self._logs, self._seconds)
+        except NoSessionError as error:
+            found = Trial(skipped=dict.fromkeys(hosts, str(error)), error=error)
+        return replace(
+            found,
+            failed={**before.failed, **found.failed},
+            skipped={**before.skipped, **found.skipped},
+        )
+
+
+def check_gang(trial: Trial) -> Check:
+    """Whether executors came, all of them, and reach the driver over the control channel. Pure."""
+    if trial.facts:
+        came = counted(len(trial.facts), "executor")
+        return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after asking")
+    error = trial.error
+    if error is None:
+        return unknown(_GANG, "no node has a free GPU")
+    if trial.failed:
+        return unknown(_GANG, f"executors ended again on {listed(sorted(trial.failed))}")
+    if isinstance(error, GangTimeout | Cancelled):
+        return unknown(_GANG, f"not all executors came: {error}", "hopsgpu doctor --seconds 180")
+    if UnreachableError.__name__ in str(error):
+        return wrong(
+            _GANG,
+            str(error),
+            "spark.hopsgpu.address = an address of this machine that the nodes reach;"
+            " spark.hopsgpu.ports = ports that the firewall lets through, as 40000-40100",
+        )
+    if node_checks.other_python(str(error)):
+        return unknown(_GANG, "the executors' Python ended it")
+    return wrong(_GANG, str(error), "what the message says")

@@ -1,0 +1,50 @@
+"""Spark's settings. Checks are pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hopsgpu.backends.spark.package_archive import ARCHIVES
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_gang, check_session
+from hopsgpu.doctor.report import Check, ok, wrong
+from hopsgpu.errors import ConfigError
+from hopsgpu.gpu.script_archive import ALIAS
+
+
+def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
+    """What hopsgpu.session(conf=conf) starts with in a plain script.
+
+    Args:
+        defaults: the properties of spark-defaults.conf.
+        conf: a user's own.
+    """
+    shipped = {ARCHIVES: f"#{ALIAS}"}
+    return {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **conf, **shipped}
+
+
+def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:
+    """Whether a session can hold gangs, of an executor on each node for one.
+
+    Args:
+        defaults: the properties of spark-defaults.conf.
+        conf: a user's own.
+        nodes: with GPUs.
+    """
+    name, mine = "settings", session_settings(defaults, conf)
+    try:
+        check_session(mine)
+        check_gang(mine.get, max(nodes, 1))
+    except ConfigError as error:
+        return wrong(
+            name,
+            "hopsgpu.session() is refused",
+            "change these in spark-defaults.conf, or in conf= (--conf here)",
+            [str(error)],
+        )
+    try:
+        check_session({**defaults, **conf})
+    except ConfigError:
+        other = "other contexts not yet (`hopsgpu submit`, spark-conf/)"
+    else:
+        other = "so can every context that reads spark-defaults.conf"
+    return ok(name, f"hopsgpu.session() can hold gangs; {other}")

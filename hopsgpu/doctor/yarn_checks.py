@@ -1,0 +1,186 @@
+"""The ResourceManager's side: GPUs, resource calculator, queue. Checks are pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hopsgpu.core.spec import AGENT_MIB, HEAP_MIB
+from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
+from hopsgpu.errors import CapacityError, HopsGpuError
+from hopsgpu.units import counted
+from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
+from hopsgpu.yarn.queues import chain_of, check_queue
+from hopsgpu.yarn.resources import GPU, Amount
+from hopsgpu.yarn.snapshot import Node, Queue
+
+RANK_MIB = 512
+# What YARN is asked for on each node, for a rank of so much memory.
+CONTAINER = Amount(1, 1, RANK_MIB + HEAP_MIB + AGENT_MIB)
+_CAPACITY, _FAIR = "capacityScheduler", "fairScheduler"
+_CALCULATOR = (
+    "yarn.scheduler.capacity.resource-calculator=org.apache.hadoop.yarn.util.resource"
+    ".DominantResourceCalculator in capacity-scheduler.xml (yarn-scripts/capacity-scheduler.xml)"
+)
+_TYPES = "yarn-scripts/resource-types.xml to the ResourceManager and the NodeManagers"
+
+
+@dataclass(frozen=True)
+class Yarn:
+    """What the ResourceManager tells.
+
+    Attributes:
+        address: of its web pages, each where there are several.
+        version: Hadoop's.
+        scheduler: its type, as "capacityScheduler".
+        policy: of the FairScheduler's root queue, as "drf"; "" of others.
+        knows_gpus: whether it counts GPUs.
+        gpus: the inventory.
+        nodes: all, with what is free of them.
+        queues: all.
+    """
+
+    address: str
+    version: str
+    scheduler: str
+    policy: str
+    knows_gpus: bool
+    gpus: ClusterGpus
+    nodes: tuple[Node, ...]
+    queues: tuple[Queue, ...]
+
+
+def check_manager(yarn: Yarn) -> Check:
+    """That the ResourceManager answers."""
+    return ok("yarn", f"Hadoop {yarn.version} at {yarn.address}, {yarn.scheduler}")
+
+
+def check_calculator(yarn: Yarn) -> Check:
+    """Whether the scheduler counts GPUs, and not memory alone."""
+    name = "calculator"
+    if not yarn.knows_gpus:
+        return wrong(
+            name,
+            f"the ResourceManager does not know {GPU}",
+            f"copy {_TYPES}, set {_CALCULATOR}, and start them again",
+        )
+    if yarn.scheduler == _CAPACITY:
+        # With any other it refuses to start once there are more resources than memory and cores.
+        return ok(name, "the CapacityScheduler counts GPUs (DominantResourceCalculator)")
+    if yarn.scheduler == _FAIR and yarn.policy.lower() != "drf":
+        return wrong(
+            name,
+            f"the FairScheduler's root queue shares by {yarn.policy or 'memory'}, not by GPUs",
+            "<defaultQueueSchedulingPolicy>drf</defaultQueueSchedulingPolicy> in its allocation"
+            " file",
+        )
+    if yarn.scheduler == _FAIR:
+        return ok(name, "the FairScheduler counts GPUs (drf)")
+    return unknown(name, f"{yarn.scheduler} was never tried; use the CapacityScheduler")
+
+
+def check_gpus(yarn: Yarn) -> Check:
+    """Whether YARN has GPUs on nodes that run."""
+    name, found = "gpus", yarn.gpus
+    running = [node for node in found.nodes if node.state == "RUNNING"]
+    if not found.nodes:
+        others = sum(node.state == "RUNNING" for node in yarn.nodes)
+        return wrong(
+            name,
+            f"no node has {GPU} ({counted(others, 'node')} running)",
+            "yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
+            " (yarn-scripts/yarn-site-gpus.xml), resource-types.xml there too",
+        )
+    where = listed(f"{node.host} {node.total}" for node in running)
+    nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
+    seen = f"{sum(node.total for node in running)} on {nodes}"
+    # One that is taken out on purpose is no fault.
+    ill = [node for node in found.nodes if node.unhealthy]
+    if ill:
+        return wrong(
+            name,
+            f"{seen}; not usable: {listed(node.host for node in ill)}",
+            "see to these nodes; one that is UNHEALTHY comes back when its health check passes",
+            [f"{node.host} is {node.state}: {node.health or 'it says no more'}" for node in ill],
+        )
+    return ok(name, seen) if running else unknown(name, f"{seen}: no node with GPUs runs")
+
+
+def check_node_managers(yarn: Yarn) -> Check:
+    """Whether the NodeManagers describe their GPUs, which placement by type needs."""
+    name, found = "node managers", yarn.gpus
+    if not found.nodes:
+        return unknown(name, "no node has GPUs")
+    if found.problems:
+        return unknown(
+            name,
+            "some do not describe their GPUs, so that gpu_type cannot be used for them",
+            "open the NodeManagers' web ports to this machine; leave"
+            " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices at auto; start a"
+            " NodeManager again whose nvidia-smi failed ten times",
+            found.problems,
+        )
+    kinds = listed(f"{each.count} × {each.name}" for each in found.types)
+    drivers = listed(sorted({node.driver for node in found.nodes if node.driver}))
+    return ok(name, f"{kinds or 'no types'}; driver {drivers or 'not told'}")
+
+
+def check_submission(yarn: Yarn, name: str) -> Check:
+    """Whether the queue takes applications, and may have GPUs."""
+    another = "name another queue: --queue, or spark.yarn.queue"
+    try:
+        check_queue(name, yarn.queues)
+    except CapacityError as error:
+        return wrong("queue", str(error), another)
+    try:
+        chain = chain_of(yarn.queues, name)
+    except HopsGpuError:
+        # Made, or mapped to another, when an application is submitted.
+        return unknown("queue", f"{name} is not among the queues yet; the scheduler may make it")
+    gpus = min(queue.maximum.gpus for queue in chain)
+    own = chain[0]
+    guaranteed = counted(own.guaranteed.gpus, "GPU")
+    seen = f"{own.path}: {guaranteed} guaranteed, at most {gpus}, {own.used.gpus} used"
+    if gpus == 0 and yarn.gpus.total:
+        return wrong("queue", seen, f"give it a share of GPUs, or {another}")
+    acls = "; its access control is YARN's to decide at submission" if yarn.gpus.acls else ""
+    return ok("queue", seen + acls)
+
+
+def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Nodes with GPUs that have room for a container now, and why the others have not.
+
+    Args:
+        yarn: as it stands.
+        label: of the nodes that the session gets executors on, "" for those without one.
+    """
+    free, why = [], {}
+    sizes = {node.host: node for node in yarn.nodes if node.state == "RUNNING"}
+    for gpus in yarn.gpus.nodes:
+        node = sizes.get(gpus.host)
+        if node is None:
+            why[gpus.host] = f"it is {gpus.state}"
+        elif node.partition != label:
+            why[gpus.host] = (
+                f"it has the node label {node.partition!r}, and the session asks for {label!r}"
+                " (--conf spark.yarn.executor.nodeLabelExpression)"
+            )
+        elif not gpus.free:
+            why[gpus.host] = f"{_its(gpus.total)} in use{_by(yarn.gpus, gpus)}"
+        elif not (node.total - node.used).room_for(CONTAINER):
+            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are wanted"
+        else:
+            free.append(gpus.host)
+    return tuple(free), why
+
+
+def _its(gpus: int) -> str:
+    return "its GPU is" if gpus == 1 else f"its {gpus} GPUs are"
+
+
+def _by(gpus: ClusterGpus, node: GpuNode) -> str:
+    users = [
+        f"{app.id} '{app.name}' of {app.user} ({app.hosts[node.host]})"
+        for app in gpus.users
+        if app.hosts.get(node.host)
+    ]
+    return f" by {listed(users)}" if users else ""

@@ -1,0 +1,1 @@
+"""Which GPU: the discovery script, node leases, health, samples."""

@@ -1,0 +1,1 @@
+"""Programs that run on the nodes, without hopsgpu installed, with Python 3.6 or later."""

@@ -1,0 +1,275 @@
+"""The GPUs of a node as its driver tells of them, in a time that is bounded."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
+
+from hopsgpu.gpu.node.health import STATES, Readings, Verdict, judge
+
+# Without persistence mode the driver sets up each GPU anew, for seconds each.
+ANSWER_SECONDS = 60.0
+# The kernel module's list of a node's GPUs (NVIDIA's README, "The /proc Interface").
+DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
+
+# Tells the program that lists them to leave out NVML.
+NO_NVML = "no-nvml"
+_INNER_SHARE = 0.9
+_MOST_SAID = 200
+# The server of CUDA's MPS computes for its clients, which are listed too.
+_MPS_SERVER = "nvidia-cuda-mps-server"
+
+
+class DriverError(Exception):
+    """The GPUs cannot be listed; says why."""
+
+
+class NoDriverError(DriverError):
+    """There is neither NVML nor nvidia-smi on this node."""
+
+
+class HungDriverError(DriverError):
+    """The driver did not answer in time."""
+
+
+class Process(NamedTuple):
+    """A process that computes on a GPU."""
+
+    pid: int
+    name: str
+
+
+class Device(NamedTuple):
+    """A GPU, or a MIG device of one.
+
+    Attributes:
+        address: UUID as CUDA_VISIBLE_DEVICES takes it; "PCI-" and the bus id of a GPU that does
+            not tell one.
+        name: of the product; "" where it is not told.
+        memory_mib: in MiB; 0 where it is not told.
+        driver: version.
+        readings: of its health.
+        processes: that compute on it, as far as they can be seen from here.
+    """
+
+    address: str
+    name: str = ""
+    memory_mib: int = 0
+    driver: str = ""
+    readings: Readings = Readings()
+    processes: Tuple[Process, ...] = ()
+
+    @property
+    def verdict(self) -> Verdict:
+        """What is thought of it."""
+        return judge(self.readings)
+
+    @property
+    def rank(self) -> int:
+        """0 for a healthy one, more for a worse one."""
+        return STATES.index(self.verdict.state)
+
+    def as_json(self) -> Dict[str, Any]:
+        """What the agent reads of it in the container's directory."""
+        state, reason = self.verdict
+        return {
+            "address": self.address,
+            "name": self.name,
+            "memory_mib": self.memory_mib,
+            "driver": self.driver,
+            "state": state,
+            "reason": reason,
+        }
+
+
+class Listing(NamedTuple):
+    """The GPUs that can be seen from here.
+
+    Attributes:
+        devices: in the order of their PCI bus ids.
+        isolated: whether the node is known to have GPUs that cannot be used from here.
+    """
+
+    devices: Tuple[Device, ...]
+    isolated: bool = False
+
+
+def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
+    """The GPUs of this node; where its driver hangs or fails, those that the kernel lists, as bad.
+
+    Args:
+        seconds: to wait for the driver, in all.
+
+    Raises:
+        NoDriverError: no NVML and no nvidia-smi.
+        HungDriverError: it hangs, and the kernel lists no GPUs.
+        DriverError: it failed, or said what cannot be understood; and the kernel lists none.
+    """
+    try:
+        return ask_driver(seconds)
+    except NoDriverError:
+        raise
+    except DriverError as error:
+        devices = tuple(Device(f"PCI-{bus}", readings=Readings(str(error))) for bus in bus_ids())
+        if not devices:
+            raise
+        return Listing(devices)
+
+
+def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
+    """The GPUs of this node, by NVML where Python has `pynvml`, otherwise by nvidia-smi.
+
+    Args:
+        seconds: to wait for the driver, in all.
+
+    Raises:
+        NoDriverError: no NVML and no nvidia-smi.
+        HungDriverError: it did not answer in time.
+        DriverError: it failed, or said what cannot be understood.
+    """
+    until = time.monotonic() + seconds
+    why = ""
+    # Then without NVML: its library crashed, or a module calls itself pynvml that is another.
+    for options in ((), (NO_NVML,)):
+        left = until - time.monotonic()
+        code, out, err = run_bounded([*_reading_program(left), *options], left)
+        if code != 0:
+            why = f"listing the GPUs failed with exit code {code}: {_last_line(err)}"
+            continue
+        try:
+            return _decode(json.loads(_answer_in(out)))
+        except (ValueError, KeyError, TypeError):
+            why = f"listing the GPUs gave what cannot be understood: {_last_line(out)[:_MOST_SAID]}"
+    raise DriverError(why)
+
+
+def _answer_in(out: str) -> str:
+    """A module that is imported may print something, before and at its end."""
+    return _last_line("\n".join(line for line in out.splitlines() if line.startswith("{")))
+
+
+def _reading_program(seconds: float) -> List[str]:
+    """A program of its own, since a call into a driver that hangs cannot be left.
+
+    It is found where this module was, which may be an archive.
+    """
+    root = Path(__file__).resolve().parents[3]
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1]);"
+        "from hopsgpu.gpu.node.device_query import main; main()"
+    )
+    # What it starts has to give up before it does.
+    inner = seconds * _INNER_SHARE
+    return [sys.executable or "python3", "-B", "-c", program, str(root), str(inner)]
+
+
+def encode(answer: Union[Listing, DriverError]) -> Dict[str, Any]:
+    """What `list_devices` takes from the program that it runs."""
+    if isinstance(answer, DriverError):
+        return {"error": type(answer).__name__, "reason": str(answer)}
+    devices = [
+        {**device._asdict(), "readings": device.readings._asdict()} for device in answer.devices
+    ]
+    return {"devices": devices, "isolated": answer.isolated}
+
+
+def _decode(answer: Dict[str, Any]) -> Listing:
+    if "error" in answer:
+        kinds = {kind.__name__: kind for kind in (NoDriverError, HungDriverError)}
+        raise kinds.get(answer["error"], DriverError)(answer["reason"])
+    # One that is listed twice is one all the same.
+    devices = {one.address: one for one in map(_device, answer["devices"])}
+    return Listing(tuple(devices.values()), answer["isolated"])
+
+
+def _device(fields: Dict[str, Any]) -> Device:
+    readings = Readings(**fields.pop("readings"))
+    processes = tuple(Process(*process) for process in fields.pop("processes"))
+    return Device(readings=readings, processes=processes, **fields)
+
+
+def foreign(processes: Iterable[Process]) -> Tuple[Process, ...]:
+    """Those processes that take a GPU from who leases it.
+
+    One that cannot be seen from here is gone already, or another namespace's whose number means
+    nothing in this one.
+    """
+    named = (process for process in processes if not process.name.endswith(_MPS_SERVER))
+    return tuple(process for process in named if _alive(process.pid))
+
+
+def _alive(pid: int) -> bool:
+    try:
+        # Unlike /proc, which may be mounted with hidepid, this tells of others' processes too.
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def bus_ids(directory: Path = DRIVER_GPUS) -> Tuple[str, ...]:
+    """PCI bus ids of the GPUs that the kernel module has; reading them asks no GPU."""
+    try:
+        return tuple(sorted(bus_id(gpu.name) for gpu in directory.iterdir()))
+    except OSError:
+        return ()  # no driver, or one inside a container that shows none
+
+
+def bus_id(text: str) -> str:
+    """A PCI bus id in the form that NVML has: a domain of eight digits."""
+    domain, _, rest = text.upper().partition(":")
+    return f"{domain.zfill(8)}:{rest}"
+
+
+def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
+    """Runs a command that asks the driver, and leaves it behind if it hangs.
+
+    Returns:
+        Its exit code, its stdout and its stderr.
+
+    Raises:
+        HungDriverError: after some seconds.
+        OSError: it cannot be started.
+    """
+    # In a process group of its own, to be killed with what it has started; in no directory that
+    # YARN wants to remove; and without our stdout, for whose end Spark waits.
+    process = subprocess.Popen(
+        command,
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except BaseException as error:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        # A process in the driver's uninterruptible sleep does not end by that: not waited for.
+        process.poll()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise HungDriverError(
+                f"the driver hangs: no answer in {max(round(seconds, 1), 0):g} s"
+            ) from None
+        raise
+    return process.returncode, _text(out), _text(err)
+
+
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "replace")
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

@@ -1,0 +1,312 @@
+"""Tells Spark which GPUs an executor may use.
+
+Spark runs `gpus-N` of the archive that `hopsgpu.gpu.script_archive` packs, in the container's
+directory and without arguments; N is how many GPUs to give out. It needs Python 3.6 and the
+NVIDIA driver, and nothing installed of hopsgpu.
+
+Prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark, exactly so many and the healthy ones
+first, and leaves what is known of them in the container's directory for the agent. A bad GPU, or
+one that another process computes on, is given out where there is no better one: YARN counts it,
+and an executor that failed for it would come again and again.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pwd
+import sys
+import time
+from pathlib import Path
+from typing import (
+    Callable,
+    Collection,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+)
+
+from hopsgpu.gpu.node.devices import (
+    ANSWER_SECONDS,
+    Device,
+    DriverError,
+    Listing,
+    Process,
+    list_devices,
+)
+from hopsgpu.gpu.node.health import BAD, Readings
+from hopsgpu.gpu.node.lease_keeper import Ancestor, Watched, ancestors, keeping
+from hopsgpu.gpu.node.leases import (
+    VARIABLE,
+    LeaseError,
+    Leases,
+    lease_directory,
+    owner,
+    read_leases,
+)
+
+GIVEN_OUT = "hopsgpu-gpus.json"
+OWN_LEASES = "hopsgpu-gpu-leases"
+_POLL_SECONDS = 0.3
+_MOST_NAMED = 5
+_JAVA = "java"
+_SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"))
+
+
+class DiscoveryFailure(Exception):
+    """Why no GPU is given out; Spark logs it and gives up the executor."""
+
+
+class Patience(NamedTuple):
+    """How long to wait, each in seconds.
+
+    Attributes:
+        leased: for one of another executor: the ResourceManager can free a GPU before the
+            process that had it is gone.
+        busy: for a process without a lease to end, before its GPU is taken for a bad one.
+        bad: before a bad GPU is taken while a better one is another executor's.
+        driver: for the driver to answer.
+    """
+
+    leased: float = 20.0
+    busy: float = 5.0
+    bad: float = 5.0
+    driver: float = ANSWER_SECONDS
+
+
+PATIENCE = Patience()
+
+
+def wanted(
+    devices: Iterable[Device], had: Collection[str], busy: Collection[str], settled: bool
+) -> List[str]:
+    """Addresses to try to lease, the best first.
+
+    Args:
+        devices: of the node.
+        had: addresses that are leased already.
+        busy: addresses whose GPUs were found in use.
+        settled: whether a bad GPU is taken while a better one is another executor's.
+    """
+    free = sorted(
+        (one for one in devices if one.address not in had and one.address not in busy),
+        key=lambda one: one.rank,
+    )
+    better = [one.address for one in free if one.verdict.state != BAD]
+    bad = [one.address for one in free if one.verdict.state == BAD]
+    return better + bad if settled or not better else better
+
+
+def in_use(devices: Iterable[Device], had: Collection[str]) -> Dict[str, Tuple[Process, ...]]:
+    """The leased GPUs that others compute on; on a bad one nothing is going to be computed."""
+    return {
+        one.address: one.processes
+        for one in devices
+        if one.address in had and one.processes and one.verdict.state != BAD
+    }
+
+
+def obtain(
+    amount: int,
+    leases: Leases,
+    look: Callable[[], Listing],
+    patience: Patience,
+    environ: Mapping[str, str],
+) -> Tuple[List[Device], bool]:
+    """Leases GPUs that nobody else has and nobody else computes on.
+
+    Where there are not so many, those that others compute on are given out as bad ones.
+
+    Args:
+        look: lists the node's GPUs.
+        environ: names the directory of the leases.
+
+    Returns:
+        Exactly the amount, the healthy ones first, and whether the container is isolated.
+
+    Raises:
+        DiscoveryFailure: there are not so many; says which there are and who has them.
+        DriverError: from `look`.
+    """
+    began = time.monotonic()
+    listing = look()
+    in_use_since: Dict[str, float] = {}
+    busy: Dict[str, Tuple[Process, ...]] = {}
+    while True:
+        settled = time.monotonic() - began >= patience.bad
+        _take(leases, wanted(listing.devices, leases.held, busy, settled), amount)
+        hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
+        if hopeless or time.monotonic() - began >= patience.leased:
+            # As bad ones: YARN counts them, and an executor that failed would come back to them.
+            _take(leases, busy, amount)
+            if len(leases.held) < amount:
+                raise DiscoveryFailure(_why(amount, listing, leases, busy, environ))
+        if len(leases.held) == amount:
+            # Again, now that no other executor can start anything on them.
+            listing = look()
+            found = [_usable(one, busy) for one in listing.devices if one.address in leases.held]
+            using = in_use(found, leases.held)
+            if len(found) == amount and not using:
+                return sorted(found, key=lambda one: one.rank), listing.isolated
+            for address in set(leases.held).difference(one.address for one in found):
+                leases.release(address)  # it fell off the bus
+            for address, processes in using.items():
+                since = in_use_since.setdefault(address, time.monotonic())
+                if time.monotonic() - since >= patience.busy:
+                    leases.release(address)
+                    busy[address] = processes
+        # Another executor's end, and a process's, are nothing that anybody tells us of.
+        time.sleep(_POLL_SECONDS)
+
+
+def _take(leases: Leases, addresses: Iterable[str], amount: int) -> None:
+    for address in addresses:
+        if len(leases.held) < amount:
+            leases.take(address)
+
+
+def _usable(device: Device, busy: Collection[str]) -> Device:
+    """A GPU as it is, or as a bad one where it was waited for in vain."""
+    if device.address not in busy or not device.processes or device.verdict.state == BAD:
+        return device
+    return device._replace(readings=Readings(f"in use by process {named(device.processes)}"))
+
+
+def named(processes: Sequence[Process]) -> str:
+    """Processes with their users, for a person."""
+    names = [
+        f"{one.pid} ({', '.join(filter(None, (one.name, _user_of(one.pid)))) or 'unknown'})"
+        for one in processes
+    ]
+    return ", ".join(names[:_MOST_NAMED])
+
+
+def _user_of(pid: int) -> str:
+    """Whose a process is; "" of one that cannot be seen from here."""
+    try:
+        uid = Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return ""
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"
+
+
+def _why(
+    amount: int,
+    listing: Listing,
+    leases: Leases,
+    busy: Mapping[str, Tuple[Process, ...]],
+    environ: Mapping[str, str],
+) -> str:
+    owners = {lease.address: lease.owner for lease in read_leases(environ) if lease.held}
+    said = []
+    for device in listing.devices:
+        address = device.address
+        if address in busy:
+            said.append(f"{address} is in use by process {named(busy[address])}")
+        elif address in leases.refused:
+            said.append(f"{address}: {leases.refused[address]}")
+        elif address in owners and address not in leases.held:
+            told = [f"{key} {value}" for key, value in owners[address].items() if value]
+            said.append(f"{address} is leased to another executor ({', '.join(told)})")
+    asked = "1 GPU was" if amount == 1 else f"{amount} GPUs were"
+    return (
+        f"{asked} asked for; this node shows {len(listing.devices)}, and"
+        f" {len(leases.held)} of them can be had" + "".join(f"; {one}" for one in said)
+    )
+
+
+def executor_among(above: Sequence[Ancestor]) -> int:
+    """Pid of the executor, whose end is to be that of its leases.
+
+    Spark's executor is the nearest Java. Between it and the script there may be what a node has
+    as `python3`: a shell that ends with the script.
+
+    Args:
+        above: the processes above the script, the nearest first; at least one.
+    """
+    java = [one for one in above if _JAVA in one.names]
+    # Not to be seen as what it is, or run by hand.
+    other = [one for one in above if not one.names & _SHELLS and one.pid != 1]
+    return [*java[:1], *other[:1], above[0]][0].pid
+
+
+@contextlib.contextmanager
+def _executor() -> Iterator[Watched]:
+    above = ancestors()
+    pid = executor_among(above)
+    if not any(_JAVA in one.names for one in above):
+        # Whoever tries it by hand should know why the GPU is not free again.
+        print(
+            f"hopsgpu discovery: no Java is above: leased until process {pid} ends", file=sys.stderr
+        )
+    with Watched(pid) as watched:
+        # Watched only now: it may have ended before, and its number be another's.
+        if executor_among(ancestors()) != pid:
+            raise ProcessLookupError("the executor that asked has ended")
+        yield watched
+
+
+def leave(devices: Iterable[Device], isolated: bool) -> None:
+    """Writes for the agent, into the container's directory, what is known of its GPUs.
+
+    Raises:
+        DiscoveryFailure: it cannot be written.
+    """
+    said = {"gpus": [device.as_json() for device in devices], "isolated": isolated}
+    try:
+        new = Path(f"{GIVEN_OUT}.new")
+        new.write_text(json.dumps(said), encoding="ascii")
+        new.replace(GIVEN_OUT)
+    except OSError as error:
+        raise DiscoveryFailure(f"the agent's {GIVEN_OUT} cannot be written: {error}") from None
+
+
+def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
+    """The directory of the leases; the container's own where its GPUs are nobody else's."""
+    try:
+        return lease_directory(environ)
+    except (LeaseError, OSError):
+        if not look().isolated:
+            raise
+        return lease_directory({VARIABLE: str(Path(OWN_LEASES).absolute())})
+
+
+def _discover(amount: int, patience: Patience) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        Path(GIVEN_OUT).unlink()  # of an earlier run
+    look = functools.partial(list_devices, patience.driver)
+    with _executor() as executor, Leases(_directory(os.environ, look)) as leases:
+        devices, isolated = obtain(amount, leases, look, patience, os.environ)
+        leases.sign(owner(os.environ, executor.pid))
+        with keeping(leases, executor) as stay:
+            leave(devices, isolated)
+            said = {"name": "gpu", "addresses": [device.address for device in devices]}
+            # Not by print: a pipe that nobody reads has to be known before the keeper stays.
+            os.write(sys.stdout.fileno(), json.dumps(said).encode() + b"\n")
+            stay()
+
+
+def main(amount: int, patience: Patience = PATIENCE) -> int:
+    """Gives out GPUs, or says on stderr why not.
+
+    Args:
+        amount: of GPUs.
+        patience: how long to wait for better ones.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        _discover(amount, patience)
+    except (DiscoveryFailure, DriverError, LeaseError, OSError) as error:
+        print(f"hopsgpu discovery: {error}", file=sys.stderr)
+        return 1
+    return 0

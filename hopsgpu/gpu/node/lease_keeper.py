@@ -1,0 +1,288 @@
+"""The keepers: two small processes that have an executor's leases until the executor has ended.
+
+The discovery script cannot have them: it ends before the executor starts to work. The keepers
+share each lock, which goes with the last of them, and watch each other: where one is killed, the
+other forks a new one.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+from typing import (
+    BinaryIO,
+    Callable,
+    Collection,
+    FrozenSet,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+)
+
+from hopsgpu.gpu.node.leases import Leases
+
+_SYS_PIDFD_OPEN = 434  # the same number on all architectures that YARN runs on
+_POLL_SECONDS = 0.5
+_REFRESH_SECONDS = 10.0
+# Until there is room for the other keeper.
+_RETRY_SECONDS = 0.1
+# In /proc/PID/stat after the command: the state, the parent, the number of threads, the start.
+_STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
+_READY, _GO = b"?", b"!"
+
+
+class Watched:
+    """A process whose end is watched, by a pidfd where the kernel has them (from Linux 5.3).
+
+    Args:
+        pid: of the process.
+        with_pidfd: whether to use one.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+
+    def __init__(self, pid: int, with_pidfd: bool = True) -> None:
+        self.pid = pid
+        self._pidfd = _pidfd_open(pid) if with_pidfd else None
+        self._started = _start_time(pid)
+        if self._pidfd is None and self._ended():
+            raise ProcessLookupError(f"process {pid} has ended")
+
+    def __enter__(self) -> "Watched":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stops to watch it."""
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
+
+    @property
+    def descriptors(self) -> List[int]:
+        """What it is watched by."""
+        return [] if self._pidfd is None else [self._pidfd]
+
+    def ends(self, seconds: float) -> bool:
+        """Whether it has ended, or ends within some seconds."""
+        return bool(ended([self], seconds))
+
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        if self._pidfd is not None:
+            return bool(select.select([self._pidfd], [], [], 0.0)[0])
+        return self._ended()
+
+    def _ended(self) -> bool:
+        if self._started is not None:
+            # also where the number is another process's by now
+            return _start_time(self.pid) != self._started
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+
+def ended(processes: Sequence[Watched], seconds: float) -> List[Watched]:
+    """Those that have ended, as soon as there are any or some seconds have passed."""
+    until = time.monotonic() + seconds
+    while True:
+        over = [process for process in processes if process.ended()]
+        left = until - time.monotonic()
+        if over or left <= 0:
+            return over
+        descriptors = [one for process in processes for one in process.descriptors]
+        if len(descriptors) == len(processes):
+            select.select(descriptors, [], [], left)
+        else:
+            # Nobody tells of the end of a process that is not a child.
+            time.sleep(min(left, _POLL_SECONDS))
+
+
+def _pidfd_open(pid: int) -> Optional[int]:
+    """A descriptor that is readable once a process has ended; None where there is none."""
+    try:
+        if hasattr(os, "pidfd_open"):
+            return os.pidfd_open(pid)
+        # Python 3.8 and older; there are some that were built without this.
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        descriptor = int(libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
+        if descriptor >= 0:
+            return descriptor
+        raise OSError(ctypes.get_errno(), "pidfd_open")
+    except ProcessLookupError:
+        raise
+    except (ImportError, OSError):
+        return None  # an older kernel, or a container's filter of system calls
+
+
+class _Status(NamedTuple):
+    """Attributes: the name of its program, and what /proc/PID/stat says after that."""
+
+    name: str
+    fields: List[bytes]
+
+
+def _status(pid: int) -> Optional[_Status]:
+    try:
+        # The name, in parentheses, may hold anything.
+        begin, _, end = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
+    except OSError:
+        return None
+    return _Status(os.fsdecode(begin.partition(b"(")[2]), end.split())
+
+
+def _start_time(pid: int) -> Optional[str]:
+    """The start of a process that has not ended, in the kernel's words; None of another."""
+    status = _status(pid)
+    if status is None:
+        return None
+    # A zombie with threads is a process whose first thread alone has ended.
+    if status.fields[_STATE] in (b"Z", b"X") and int(status.fields[_THREADS]) <= 1:
+        return None
+    return status.fields[_START].decode()
+
+
+class Ancestor(NamedTuple):
+    """A process above this one.
+
+    Attributes:
+        pid: its.
+        names: of what it runs, as far as they are to be seen: the script, and the program.
+    """
+
+    pid: int
+    names: FrozenSet[str]
+
+
+def ancestors() -> List[Ancestor]:
+    """The processes above this one, the nearest first, as far as they are to be seen.
+
+    Where /proc is mounted with hidepid those of other users are not, nor what is above them.
+    """
+    found: List[Ancestor] = []
+    pid = os.getppid()
+    while pid > 0:
+        status = _status(pid)
+        if status is None:
+            break
+        names = {status.name}
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            names.add(Path(os.readlink(f"/proc/{pid}/exe")).name)
+        found.append(Ancestor(pid, frozenset(names)))
+        pid = int(status.fields[_PARENT])
+    return found or [Ancestor(os.getppid(), frozenset())]
+
+
+@contextlib.contextmanager
+def keeping(leases: Leases, executor: Watched) -> Iterator[Callable[[], None]]:
+    """Has two processes keep the leases until the executor has ended.
+
+    Gives a call that makes them stay. Without that call they end with this context: an executor
+    that never learned of its GPUs, or a script that was killed, leaves nothing behind.
+
+    Raises:
+        OSError: they cannot be started, or were killed.
+    """
+    # Only the first keeper has the end to say that both are there; both read what to do.
+    is_ready, says_ready = os.pipe()
+    order, orders = os.pipe()
+    with os.fdopen(is_ready, "rb", 0) as ready, os.fdopen(orders, "wb", 0) as commands:
+        try:
+            if os.fork() == 0:
+                ready.close()
+                commands.close()
+                _keep(leases, executor, says_ready, order)
+        finally:
+            os.close(says_ready)
+            os.close(order)
+        if ready.read(1) != _READY:
+            raise ChildProcessError("the process that was to keep the leases was killed")
+        yield lambda: _tell(commands)
+
+
+def _tell(commands: BinaryIO) -> None:
+    commands.write(_GO + _GO)  # a word for each
+
+
+def _keep(leases: Leases, executor: Watched, says_ready: int, order: int) -> None:
+    """A keeper's whole life, and that of the other one, which it forks."""
+    try:
+        # Out of the container's process group, whose members YARN ends one after the other: the
+        # leases outlive the executor, not the other way round. It ends right after.
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
+        # YARN removes the container's directory, and Spark waits for the end of our stdout.
+        os.chdir("/")
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1, 2):
+            os.dup2(nothing, standard)
+        _close_all_but([says_ready, order, *executor.descriptors, *leases.descriptors])
+        first = os.getpid()
+        other = _other_keeper()
+        if os.getpid() == first:
+            os.write(says_ready, _READY)
+        os.close(says_ready)
+        stays = os.read(order, 1) == _GO
+        os.close(order)
+        if stays:
+            _stay(leases, executor, other)
+    finally:
+        os._exit(0)
+
+
+def _stay(leases: Leases, executor: Watched, other: Optional[Watched]) -> None:
+    """Both keepers' loop, until the executor has ended."""
+    while True:
+        watched = [executor] if other is None else [executor, other]
+        over = ended(watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS)
+        if executor in over:
+            return
+        if other is None or other in over:
+            if other is not None:
+                other.close()
+            with contextlib.suppress(ChildProcessError):  # it was not forked by this one
+                os.waitpid(-1, os.WNOHANG)
+            other = _other_keeper()
+        leases.refresh()
+
+
+def _other_keeper() -> Optional[Watched]:
+    """Forks, and gives each of both the other; None where it cannot be had for now."""
+    me = os.getpid()
+    try:
+        child = os.fork()
+    except OSError:
+        return None  # no room for a process: the lease is not to end by that
+    if child == 0:
+        os.setsid()  # a kill of one's session is not to be the other's
+    try:
+        other = Watched(child or me)
+    except ProcessLookupError:
+        return None
+    if child == 0 and os.getppid() != me:
+        other.close()  # it has ended, and its number may be another's
+        return None
+    return other
+
+
+def _close_all_but(kept: Collection[int]) -> None:
+    """Whatever else the executor has handed down is its own."""
+    with contextlib.suppress(OSError):  # no /proc: then it stays
+        for descriptor in [int(one.name) for one in Path("/proc/self/fd").iterdir()]:
+            if descriptor > 2 and descriptor not in kept:
+                with contextlib.suppress(OSError):  # that of this very list
+                    os.close(descriptor)

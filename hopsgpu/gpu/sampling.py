@@ -1,0 +1,221 @@
+"""A rank's GPUs while it runs: samples of their use, and what befalls them, from NVML."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopsgpu.core.gpu_usage import GpuSample
+from hopsgpu.gpu.driver_events import GpuEvent, unusable, xid_events
+from hopsgpu.gpu.node.nvml import FATAL, as_text
+
+NOT_INSTALLED = "nvidia-ml-py is not installed for the executors' Python"
+_SECONDS = 1.0
+_JOIN_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of GPUs; it grows while they are sampled.
+
+    Attributes:
+        events: what befell them.
+        problems: why a GPU is not watched, or not for all that may befall it, by its UUID.
+    """
+
+    events: list[GpuEvent] = field(default_factory=list)
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+@contextlib.asynccontextmanager
+async def sampling(
+    gpus: Sequence[str],
+    tell: Callable[[GpuSample], None],
+    nvml: Any = None,
+    seconds: float = _SECONDS,
+    broken: Callable[[], None] = lambda: None,
+) -> AsyncIterator[Seen]:
+    """Samples GPUs while inside, and gives what is seen of them.
+
+    A call of NVML that never returns holds up neither the caller nor the end of its process. A
+    GPU that NVML does not know, and every one where NVML cannot be had, is told of once, with the
+    problem, and not sampled; one that cannot be used any more is told of once and asked again.
+
+    Args:
+        gpus: UUIDs; without any there is no thread.
+        tell: is given each sample, in a thread; never after the end. It may raise OSError, which
+            ends the sampling.
+        nvml: the module pynvml, by default imported, where it is installed.
+        seconds: between two samples of a GPU.
+        broken: called in a thread, once a GPU is beyond hope.
+    """
+    if not gpus:
+        yield Seen()
+        return
+    sampler = _Sampler(gpus, tell, nvml, seconds, broken)
+    # A daemon: an interpreter that ends does not wait for a call that hangs in the driver.
+    thread = threading.Thread(target=sampler.run, name="hopsgpu-nvml", daemon=True)
+    thread.start()
+    try:
+        yield sampler.seen
+    finally:
+        sampler.stop()
+        await asyncio.to_thread(thread.join, _JOIN_SECONDS)
+
+
+class _Sampler:
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        tell: Callable[[GpuSample], None],
+        nvml: Any,
+        seconds: float,
+        broken: Callable[[], None],
+    ) -> None:
+        self.seen = Seen()
+        self._broken = broken
+        self._gpus = gpus
+        self._told = tell
+        self._nvml = nvml
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped.set()
+
+    def run(self) -> None:
+        """The thread's body."""
+        try:
+            self._run()
+        except OSError:
+            # The node's disk is full: the rank's own output and reports say so.
+            return
+
+    def _run(self) -> None:
+        try:
+            nvml = self._nvml or importlib.import_module("pynvml")
+        except ImportError:
+            self._refuse(self._gpus, NOT_INSTALLED)
+            return
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            self._refuse(self._gpus, f"NVML cannot be had: {error}")
+            return
+        try:
+            self._sample(nvml)
+        except (nvml.NVMLError, AttributeError) as error:
+            # AttributeError: a pynvml too old to have the call, or not that of nvidia-ml-py.
+            self._refuse(self._gpus, f"NVML failed: {error}")
+        finally:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
+
+    def _sample(self, nvml: Any) -> None:
+        handles = self._handles(nvml)
+        if not handles:
+            return
+        said: dict[str, str] = {}
+        with contextlib.ExitStack() as stack:
+            take: Callable[[], list[GpuEvent]] = list
+            try:
+                take = stack.enter_context(xid_events(nvml, handles))
+            except nvml.NVMLError as error:
+                problem = f"NVML tells of no events: {error}"
+                self.seen.problems.update(dict.fromkeys(handles, problem))
+            while not self._stopped.is_set():
+                for uuid, handle in handles.items():
+                    sample, is_usable = _look(nvml, uuid, handle)
+                    if not sample.problem or sample.problem != said.get(uuid):
+                        self._tell(sample)
+                        self._note([] if is_usable else [unusable(uuid, sample.problem)])
+                    said[uuid] = sample.problem
+                self._note(take())
+                self._stopped.wait(self._seconds)
+            # What has ended a rank may have come with its end.
+            self._note(take())
+
+    def _handles(self, nvml: Any) -> dict[str, Any]:
+        handles = {}
+        for uuid in self._gpus:
+            try:
+                handles[uuid] = _handle(nvml, uuid)
+            except nvml.NVMLError as error:
+                if error.value in FATAL and not uuid.startswith("MIG-"):
+                    self._tell(GpuSample(time.time(), uuid, problem=str(error)))
+                    self._note([unusable(uuid, str(error))])
+                else:
+                    self._refuse([uuid], f"NVML does not know it: {error}")
+        return handles
+
+    def _note(self, events: Sequence[GpuEvent]) -> None:
+        self.seen.events.extend(events)
+        if any(event.is_fatal for event in events):
+            self._broken()
+
+    def _refuse(self, gpus: Sequence[str], problem: str) -> None:
+        self.seen.problems.update(dict.fromkeys(gpus, problem))
+        for uuid in gpus:
+            self._tell(GpuSample(time.time(), uuid, problem=problem))
+
+    def _tell(self, sample: GpuSample) -> None:
+        with self._lock:
+            if not self._stopped.is_set():
+                self._told(sample)
+
+
+def _handle(nvml: Any, uuid: str) -> Any:
+    """NVML's handle of a GPU.
+
+    Raises:
+        NVMLError: it does not know it; or, for a GPU that is no MIG device, it cannot be used.
+    """
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    except nvml.NVMLError as error:
+        if error.value not in FATAL:
+            raise
+        # NVML tries the GPUs one by one, and says the same where it meets another that is lost.
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with contextlib.suppress(nvml.NVMLError):
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                if as_text(nvml.nvmlDeviceGetUUID(handle)) == uuid:
+                    return handle
+        raise
+
+
+def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
+    """A sample, and whether the GPU can still be used."""
+
+    def told(call: Callable[..., Any], *arguments: object) -> Any:
+        try:
+            return call(handle, *arguments)
+        except nvml.NVMLError_NotSupported:
+            return None  # utilisation of a MIG device, power of some boards
+
+    now = time.time()
+    try:
+        rates = told(nvml.nvmlDeviceGetUtilizationRates)
+        memory = told(nvml.nvmlDeviceGetMemoryInfo)
+        milliwatts = told(nvml.nvmlDeviceGetPowerUsage)
+        temperature = told(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU)
+    except nvml.NVMLError as error:
+        return GpuSample(now, uuid, problem=str(error)), error.value not in FATAL
+    sample = GpuSample(
+        time=now,
+        uuid=uuid,
+        utilisation=None if rates is None else rates.gpu / 100,
+        memory_used=None if memory is None else memory.used,
+        memory_total=None if memory is None else memory.total,
+        power=None if milliwatts is None else milliwatts / 1000,
+        temperature=temperature,
+    )
+    return sample, True

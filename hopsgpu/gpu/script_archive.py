@@ -1,0 +1,100 @@
+"""How the programs of the nodes travel: what runs there finds nothing of hopsgpu installed."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hopsgpu.core.spec import MOST_GPUS
+
+# The directory in the container; Spark runs `./hopsgpu-discovery/gpus-2`.
+ALIAS = "hopsgpu-discovery"
+_SHEBANG = "#!/usr/bin/env python3\n"
+# Spark passes the script no argument: there is one for each amount.
+_LAUNCHER = """import os, sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+from hopsgpu.gpu.node.discovery_script import main
+sys.exit(main({amount}))
+"""
+_CHECK = """import sys
+sys.dont_write_bytecode = True
+from hopsgpu.gpu.node.health_check import main
+sys.exit(main())
+"""
+
+
+def script_for(amount: int) -> str:
+    """Path, in the container, of the script that gives out `amount` GPUs."""
+    return f"./{ALIAS}/gpus-{amount}"
+
+
+def marker_script(resource: str) -> str:
+    """Path, in the container, of the script that tells Spark of a marker resource."""
+    return f"./{ALIAS}/{_marker_file(resource)}"
+
+
+def _marker_file(resource: str) -> str:
+    return f"marker-{resource.replace('/', '-')}"
+
+
+def node_modules(*without: str) -> Iterator[tuple[str, str]]:
+    """The path and the text of each module that the nodes need, for Python 3.6 or later."""
+    yield "hopsgpu/__init__.py", ""
+    yield "hopsgpu/gpu/__init__.py", ""
+    for file in sorted((Path(__file__).parent / "node").glob("*.py")):
+        if file.stem not in without:
+            yield f"hopsgpu/gpu/node/{file.name}", file.read_text(encoding="utf-8")
+
+
+def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
+    """Writes the archive that YARN unpacks as `ALIAS`: a script per amount, and their modules.
+
+    Args:
+        target: the file.
+        markers: YARN resources that mark nodes, with a script for each.
+    """
+    with tarfile.open(target, "w:gz") as archive:
+        for amount in range(1, MOST_GPUS + 1):
+            _add(archive, f"gpus-{amount}", _SHEBANG + _LAUNCHER.format(amount=amount), 0o755)
+        for marker in sorted(set(markers)):
+            told = json.dumps({"name": marker, "addresses": ["0"]})
+            _add(archive, _marker_file(marker), f"#!/bin/sh\necho '{told}'\n", 0o755)
+        for name, text in node_modules():
+            _add(archive, name, text, 0o644)
+    return target
+
+
+def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
+    content = text.encode()
+    entry = tarfile.TarInfo(name)
+    entry.mode = mode
+    entry.size = len(content)
+    archive.addfile(entry, io.BytesIO(content))
+
+
+def pack_health_check(target: Path) -> Path:
+    """Writes the NodeManagers' health check as one file, for an administrator to copy.
+
+    It is a zip that Python runs (PEP 441). What is in it is not compressed, to be read with a
+    pager by who is to trust it.
+    """
+    modules = node_modules("discovery_script", "leases", "lease_keeper")
+    with target.open("wb") as file:
+        file.write(_SHEBANG.encode())
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for name, text in [("__main__.py", _CHECK), *modules]:
+                # With the same date always: the same modules give the same file.
+                archive.writestr(zipfile.ZipInfo(name), text)
+    target.chmod(0o755)
+    return target
+
+
+if __name__ == "__main__":
+    # `python -m hopsgpu.gpu.script_archive yarn-scripts/gpu-health-check`, after each change.
+    pack_health_check(Path(sys.argv[1]))

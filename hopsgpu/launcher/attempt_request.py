@@ -1,0 +1,96 @@
+"""What an agent is told of an attempt: the message `run`, for each container of a gang."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.core.gang import WORKER, RankPlace, World
+from hopsgpu.frameworks import environment
+from hopsgpu.frameworks.proxies import direct_hosts
+from hopsgpu.frameworks.torch import Restarts
+from hopsgpu.launcher.rank_call import Call
+from hopsgpu.launcher.rendezvous import Meeting
+
+
+@dataclass(frozen=True)
+class RunMessage:
+    """The message for one container.
+
+    Attributes:
+        key: of its agent.
+        payload: the call and the shards of each rank, one after the other, of the sizes
+            `call_bytes` and each rank's `data_bytes`. The modules it is to keep before.
+        fields: the rest.
+    """
+
+    key: int
+    payload: bytes
+    fields: dict[str, Any]
+
+
+def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
+    """The messages that start all ranks of an attempt.
+
+    Args:
+        call: what the ranks run.
+        meeting: what their agents have reserved.
+    """
+    world = meeting.world
+    restarts = Restarts(call.run_id, call.attempt, call.retries)
+    direct = direct_hosts(world)
+    on_hosts = Counter(place.container.host for place in world.places)
+    for key in dict.fromkeys(place.container.key for place in world.processes):
+        places = world.of_container(key)
+        parts = [_data_of(place, call) for place in places]
+        ranks = [
+            {
+                "environment": environment(
+                    world, place, meeting.endpoints, restarts, call.visible, call.memory_share
+                ),
+                "context": _context(place, world, call, on_hosts[place.container.host]),
+                "data_bytes": len(part),
+            }
+            for place, part in zip(places, parts, strict=True)
+        ]
+        fields = {
+            "slot": call.slot(key),
+            "run_url": call.directory.url,
+            "attempt": call.attempt,
+            "memory": call.memory,
+            "frameworks": call.frameworks,
+            "shared": dict(call.environment),
+            "direct": direct,
+            "call_bytes": len(call.function),
+            "modules": call.modules.digest,
+            "roots": call.modules.roots,
+            "ranks": ranks,
+        }
+        yield RunMessage(key, b"".join((call.function, *parts)), fields)
+
+
+def _data_of(place: RankPlace, call: Call) -> bytes:
+    # Parameter servers have none.
+    return call.data[place.rank] if call.data and place.role == WORKER else b""
+
+
+def _context(place: RankPlace, world: World, call: Call, sharers: int) -> dict[str, Any]:
+    resumed = call.resumed
+    return {
+        "rank": place.rank,
+        "local_rank": place.local_rank,
+        "world_size": world.size,
+        "host": place.container.host,
+        "gpus": place.gpus,
+        "role": place.role,
+        "run_id": call.run_id,
+        "attempt": call.attempt,
+        "checkpoint_dir": (call.directory / "checkpoints").url,
+        "resume_dir": resumed and (resumed / "checkpoints").url,
+        "log_dir_url": (call.directory / "tensorboard").url,
+        "disk_sharers": sharers or 1,
+        "trial": None if call.trial is None else call.trial.as_fields(),
+        "script": call.script,
+    }

@@ -1,0 +1,405 @@
+"""A run from its plan to its result: environment and data, lease, attempts, publishing, release."""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any, Protocol
+
+from hopsgpu.agent.placeholder import Warm
+from hopsgpu.artifacts.manifest import About
+from hopsgpu.artifacts.models import ModelVersion
+from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.lease_request import Request, Watcher
+from hopsgpu.core.gang import Avoid, GangState, assign_ranks
+from hopsgpu.core.rank_requirements import DATA
+from hopsgpu.core.results import GangResult
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
+from hopsgpu.launcher.attempt import Trained, Training, train_on
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.data_staging import Feed
+from hopsgpu.launcher.options import Arguments
+from hopsgpu.launcher.preflight import asked_of_executors, python_of
+from hopsgpu.launcher.publisher import check_writable
+from hopsgpu.launcher.rank_call import Call, script_name
+from hopsgpu.launcher.recorder import Recording
+from hopsgpu.launcher.retry_policy import avoid_next, may_retry
+from hopsgpu.launcher.run import Board, Named
+from hopsgpu.launcher.run_record import environment
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.root import below
+from hopsgpu.tracking.mlflow import log
+from hopsgpu.units import counted
+
+# While inside, what gives the whole gang for a request, again and again, without what is avoided.
+Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
+_KEEP_SECONDS = 120.0
+# What can make a model, of the packages that are slow to import.
+_FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
+# What hopsgpu adds to the metrics that ranks report.
+_OF_GPUS = "gpu."
+_STEP = "step"
+
+
+class Told(Watcher, Named, Protocol):
+    """On which a run writes how its executors stand."""
+
+
+def execute(
+    given: Arguments,
+    plan: LaunchPlan,
+    board: Board,
+    cancelled: threading.Event,
+    leasing: Leasing,
+    background: Background,
+    *,
+    keeps: bool = False,
+) -> GangResult:
+    """Runs a plan; however it ends, the lease is over first.
+
+    Record and logs are on the lake when it returns or raises; but those of a run that succeeded on
+    a gang that is held come there soon after, and what goes wrong with them is told by the gang.
+
+    Args:
+        given: the launch's arguments.
+        plan: of it.
+        board: on which it writes how it stands.
+        cancelled: set when it is no longer wanted.
+        leasing: gives the gang.
+        background: brings record and logs to the lake.
+        keeps: whether the gang is held for other launches.
+
+    Raises:
+        HopsGpuError: what ended the run, with `error.result`.
+    """
+    execution = Execution(given, plan, board, cancelled, leasing, background, keeps=keeps)
+    try:
+        execution.run()
+        result = execution.result(with_values=True)
+    except BaseException as error:
+        ended = state_of_failure(error)
+        execution.end(ended, given.application.words_of(error))
+        background.flush(_KEEP_SECONDS)
+        for problem in background.problems():
+            error.add_note(problem)
+        if isinstance(error, HopsGpuError):
+            error.result = execution.result_of_failure(isinstance(error, StoreError))
+        board.state(ended)
+        raise
+    execution.end(GangState.SUCCEEDED, None)
+    if not keeps:
+        background.flush(_KEEP_SECONDS)
+        result = replace(result, warnings=(*result.warnings, *background.problems()))
+    board.state(GangState.SUCCEEDED)
+    return result
+
+
+def state_of_failure(error: BaseException) -> GangState:
+    """The state in which a run ends by this."""
+    return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
+
+
+def request_of(
+    plan: LaunchPlan,
+    frameworks: tuple[str, ...],
+    board: Told,
+    cancelled: threading.Event,
+    python_env: PythonEnv | None = None,
+    *,
+    data: bool = False,
+    imports: tuple[str, ...] = (),
+) -> Request:
+    """What a plan asks of YARN, and what its executors import while they wait, or must have."""
+    return Request(
+        run_id=board.run_id,
+        shape=plan.shape,
+        executors=plan.executors,
+        placement=plan.spec.placement,
+        gpu_type=plan.spec.gpu_type,
+        hosts=plan.hosts,
+        timeout=plan.spec.acquire_timeout,
+        cancelled=cancelled,
+        watcher=board,
+        warm=Warm(frameworks, plan.environment, python_env),
+        # What an environment brings is known in the rank alone.
+        needs=DATA if data and python_env is None else (),
+        imports=imports,
+    )
+
+
+class _Told:
+    """Tells a run's board how its ranks fare."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def entered(self, ranks: int, of: int, at: float) -> None:
+        if ranks < of:
+            self._board.state(GangState.STARTING, why=f"{ranks} of {counted(of, 'rank')} run")
+            return
+        self._board.mark("started", at)
+        self._board.state(GangState.RUNNING)
+
+    def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
+        self._board.metrics(metrics)
+
+
+class Execution:
+    """One run on its way."""
+
+    def __init__(
+        self,
+        given: Arguments,
+        plan: LaunchPlan,
+        board: Board,
+        cancelled: threading.Event,
+        leasing: Leasing,
+        background: Background,
+        *,
+        keeps: bool,
+    ) -> None:
+        self._given = given
+        self._leasing = leasing
+        self._plan = plan
+        self._board = board
+        self._cancelled = cancelled
+        # Whether the gang is held for other launches.
+        self._keeps = keeps
+        self._background = background
+        self._directory = Lake(plan.paths["run"])
+        self._trained = Trained()
+        self._model: ModelVersion | None = None
+        self._warnings = list(plan.warnings)
+        self._attempt = 0
+        self._avoid = Avoid()
+        self._lost: list[str] = []
+        self._feed = Feed(given.data, plan, given.application, board, cancelled)
+        self._python_env: PythonEnv | None = None
+        # By itself it would be a cycle, in which connections to the lake wait for a collection.
+        told = weakref.proxy(self)
+        self._recording = Recording(
+            plan,
+            board,
+            self._directory,
+            application=given.application.id,
+            user=given.application.user,
+            environment=functools.partial(environment, given.application),
+            result=lambda: told.result(with_values=False),
+            background=background,
+            cancelled=cancelled,
+            data=lambda: told._feed.reference,
+            python_env=lambda: told._python_env,
+        )
+
+    def run(self) -> None:
+        """Prepares environment and data, acquires, trains, publishes and releases.
+
+        Raises:
+            HopsGpuError: as `launcher.launch`.
+        """
+        # A lake that refuses is found before any GPU is asked for.
+        self._directory.make()
+        (self._directory / "logs").make()
+        spec = self._plan.spec
+        if spec.model is not None:
+            # GPUs that are held do not wait for a block.
+            check_writable(self._models, spec.model, self._board.run_id, blocks=not self._keeps)
+        self.record(GangState.REQUESTED, None)
+        with self._recording.watching():
+            # First what fails soonest.
+            self._python_env = python_of(
+                self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
+            )
+            # The agents of a gang that is held are there, and tell.
+            asked = None if self._keeps else self._given.application
+            imports = asked_of_executors(self._given.needs, self._python_env, asked)
+            request = request_of(
+                self._plan,
+                self._given.foreseen.imports,
+                self._board,
+                self._cancelled,
+                self._python_env,
+                data=self._given.data is not None,
+                imports=imports,
+            )
+            with self._feed.ready(), self._leasing(request) as whole:
+                while not self._attempted(whole(self._avoid)):
+                    self._attempt += 1
+                    self._board.attempt(self._attempt)
+
+    def _attempted(self, lease: Lease) -> bool:
+        """One attempt; False where it failed and another is to follow."""
+        spec = self._plan.spec
+        world = assign_ranks(
+            lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
+        )
+        with train_on(
+            lease, world, self._call(), self._given.progress, _Told(self._board), self._cancelled
+        ) as training:
+            self._trained = training.trained
+            self._board.state(GangState.STARTING)
+            try:
+                with self._recording.following(training):
+                    training.run()
+            finally:
+                self._board.mark("returned")
+                self._board.ranks([report for _, report in sorted(self._trained.reports.items())])
+                training.keep_logs(self._background)
+            failure = self._trained.failure
+            if failure is None:
+                if spec.model is not None:
+                    self._publish(training, lease, spec.model)
+                return True
+        if not self._is_tried_again(failure):
+            raise failure
+        return False
+
+    def _call(self) -> Call:
+        plan, application = self._plan, self._given.application
+        return Call(
+            function=self._given.call,
+            modules=self._given.modules,
+            environment=plan.environment,
+            run_id=self._board.run_id,
+            directory=self._directory,
+            attempt=self._attempt,
+            retries=plan.spec.retries,
+            memory=plan.spec.memory_per_worker,
+            timeout=plan.spec.run_timeout,
+            visible=plan.spec.visible,
+            frameworks=self._given.foreseen.imports,
+            own_master=self._given.foreseen.has_own_master,
+            interface=application.interface,
+            resumed=Lake(plan.paths["resume"]) if "resume" in plan.paths else None,
+            data=self._feed.parts,
+            python_env=self._python_env,
+            imports=self._given.needs,
+            script=script_name(),
+        )
+
+    def _is_tried_again(self, failure: RankFailed) -> bool:
+        fault, retries = self._trained.fault, self._plan.spec.retries
+        code_too = self._given.application.retries_code_too
+        if self._cancelled.is_set() or not may_retry(
+            fault, attempt=self._attempt, retries=retries, code_too=code_too
+        ):
+            return False
+        if self._trained.suspect is not None:
+            self._lost.append(self._trained.suspect)
+        self._avoid = avoid_next(self._avoid | self._trained.avoid, self._lost)
+        if not self._is_left(failure):
+            return False
+        told = str(failure).splitlines()[0]
+        told = f"attempt {self._attempt} failed ({fault.value}): {told}"
+        self._warnings.append(told)
+        line = f"hopsgpu: {told}; trying again"
+        self._given.progress.line(failure.rank or 0, failure.host or "?", line)
+        return True
+
+    def _is_left(self, failure: RankFailed) -> bool:
+        """Whether the gang can be had again without what is to blame; tells why where it cannot."""
+        try:
+            if self._avoid.is_any:
+                self._given.application.check_again(self._plan, self._avoid)
+        except CapacityError as error:
+            failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
+            return False
+        except HopsGpuError as error:
+            self._warnings.append(f"whether the gang still fits was not known: {error}")
+        return True
+
+    @property
+    def _models(self) -> str:
+        return below(self._plan.paths["root"], "models")
+
+    def _publish(self, training: Training, lease: Lease, name: str) -> None:
+        publisher = training.publisher(name)
+        left = publisher.left()
+        idle = set() if self._keeps or not left else publisher.idle(left)
+        staying = [c.host for c in lease.containers if c.key not in idle]
+        self._board.state(GangState.PUBLISHING, staying)
+        if not left:
+            self._warnings.append(
+                f"no version of {name!r} was published: the ranks left nothing in"
+                " context().model_dir"
+            )
+            return
+        if idle and lease.let_go(idle):
+            self._board.departed([time.time()] * len(idle))
+        self._model = publisher.publish(self._models, left, self._about())
+        self._warnings += publisher.warnings
+        self._board.mark("published")
+
+    def _about(self) -> About:
+        """What the manifest tells beside the files."""
+        application, provenance = self._given.application, self._given.provenance
+        assert provenance is not None, "there is one where a model is to be published"
+        reported = next(iter(self._board.status().metrics), {})
+        return About(
+            metrics={
+                n: v for n, v in reported.items() if n != _STEP and not n.startswith(_OF_GPUS)
+            },
+            run_id=self._board.run_id,
+            application=application.id,
+            user=application.user,
+            framework=next((f for f in self._given.foreseen.imports if f in _FRAMEWORKS), None),
+            code_digest=provenance.code_digest,
+            parameters=provenance.parameters,
+            data=self._feed.reference,
+        )
+
+    def result(self, *, with_values: bool) -> GangResult:
+        """What there is of a result."""
+        noted = self._board.result()
+        problem = self._given.progress.problem
+        unseen = () if problem is None else (problem,)
+        return replace(
+            noted,
+            values=self._values() if with_values else (),
+            warnings=(*self._warnings, *self._trained.warnings, *noted.warnings, *unseen),
+            model=self._model,
+        )
+
+    def result_of_failure(self, with_values: bool) -> GangResult:
+        """What there is of a failed run's result, without values that cannot be unpickled."""
+        try:
+            return self.result(with_values=with_values)
+        except HopsGpuError:  # a second problem must not hide the first
+            return self.result(with_values=False)
+
+    def _values(self) -> tuple[Any, ...]:
+        values = []
+        for rank, value in sorted(self._trained.values.items()):
+            # From an agent that proved the run's secret; what lay on the lake bears its digest.
+            pickled = value.content(self._directory)
+            try:
+                values.append(pickle.loads(pickled))
+            except Exception as error:
+                raise HopsGpuError(
+                    f"the value of rank {rank} cannot be unpickled at the driver"
+                    f" ({type(error).__name__}: {error}); return plain data"
+                ) from error
+        return tuple(values)
+
+    def record(self, state: GangState, error: str | None) -> None:
+        """Has it written to the run's directory how the run stands."""
+        self._recording.put(state.value, error)
+
+    def end(self, state: GangState, error: str | None) -> None:
+        """Has it written how the run ended, and logged to MLflow where that is asked for."""
+        self.record(state, error)
+        tracking, code = self._given.tracking, self._given.provenance
+        if tracking is not None:
+            # Of what is on the lake, which all that was put before brings there.
+            self._background.put_behind(
+                f"{self._board.run_id} in MLflow",
+                functools.partial(log, tracking, self._directory.url, code),
+            )

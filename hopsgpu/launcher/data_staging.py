@@ -1,0 +1,198 @@
+"""A launch's data: written, looked at and dealt to the ranks before any GPU is asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.spark.dataframe_writer import Written, write_frame
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.data.argument import ONLY, Data, Datasets
+from hopsgpu.data.rank_shards import MOST_DEALT, Dealt
+from hopsgpu.data.shard import Shard
+from hopsgpu.data.shard_plan import plan_shards
+from hopsgpu.data.source import Source, columns_of, read_source
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.launcher.run import Board
+from hopsgpu.storage.bounded_calls import Bounded
+from hopsgpu.storage.lake import Lake
+from hopsgpu.units import MIB, counted
+
+_OWNERS_ONLY = 0o700
+_LOOK_SECONDS = 0.2
+# So many footers are read between two words of it.
+_TOLD_FILES = 100
+# Named in records; a table of features can have thousands.
+_MOST_COLUMNS = 200
+
+
+class Feed:
+    """The data of one run.
+
+    Args:
+        datasets: what it is, or None.
+        plan: of the run, with its place on the lake.
+        application: in which it runs.
+        board: on which it is told how far it is.
+        cancelled: set when the run is no longer wanted.
+
+    Attributes:
+        parts: what travels to each rank; none without data.
+        reference: what record and manifest tell of each, by name; None without data.
+    """
+
+    def __init__(
+        self,
+        datasets: Datasets | None,
+        plan: LaunchPlan,
+        application: Site,
+        board: Board,
+        cancelled: threading.Event,
+    ) -> None:
+        self._datasets = datasets
+        self._places = plan.paths
+        self._ranks = plan.spec.workers
+        self._home = Lake(plan.paths["run"], stop=cancelled) / ONLY
+        self._application = application
+        self._board = board
+        self._cancelled = cancelled
+        self._keeps = datasets is not None and application.keeps_data
+        self.parts: Sequence[bytes] = ()
+        self.reference: Mapping[str, Any] | None = None
+
+    @contextlib.contextmanager
+    def ready(self) -> Iterator[None]:
+        """While inside, the data is there; what was written for the run is removed at the end.
+
+        Raises:
+            ConfigError: fewer rows than ranks, or data that cannot be dealt or written.
+            StoreError: it cannot be read, or the lake refuses what is written.
+            HopsGpuError: the Spark job that writes it failed.
+            Cancelled: the run was cancelled meanwhile; the Spark job is over. A lake that does
+                not answer is not waited for.
+        """
+        if self._datasets is None:
+            yield
+            return
+        with self._written(self._datasets):
+            sources = {name: self._read(self._datasets, name) for name in self._datasets.named}
+            self.reference = {
+                name: self._reference(data, sources[name])
+                for name, data in self._datasets.named.items()
+            }
+            self.parts = deal(self._datasets, sources, self._ranks)
+            yield
+
+    @contextlib.contextmanager
+    def _written(self, datasets: Datasets) -> Iterator[None]:
+        frames = dict(datasets.frames)
+        if not frames:
+            yield
+            return
+        try:
+            self._home.make()
+            self._home.share(_OWNERS_ONLY)
+            for name, frame in frames.items():
+                self._write(datasets.label(name), frame)
+            yield
+        finally:
+            if not self._keeps:
+                self._remove()
+
+    def _write(self, label: str, frame: Any) -> None:
+        def told(written: Written) -> None:
+            self._tell(f"writing {label}: {written}")
+
+        write_frame(
+            self._application,
+            frame,
+            self._places[label],
+            what=label,
+            tag=f"{self._board.run_id}-{label}",
+            cancelled=self._cancelled,
+            told=told,
+        )
+
+    def _read(self, datasets: Datasets, name: str) -> Source:
+        label = datasets.label(name)
+
+        lake = Lake(self._places[label], stop=self._cancelled)
+        gone = f"the run was cancelled while the footers of {label} were read"
+
+        def told(done: int, files: int) -> None:
+            if self._cancelled.is_set():
+                raise Cancelled(gone)
+            if done % _TOLD_FILES == 0:
+                self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
+
+        self._tell(f"reading the footers of {label}")
+        # In a thread of its own, since a lake that hangs does so for longer than anybody waits.
+        reading = Bounded(f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, told))
+        while not reading.wait(_LOOK_SECONDS):
+            if self._cancelled.is_set():
+                raise Cancelled(gone)
+        try:
+            return reading.result(0)
+        except Cancelled as error:
+            raise Cancelled(gone) from error
+
+    def _tell(self, text: str) -> None:
+        self._board.state(GangState.PREPARING, why=text)
+
+    def _remove(self) -> None:
+        # One that wants no more of it does not wait a minute for a lake that is away.
+        home = Lake(self._home.url, quick=self._cancelled.is_set())
+        try:
+            home.remove()
+        except StoreError as error:
+            self._board.warn(f"the run's data is still there, until its run is pruned: {error}")
+
+    def _reference(self, data: Data, source: Source) -> dict[str, Any]:
+        written = source.url.startswith(f"{self._home.url}/")
+        columns = columns_of(source)
+        more = len(columns) - _MOST_COLUMNS
+        return {
+            "url": source.url,
+            "written": written,
+            "kept": self._keeps if written else True,
+            "rows": source.num_rows,
+            "bytes": source.num_bytes,
+            "files": len(source.files),
+            "schema": dict([*columns.items()][:_MOST_COLUMNS]),
+            "more_columns": max(more, 0),
+            "remainder": data.remainder,
+            "seed": data.seed,
+        }
+
+
+def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple[bytes, ...]:
+    """What travels to each rank: its shards of all data.
+
+    Raises:
+        ConfigError: fewer rows than ranks, or so many row groups that their plan is too large.
+    """
+    shards: dict[str, tuple[Shard, ...]] = {}
+    for name, data in datasets.named.items():
+        deal_one = functools.partial(plan_shards, remainder=data.remainder, seed=data.seed)
+        try:
+            shards[name] = deal_one(sources[name], ranks)
+        except ConfigError as error:
+            raise ConfigError(f"{datasets.label(name)} ({sources[name].url}): {error}") from None
+    dealt, size = [], 0
+    for rank in range(ranks):
+        mine = {name: of_ranks[rank] for name, of_ranks in shards.items()}
+        dealt.append(Dealt(mine, datasets.single).dump())
+        size += len(dealt[-1])
+        if size > MOST_DEALT:
+            groups = sum(len(file.groups) for s in sources.values() for file in s.files)
+            raise ConfigError(
+                f"data has {counted(groups, 'row group')}, whose plan for"
+                f" {counted(ranks, 'rank')} is over {MOST_DEALT // MIB} MiB:"
+                " write it anew with fewer, of about 8 MB each"
+            )
+    return tuple(dealt)

@@ -1,0 +1,75 @@
+"""What of a function travels to the ranks, and what has to be in their Python."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.control.channel import MOST_PAYLOAD
+from hopsgpu.data.rank_shards import MOST_DEALT
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.import_scan import Imported, Noted
+from hopsgpu.packaging.module_finder import MAINS, THERE
+from hopsgpu.packaging.modules import PackedModules, Packer, roots_of
+from hopsgpu.packaging.pickling import pickle_call
+
+# The plan of the data travels beside it.
+_MOST_CALL = MOST_PAYLOAD - MOST_DEALT
+
+
+def pickled(
+    train_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[bytes, Imported]:
+    """The pickled function with its arguments, and the modules that they import.
+
+    Raises:
+        ConfigError: something cannot be pickled, or is too large to travel.
+    """
+    noted = Noted()
+    call = pickle_call(train_fn, args, kwargs, noted=noted)
+    _check_size(len(call), 0)
+    return call, noted.imported()
+
+
+def packed_modules(
+    packer: Packer,
+    train_fn: Callable[..., Any],
+    call: bytes,
+    imported: Imported,
+    application: Site,
+) -> PackedModules:
+    """The user's modules that a function needs, which travel with it.
+
+    Args:
+        packer: of the modules.
+        train_fn: the function.
+        call: it with its arguments, pickled.
+        imported: what that imports.
+        application: in which it runs.
+
+    Raises:
+        ConfigError: they and the pickled call are too large to travel.
+    """
+    modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
+    _check_size(len(call), len(modules.archive))
+    return modules
+
+
+def needs_of(imported: Imported, modules: PackedModules) -> tuple[str, ...]:
+    """Top-level modules without which the call cannot be unpickled, and which do not travel.
+
+    Imports that the function may do without are not among them.
+    """
+    tops = {name.partition(".")[0] for name in imported.needed}
+    return tuple(sorted(tops - THERE - MAINS - modules.names - sys.stdlib_module_names))
+
+
+def _check_size(call: int, modules: int) -> None:
+    """Raises ConfigError where a pickled call and modules of so many bytes are too large."""
+    if call + modules > _MOST_CALL:
+        raise ConfigError(
+            f"train_fn with its arguments is {call} bytes pickled, its modules are {modules}; at"
+            f" most {_MOST_CALL} together are accepted. Give data by data=, or read it in the ranks"
+        )

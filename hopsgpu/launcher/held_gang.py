@@ -1,0 +1,373 @@
+"""A gang that is kept for several launches."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import queue
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+from hopsgpu.backends.grant import Lease, Leasing, Owner
+from hopsgpu.backends.lease_request import Request
+from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.core.boundary import public
+from hopsgpu.core.gang import Avoid, GangState
+from hopsgpu.core.results import GangResult
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.errors import Cancelled, ConfigError
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.controller import execute, request_of, state_of_failure
+from hopsgpu.launcher.interrupts import check_call, interruption, interrupts_noted, wait_for
+from hopsgpu.launcher.options import HeldArguments, launch_on
+from hopsgpu.launcher.planner import new_run_id, plan_on
+from hopsgpu.launcher.preflight import python_of
+from hopsgpu.launcher.run import KEPT, Board, Run
+from hopsgpu.packaging.python_env.environment import PythonEnv
+
+_LOOK_SECONDS = 0.2
+_KEEP_SECONDS = 120.0
+_TURN = "the data is there; another launch has the gang, and this one's turn comes after it"
+
+
+class Keeper:
+    """The thread that owns a held gang's lease.
+
+    Every call to Spark for it is made there, or in a launch's thread for whose end it waits.
+
+    Args:
+        lease: gives what can acquire the gang.
+        idle_timeout: seconds without a launch after which it lets go, or None.
+        own: makes a request of the gang's own, for what no launch asks for.
+    """
+
+    def __init__(
+        self,
+        lease: Leasing,
+        idle_timeout: float | None,
+        own: Callable[[], Request],
+    ) -> None:
+        self._lease = lease
+        self._idle_timeout = idle_timeout
+        self._own = own
+        self._lock = threading.Lock()
+        self._open = False
+        self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._wanted = threading.Event()
+        self._ended = threading.Event()
+        self._stack = contextlib.ExitStack()
+        self._owner: Owner | None = None
+        self._problem: str | None = None
+
+    def start(self) -> None:
+        """Starts the thread."""
+        with self._lock:
+            if self._open or self._ended.is_set():
+                raise ConfigError("this gang was entered before: make a new one by hopsgpu.hold()")
+            self._open = True
+        start_daemon("hopsgpu-keeper", self._run)
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Has something done in the thread, in turn.
+
+        Raises:
+            ConfigError: the gang is not held.
+        """
+        with self._lock:
+            self._check_open()
+            self._wanted.set()
+            self._works.put(work)
+
+    def check_held(self) -> None:
+        """Whether something can be put now.
+
+        Raises:
+            ConfigError: the gang is not held.
+        """
+        with self._lock:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ConfigError(
+                "this gang is not held, or was closed: launch within"
+                " `with hopsgpu.hold(...) as gang:`"
+            )
+
+    def close(self) -> None:
+        """Releases what is held, once all that was put is done; returns when it is."""
+        with self._lock:
+            self._open = False
+            self._wanted.set()
+            self._works.put(None)
+        self._ended.wait()
+
+    @contextlib.contextmanager
+    def borrowed(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+        """What gives the whole gang to one launch, again and again.
+
+        In the keeper's thread only, or in one for whose end that waits. What it is given to avoid
+        has no part in the gang.
+
+        Raises:
+            Cancelled: the launch is no longer wanted.
+        """
+        if request.cancelled.is_set():
+            raise Cancelled(f"{request.run_id} was cancelled before its turn on the gang")
+        if self._problem is not None:
+            request.watcher.warn(self._problem)
+            self._problem = None
+        try:
+            yield lambda avoid: self._whole(replace(request, avoid=avoid))
+        finally:
+            if self._owner is not None:
+                request.watcher.state(GangState.FINISHING, ())
+
+    @contextlib.contextmanager
+    def borrowed_later(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+        """As `borrowed`, for a launch in a thread of its own: the keeper's waits for its end.
+
+        While others have the gang, the launch's watcher is told that it prepares still, and why.
+
+        Raises:
+            Cancelled: the launch is no longer wanted.
+            ConfigError: the gang is not held any more.
+        """
+        turn, done = threading.Event(), threading.Event()
+
+        def lend() -> None:
+            turn.set()
+            done.wait()
+
+        self.put(lend)
+        try:
+            if not turn.wait(_LOOK_SECONDS):
+                request.watcher.state(GangState.PREPARING, (), _TURN)
+            while not turn.wait(_LOOK_SECONDS) and not request.cancelled.is_set():
+                pass
+            with self.borrowed(request) as whole:
+                yield whole
+        finally:
+            done.set()
+
+    def _whole(self, request: Request) -> Lease:
+        """The whole gang, acquired as far as it is not there.
+
+        Raises:
+            GangTimeout, Cancelled, ConfigError, HopsGpuError: as `Owner.acquire`.
+        """
+        if self._owner is None:
+            self._owner = self._stack.enter_context(self._lease(request))
+        try:
+            return self._owner.whole(request)
+        except BaseException:
+            self._let_go(request)
+            raise
+
+    def _let_go(self, request: Request) -> None:
+        """Releases all, and tells the request's watcher."""
+        if self._owner is not None:
+            self._owner.request = request
+        self._owner = None
+        self._stack.close()
+
+    def _let_go_unasked(self) -> None:
+        """Releases all where no launch asked for it, and tells the gang's own watcher."""
+        if self._owner is not None:
+            own = self._own()
+            self._let_go(own)
+            own.watcher.state(GangState.RELEASED, ())
+
+    def _run(self) -> None:
+        try:
+            while (work := self._next()) is not None:
+                work()
+        finally:
+            with self._lock:
+                self._open = False
+            try:
+                self._let_go_unasked()
+            finally:
+                self._ended.set()
+
+    def _next(self) -> Callable[[], None] | None:
+        """What is to be done next; keeps the gang whole, or lets it go, while nothing is."""
+        idle_since = time.monotonic()
+        while True:
+            try:
+                work = self._works.get(timeout=_LOOK_SECONDS)
+            except queue.Empty:
+                pass
+            else:
+                self._wanted.clear()
+                return work
+            if self._owner is None:
+                continue
+            left = None
+            if self._idle_timeout is not None:
+                left = idle_since + self._idle_timeout - time.monotonic()
+            if left is not None and left <= 0:
+                self._let_go_unasked()
+            elif not self._owner.is_whole:
+                self._replace_lost(self._owner, left)
+
+    def _replace_lost(self, owner: Owner, seconds: float | None) -> None:
+        """Asks again for executors that were lost, while those that are left still live.
+
+        A launch that comes meanwhile asks for itself, and then with its own patience.
+        """
+        own = self._own()
+        bounds = [bound for bound in (own.timeout, seconds) if bound is not None]
+        request = replace(own, cancelled=self._wanted, timeout=min(bounds, default=None))
+        try:
+            try:
+                owner.acquire(request)
+            except Cancelled:
+                # Those that are left idle now, so that they go by themselves if nobody comes.
+                owner.end_jobs()
+        except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
+            self._problem = f"what the gang had lost could not be replaced at once: {error}"
+            self._let_go(request)
+            request.watcher.state(GangState.RELEASED, ())
+        else:
+            request.watcher.state(GangState.FINISHING, ())
+            request.watcher.state(GangState.HELD, ())
+
+
+class Gang:
+    """Executors and their GPUs, held for several launches; a context manager.
+
+    They are acquired on entry. Where some are lost only those are asked for again; after
+    `idle_timeout` without a launch all are let go, and the next launch acquires them again. On
+    exit they are released.
+    """
+
+    def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
+        self._given = given
+        self._plan = plan
+        # Once it is on the lake, for all launches.
+        self._python_env: PythonEnv | None = None
+        self._background = Background(f"hopsgpu-{given.spec.name}-records")
+        # On which the gang has written last what it did by itself.
+        self._own: Board | None = None
+        self._keeper = Keeper(given.application.lease, given.idle_timeout, self._own_request)
+
+    @public
+    def __enter__(self) -> Gang:
+        board, cancelled = self._board(), threading.Event()
+
+        def acquire() -> GangResult:
+            try:
+                root = self._plan.paths["root"]
+                self._python_env = python_of(self._given.python_env, root, board, cancelled)
+                with self._keeper.borrowed(self._request(board, cancelled)) as whole:
+                    whole(Avoid())
+            except BaseException as error:
+                board.state(state_of_failure(error))
+                raise
+            board.state(GangState.HELD)
+            return board.result()
+
+        self._keeper.start()
+        try:
+            with interrupts_noted() as interrupted:
+                wait_for(Run(board, cancelled, acquire, self._keeper.put), interrupted)
+            if interrupted.is_set():
+                raise interruption(f"{board.run_id} was cancelled once it was whole")
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    @public
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._close()
+        if isinstance(error, KeyboardInterrupt):
+            # That the gang keeps them is true no longer.
+            said = str(error).partition(f", and {KEPT}")[0]
+            error.args = ("; ".join(filter(None, (said, self._how_closed))),)
+
+    def _close(self) -> None:
+        with interrupts_noted() as interrupted:
+            self._keeper.close()
+            self._background.flush(_KEEP_SECONDS)
+        for problem in self._background.problems():
+            warnings.warn(problem, stacklevel=4)
+        if interrupted.is_set():
+            raise interruption(self._how_closed)
+
+    @public
+    def launch(self, *args: Any, **kwargs: Any) -> GangResult:
+        """Trains on the held gang, as `hopsgpu.launch`, and keeps the GPUs.
+
+        Takes `train_fn`, `args`, `kwargs`, and by name `data`, `model`, `name`, `run_timeout`,
+        `retries`, `resume`, `env_vars`, `progress`. `timeline.released` is None. Launches of
+        several threads take turns; data is written before a launch's turn, which others may have
+        meanwhile. Logs and record of a launch that returned come to the lake soon after it has,
+        and at the latest when the gang is closed; what went wrong with them is a warning of the
+        next launch, or a Python warning at the end.
+
+        Raises:
+            ConfigError: an argument that cannot work, or a gang that was closed.
+            GangTimeout: what was lost, or let go while idle, did not come again in time.
+            RankFailed, DiscoveryError, StoreError, KeyboardInterrupt: as `hopsgpu.launch`.
+        """
+        with interrupts_noted() as interrupted:
+            launching = functools.partial(launch_on, self._given)
+            check_call("Gang.launch", inspect.signature(launching), args, kwargs)
+            given = launching(*args, **kwargs)
+            given = replace(given, python_env=self._python_env)
+            run_id = new_run_id(given.spec.name)
+            plan = plan_on(self._plan, given, run_id)
+            board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
+            cancelled = threading.Event()
+            for problem in self._background.problems():
+                board.warn(problem)
+            leasing, start = self._keeper.borrowed, self._keeper.put
+            if given.data is not None:
+                # Others may train while it is written.
+                self._keeper.check_held()
+                leasing = self._keeper.borrowed_later
+                start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
+            work = functools.partial(
+                execute,
+                given,
+                plan,
+                board,
+                cancelled,
+                leasing,
+                self._background,
+                keeps=True,
+            )
+            result = wait_for(Run(board, cancelled, work, start), interrupted)
+        if interrupted.is_set():
+            raise interruption(f"{run_id} had ended well, and {board.held}")
+        return result
+
+    @property
+    def _how_closed(self) -> str:
+        held = "it held nothing" if self._own is None else self._own.held
+        return f"the gang was closed, and {held}"
+
+    def _own_request(self) -> Request:
+        self._own = self._board()
+        return self._request(self._own, threading.Event())
+
+    def _board(self) -> Board:
+        plan = self._plan
+        return Board(plan.spec.name, plan.executors, plan.shape.gpus, self._given.progress)
+
+    def _request(self, board: Board, cancelled: threading.Event) -> Request:
+        frameworks, python_env = self._given.frameworks, self._python_env
+        return request_of(self._plan, frameworks, board, cancelled, python_env)

@@ -1,0 +1,173 @@
+"""How the ranks of an attempt ended, and what that comes to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hopsgpu.control.channel import Message
+from hopsgpu.core.gang import Avoid, RankPlace, World
+from hopsgpu.errors import RankFailed
+from hopsgpu.gpu.driver_events import GpuEvent
+from hopsgpu.launcher import failures
+from hopsgpu.launcher.failures import Ended
+from hopsgpu.launcher.retry_policy import Fault, fault_of, suspect
+
+# A lost container is a cause; what follows from it can be told before it is noticed.
+_LOST_SECONDS = 1.0
+# What ranks have saved until their end may still be on its way to the lake.
+_SAVING_SECONDS = 120.0
+
+
+def ended(place: RankPlace, message: Message) -> Ended:
+    """A rank's end, from what its agent told."""
+    return Ended(
+        place=place,
+        at=message["time"] + place.container.clock,
+        exit_code=message["exit_code"],
+        signal=message["signal"],
+        outcome=message["outcome"],
+        log_tail=message["log_tail"],
+        stopped=bool(message["stopped"]),
+        oom_kills=message["oom_kills"],
+        gpu_events=tuple(GpuEvent(**event) for event in message["gpu_events"]),
+    )
+
+
+def odd_end(end: Ended) -> list[str]:
+    """What a person should know of a rank that has returned and did not end as others do."""
+    warnings = []
+    rank = end.place.rank
+    if end.status == "exited normally":
+        warnings.append(f"rank {rank} called sys.exit(0); its value is None")
+    if (end.signal or end.exit_code) and not end.stopped:
+        how = end.signal or f"exit code {end.exit_code}"
+        over = end.outcome.get("error")
+        why = f": it used more memory than it may: {over}" if over else ""
+        warnings.append(f"rank {rank} returned, and then its process ended with {how}{why}")
+    return warnings
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """Why an attempt failed.
+
+    Attributes:
+        failure: the first by time.
+        fault: whose it was.
+        avoid: the GPU or node that was to blame for it, and GPUs that failed in any of the ranks.
+        suspect: the node that may be to blame for a lost executor, or None.
+    """
+
+    failure: RankFailed
+    fault: Fault
+    avoid: Avoid = Avoid()
+    suspect: str | None = None
+
+
+@dataclass(frozen=True)
+class _Loss:
+    place: RankPlace
+    at: float
+    reason: str
+
+
+class Ends:
+    """Collects the ends of an attempt's ranks.
+
+    Args:
+        world: its ranks.
+        log_url: where a rank's log is to be.
+
+    Attributes:
+        pending: the ranks that have not ended.
+        overdue: those that had not when time was over.
+    """
+
+    def __init__(self, world: World, log_url: Callable[[int], str]) -> None:
+        self._world = world
+        self._log_url = log_url
+        self._ends: dict[int, Ended] = {}
+        self._losses: list[_Loss] = []
+        # Since when: ranks that have ended, but for what they have saved.
+        self._saving: dict[int, float] = {}
+        self.pending = {place.rank for place in world.processes}
+        self.overdue: tuple[int, ...] = ()
+
+    def end(self, end: Ended) -> bool:
+        """Notes an end; whether others may be about to fail of the same."""
+        self._ends[end.place.rank] = end
+        self.pending.discard(end.place.rank)
+        return end.status == "raised" and bool(self.pending)
+
+    def is_sign_of_life(self, message: Message | None) -> bool:
+        """Whether what came is a reason to wait on for ranks that are to end.
+
+        That a rank has ended and its saves are going up is one for two minutes.
+        """
+        if message is None or message.kind != "saving":
+            return True
+        now = time.monotonic()
+        return now - self._saving.setdefault(message["rank"], now) < _SAVING_SECONDS
+
+    def lose(self, place: RankPlace, reason: str) -> None:
+        """Notes that a rank went with its executor."""
+        self.pending.discard(place.rank)
+        self._losses.append(_Loss(place, time.time() - _LOST_SECONDS, reason))
+
+    def run_out_of_time(self) -> None:
+        """Notes that the ranks that are left have taken too long; not those that only save."""
+        self.overdue = tuple(sorted(self.pending - self._saving.keys()))
+
+    def conclude(self, timeout: float | None, reason: Callable[[str], str]) -> Conclusion | None:
+        """Why the attempt failed, or None where it did not.
+
+        Args:
+            timeout: seconds that the ranks had.
+            reason: asks Spark and YARN why the executor on a host was lost; "" where they do not
+                know.
+        """
+        ends = list(self._ends.values())
+        first, failed_gpus = failures.first_failure(ends), failures.failed_gpus(ends)
+        loss = self._losses[0] if self._losses else None
+        chief = self._ends.get(0)
+        if self._world.servers and chief is not None and chief.has_returned:
+            # What follows from the chief's return is no failure.
+            first = first if first is not None and first.at < chief.at else None
+            loss = loss if loss is not None and loss.at < chief.at else None
+        elif self.overdue:
+            return self._too_late(timeout or 0.0)
+        if loss is not None and (first is None or loss.at <= first.at):
+            why = reason(loss.place.container.host) or loss.reason or "its connection ended"
+            url, cause = self._log_url(loss.place.rank), failures.likely_cause(loss.place, ends)
+            return Conclusion(
+                failures.executor_lost(loss.place, why, url, cause),
+                Fault.INFRASTRUCTURE,
+                failed_gpus,
+                suspect=suspect(loss.place.container.host, why),
+            )
+        if first is None:
+            return None
+        workers = [end for rank, end in self._ends.items() if rank < self._world.size]
+        fault = fault_of(first, workers)
+        url, cause = self._log_url(first.place.rank), failures.likely_cause(first.place, ends)
+        return Conclusion(
+            failures.rank_failed(first, url, cause),
+            fault,
+            failures.to_avoid(first) | failed_gpus,
+            first.place.container.host if fault is Fault.INFRASTRUCTURE else None,
+        )
+
+    def _too_late(self, timeout: float) -> Conclusion:
+        rank, ends = self.overdue[0], list(self._ends.values())
+        place = self._world.processes[rank]
+        failure = failures.ran_too_long(
+            place,
+            timeout,
+            self.overdue,
+            self._ends.get(rank),
+            self._log_url(rank),
+            failures.likely_cause(place, ends),
+        )
+        return Conclusion(failure, Fault.RANK, failures.failed_gpus(ends))

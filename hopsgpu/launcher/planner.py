@@ -1,0 +1,180 @@
+"""From checked arguments to a plan: what a launch would ask for, and where its files go."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hopsgpu.artifacts.checkpoints import Checkpoints, complete
+from hopsgpu.artifacts.runs import RECORD
+from hopsgpu.backends.backend import Site
+from hopsgpu.core.spec import GangSpec, LaunchPlan
+from hopsgpu.data.argument import Datasets
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.launcher.options import Arguments
+from hopsgpu.storage.error_messages import ABSENT
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.root import below
+from hopsgpu.tracebacks import inherited
+
+_MOST_LISTED = 5
+
+
+def plan_of(
+    spec: GangSpec,
+    application: Site,
+    run_id: str,
+    warnings: tuple[str, ...],
+    data: Datasets | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> LaunchPlan:
+    """The plan of a launch.
+
+    Args:
+        spec: the gang asked for.
+        application: in which it runs.
+        run_id: of the run.
+        warnings: known already.
+        data: what the ranks read, or None.
+        environment: variables of the ranks beside the user's, which win over them.
+
+    Raises:
+        ConfigError: the application may not have so many executors, no node has GPUs of the
+            wanted type, or the run to be gone on from is not there.
+        CapacityError: they can never be had; nothing was asked for.
+        StoreError: the lake does not tell of the run to be gone on from, or the data that is to be
+            read in place is not there.
+    """
+    fit = application.fit(spec)
+    return LaunchPlan(
+        spec=fit.spec,
+        executors=fit.executors,
+        ranks_per_executor=fit.ranks_per_executor,
+        shape=fit.shape,
+        queue=fit.queue,
+        environment=_environment(
+            spec, fit.shape.cores // fit.ranks_per_executor, environment or {}
+        ),
+        paths=_paths(Lake(application.root).url, spec, run_id, data, application),
+        warnings=(*warnings, *fit.warnings),
+        hosts=fit.hosts,
+    )
+
+
+def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
+    """The plan of a launch on a gang that is held already.
+
+    Raises:
+        ConfigError: the run to be gone on from is not there.
+        StoreError: the lake does not tell whether it is, or data is not there.
+    """
+    # As it was found to fit: a machine without GPUs has none for a later launch either.
+    fitting = held.spec
+    spec = replace(given.spec, gpus=fitting.gpus, gpu_type=fitting.gpu_type)
+    cores = held.shape.cores // held.ranks_per_executor
+    return replace(
+        held,
+        spec=spec,
+        environment=_environment(spec, cores, given.foreseen.environment(os.environ)),
+        paths=_paths(held.paths["root"], spec, run_id, given.data, given.application),
+        warnings=(*held.warnings, *given.warnings),
+    )
+
+
+def _environment(spec: GangSpec, cores: int, more: Mapping[str, str]) -> Mapping[str, str]:
+    # joblib's, and so scikit-learn's n_jobs=-1, are the node's cores otherwise.
+    of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
+    return {**of_cores, **inherited(), **more, **spec.env_vars}
+
+
+def _paths(
+    root: str, spec: GangSpec, run_id: str, data: Datasets | None, application: Site
+) -> Mapping[str, str]:
+    """What goes where on the lake.
+
+    Raises:
+        ConfigError: the run that is to be gone on from is not there.
+        StoreError: the lake does not tell whether it is, or data is not there.
+    """
+    runs = below(root, "runs")
+    paths = {"root": root, "run": f"{runs}/{run_id}"}
+    if spec.model is not None:
+        paths["model"] = below(root, f"models/{spec.model}")
+    if spec.resume is not None:
+        paths["resume"] = _run_there(Lake(runs), spec.resume)
+    if data is not None:
+        places = data.places(paths["run"], application.files)
+        for name, _ in data.paths:
+            _check_there(data.label(name), Lake(places[name]))
+        paths |= {data.label(name): url for name, url in places.items()}
+    return paths
+
+
+def _check_there(label: str, lake: Lake) -> None:
+    try:
+        lake.stat()
+    except StoreError as error:
+        why = f"there is nothing at {lake.url}" if error.kind == ABSENT else str(error)
+        raise StoreError(f"{label} cannot be read: {why}", error.kind) from error
+
+
+def _run_there(runs: Lake, run_id: str) -> str:
+    """The URL of the run whose checkpoints are gone on from.
+
+    That is the named one, or where it came to no checkpoint of its own the one that it had been
+    resumed from, and so on.
+
+    Raises:
+        ConfigError: there is none of this id.
+        StoreError: the lake does not tell.
+    """
+    named = runs / run_id
+    if not named.exists():
+        raise _unknown(runs, run_id)
+    run, seen = named, {run_id}
+    while not _has_checkpoint(run):
+        before = _resumed_by(run)
+        if before is None or before in seen or not (runs / before).exists():
+            return named.url
+        seen.add(before)
+        run = runs / before
+    return run.url
+
+
+def _has_checkpoint(run: Lake) -> bool:
+    checkpoints = Checkpoints(run / "checkpoints", rank=0)
+    return bool(complete(checkpoints.parts(), checkpoints.ranks()))
+
+
+def _resumed_by(run: Lake) -> str | None:
+    """The run from which a run went on, as its record has it; None where none is told."""
+    try:
+        told = json.loads((run / RECORD).read())["spec"]["resume"]
+    except (KeyError, TypeError, ValueError):
+        return None
+    except StoreError as error:
+        if error.kind == ABSENT:
+            return None
+        raise
+    return told if isinstance(told, str) else None
+
+
+def _unknown(runs: Lake, run_id: str) -> ConfigError:
+    there = sorted(runs.entries(), key=lambda entry: entry.modified, reverse=True)
+    known = [entry.name for entry in there if entry.is_directory]
+    listed = ", ".join(known[:_MOST_LISTED]) or "none"
+    more = len(known) - _MOST_LISTED
+    return ConfigError(
+        f"resume={run_id!r}: there is no such run in {runs.url}; the latest there:"
+        f" {listed}{f' and {more} more' if more > 0 else ''}"
+    )
+
+
+def new_run_id(name: str) -> str:
+    """A run's id: its name, when it began (UTC), and six digits by chance."""
+    now = datetime.datetime.now(datetime.UTC)
+    return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

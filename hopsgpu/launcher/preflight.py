@@ -1,0 +1,56 @@
+"""What has to be there before GPUs are asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+
+from hopsgpu.backends.backend import Site
+from hopsgpu.backends.lease_request import Watcher
+from hopsgpu.core.gang import GangState
+from hopsgpu.packaging.python_env.builder import Wanted, ready
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.storage.lake import Lake
+
+
+def python_of(
+    wanted: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
+) -> PythonEnv | None:
+    """The Python environment that ranks run with, once it is on the lake.
+
+    Raises:
+        ConfigError, StoreError, Cancelled: as `python_env.building.ready`.
+    """
+    if wanted is None or isinstance(wanted, PythonEnv):
+        return wanted
+    why = f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be"
+    board.state(GangState.PREPARING, (), why)
+    return ready(wanted, Lake(root), cancelled)
+
+
+def asked_of_executors(
+    needs: Collection[str], env: PythonEnv | None, application: Site | None
+) -> tuple[str, ...]:
+    """The top-level modules that the executors' Python must have for a call to be unpickled.
+
+    Args:
+        needs: those that the ranks' Python must have.
+        env: that the ranks run with, or None.
+        application: in which they run; None where nobody need be asked before the gang is.
+
+    Raises:
+        ConfigError: it is known that they are not there.
+    """
+    if env is not None and env.modules is None:
+        return ()
+    left = tuple(needs) if env is None else env.lacks(needs)
+    name = None if env is None else env.name
+    if env is not None and env.interpreter is not None:
+        if left:
+            raise lacking_error(left, f"python_env={name}", name)
+        return ()
+    lacks = () if application is None else application.lacking(left)
+    if lacks:
+        raise lacking_error(lacks, "the executors' Python", name)
+    return left

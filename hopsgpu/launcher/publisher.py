@@ -1,0 +1,274 @@
+"""What the ranks left becomes a version: their agents upload it, and it is committed here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hopsgpu.agent.model_upload import Left, load_left, load_parts
+from hopsgpu.artifacts import publication, stale_uploads
+from hopsgpu.artifacts.manifest import About, framework_of
+from hopsgpu.artifacts.models import ModelVersion
+from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING
+from hopsgpu.control.channel import Message
+from hopsgpu.control.server import Event
+from hopsgpu.core.gang import World
+from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
+from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.error_messages import ODD_JSON
+from hopsgpu.storage.lake import Lake
+
+# The file, of those that the ranks left, that says what goes in and out of the model, in JSON.
+SIGNATURE = "signature.json"
+# It goes into the manifest.
+_MOST_SIGNATURE = 2**20
+# For an upload that is told to stop; one that waits for the lake can take longer.
+_STOP_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Agents:
+    """How a training's agents are spoken to.
+
+    Attributes:
+        world: their ranks.
+        send: sends a message to an agent: key, kind, fields.
+        next_event: the next of the gang, or None.
+        connected: keys of the agents that are there; it follows what `next_event` gave.
+        cancelled: set when the run is no longer wanted.
+    """
+
+    world: World
+    send: Callable[..., None]
+    next_event: Callable[[], Event | None]
+    connected: Collection[int]
+    cancelled: threading.Event
+
+    def of(self, ranks: Collection[int]) -> dict[int, list[int]]:
+        """The ranks of each agent that has any of these."""
+        keys: dict[int, list[int]] = {}
+        for rank in sorted(ranks):
+            keys.setdefault(self.world.processes[rank].container.key, []).append(rank)
+        return keys
+
+
+class Publisher:
+    """Publishes what the ranks of one training left.
+
+    Args:
+        name: of the model.
+        agents: of the ranks.
+        ranks: those that have returned.
+
+    Attributes:
+        warnings: what a person should know of the version.
+    """
+
+    def __init__(self, name: str, agents: Agents, ranks: Collection[int]) -> None:
+        self.warnings: list[str] = []
+        self._name = name
+        self._agents = agents
+        self._ranks = agents.of(ranks)
+        # Agents that upload.
+        self._busy: set[int] = set()
+
+    def left(self) -> dict[int, Left]:
+        """What each of the ranks left that left anything.
+
+        Raises:
+            StoreError: an agent was lost.
+            Cancelled: the run was cancelled meanwhile.
+        """
+        found: dict[int, Left] = {}
+        for key, ranks in self._ranks.items():
+            self._agents.send(key, "left", ranks=ranks)
+        for message in self._answers("left", set(self._ranks)):
+            found |= load_left(message.payload)
+        return {rank: left for rank, left in sorted(found.items()) if left.files or left.problem}
+
+    def idle(self, left: Mapping[int, Left]) -> set[int]:
+        """Keys of the agents that have no part in the upload."""
+        all_keys = {place.container.key for place in self._agents.world.processes}
+        return all_keys - self._agents.of(left).keys()
+
+    def publish(self, models_url: str, left: Mapping[int, Left], about: About) -> ModelVersion:
+        """Has the agents upload what their ranks left, and makes it the next version.
+
+        Args:
+            models_url: where models are published.
+            left: by rank.
+            about: for the manifest.
+
+        Raises:
+            StoreError: the lake refused, an executor was lost, a rank left what cannot be
+                published, or two ranks left the same path with different content. What ranks have
+                uploaded by then may be the only copy: it stays, and the error says where.
+            Cancelled: the run was cancelled meanwhile; nothing is left of it on the lake, as far
+                as it could be removed.
+        """
+        uploading = self._agents.of({rank for rank, one in left.items() if not one.problem})
+        if not uploading:
+            self._check(left)
+        staging = publication.begin(models_url, self._name)
+        parts: dict[int, dict[str, Facts]] = {}
+        try:
+            for key, ranks in uploading.items():
+                self._busy.add(key)
+                self._agents.send(key, "publish", ranks=ranks, staging_url=staging)
+            try:
+                for message in self._answers("uploaded", set(uploading)):
+                    parts |= load_parts(message.payload)
+            except BaseException:
+                self._stop()
+                raise
+            self._check(left)
+            if any(map(framework_of, parts.values())):
+                # The files know better than the function's imports.
+                about = replace(about, framework=None)
+            about = self._with_signature(about, Lake(staging), parts)
+            return publication.commit(staging, parts, about)
+        except BaseException as error:
+            whole = [rank for rank, files in sorted(parts.items()) if files]
+            if not whole or isinstance(error, Cancelled) or not isinstance(error, Exception):
+                _abandon(staging, error)
+                raise
+            kept = self._kept(staging, whole)
+            if not isinstance(error, HopsGpuError):
+                error.add_note(kept)
+                raise
+            raise StoreError(f"{error}. {kept}", getattr(error, "kind", "")) from error
+
+    def _check(self, left: Mapping[int, Left]) -> None:
+        for rank, one in sorted(left.items()):
+            if one.problem:
+                raise StoreError(
+                    f"{self._name!r} is not published: rank {rank} left what cannot be:"
+                    f" {one.problem}",
+                    one.trouble,
+                )
+
+    def _kept(self, staging: str, ranks: Sequence[int]) -> str:
+        """What a person is told of parts that are no version."""
+        whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+        until = time.strftime(
+            "%Y-%m-%d %H:%M %Z", time.localtime(time.time() + stale_uploads.AGE_MILLISECONDS / 1000)
+        )
+        return (
+            f"What {whose} uploaded is kept in {staging}/<rank>, or all in one of these, for a day:"
+            f" copy it before {until}, after which a publish of {self._name!r} removes it"
+        )
+
+    def _with_signature(
+        self, about: About, staging: Lake, parts: Mapping[int, Mapping[str, Facts]]
+    ) -> About:
+        """What is said of the version, with the signature that a rank left of it."""
+        rank = next((rank for rank, files in sorted(parts.items()) if SIGNATURE in files), None)
+        if rank is None:
+            return about
+        try:
+            if parts[rank][SIGNATURE].bytes > _MOST_SIGNATURE:
+                raise ValueError(f"it has more than {_MOST_SIGNATURE} bytes")
+            content = (staging / str(rank) / SIGNATURE).read()
+            return replace(about, signature=json.loads(content, parse_constant=_refuse))
+        except (*ODD_JSON, ConfigError) as error:
+            self.warnings.append(
+                f"the manifest of {self._name!r} has no signature: {SIGNATURE}, which rank {rank}"
+                f" left, is no JSON for it ({error})"
+            )
+            return about
+
+    def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
+        """An answer of each of the agents, as they come."""
+        waiting = set(keys)
+        while waiting:
+            if self._agents.cancelled.is_set():
+                raise Cancelled(f"the run was cancelled while it published {self._name!r}")
+            if lost := waiting.difference(self._agents.connected):
+                raise StoreError(f"{self._name!r} is not published: {self._lost(lost)}")
+            event = self._next_event()
+            if event is None or event.peer not in waiting or event.message is None:
+                continue
+            if event.message.kind == "publish-failed":
+                raise StoreError(
+                    f"{self._name!r} is not published: {event.message['reason']}",
+                    event.message["trouble"],
+                )
+            if event.message.kind == kind:
+                waiting.discard(event.peer)
+                yield event.message
+
+    def _lost(self, keys: Collection[int]) -> str:
+        ranks = sorted(rank for key in keys for rank in self._ranks[key])
+        if len(ranks) == 1:
+            return f"rank {ranks[0]}'s executor was lost"
+        return f"the executors of ranks {', '.join(map(str, ranks))} were lost"
+
+    def _next_event(self) -> Event | None:
+        event = self._agents.next_event()
+        told = None if event is None else event.message
+        if event is not None and told and told.kind in ("uploaded", "publish-failed"):
+            self._busy.discard(event.peer)
+        return event
+
+    def _stop(self) -> None:
+        """Has the agents stop, so that none writes where everything has been removed."""
+        for key in self._busy:
+            self._agents.send(key, "stop", dump_stacks=False)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._busy.intersection(self._agents.connected) and time.monotonic() < deadline:
+            self._next_event()
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _abandon(staging: str, error: BaseException) -> None:
+    try:
+        publication.abandon(staging)
+    except HopsGpuError as problem:
+        error.add_note(f"what was uploaded is still there and goes with a later publish: {problem}")
+
+
+def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> None:
+    """Whether a version could be written: small files are, where a publish writes, and removed.
+
+    Args:
+        models_url: where models are published; made where it is not there.
+        name: of the model.
+        run_id: names the files.
+        blocks: whether to write a byte too, which takes HDFS half a second: a quota of space
+            counts blocks, and an empty file has none.
+
+    Raises:
+        StoreError: the lake refuses; it says why.
+    """
+    models = Lake(models_url)
+    home = models / name
+    try:
+        models.make()
+        if not home.exists():
+            _probe(models, run_id, blocks)
+            return
+        _probe(home, run_id, blocks)
+        for place in (home / STAGING, home / CLAIMS):
+            if place.exists():
+                _probe(place, run_id, blocks=False)
+    except StoreError as error:
+        raise StoreError(f"model={name!r} could not be published: {error}", error.kind) from error
+
+
+def _probe(directory: Lake, run_id: str, blocks: bool) -> None:
+    # No name of a model, of a version or of a claim begins so.
+    probe = directory / f"{PROBE}{run_id}"
+    try:
+        probe.create(b"\n" if blocks else b"")
+        probe.remove()
+    except StoreError:
+        with contextlib.suppress(StoreError):  # why it could not be written is told
+            probe.remove()
+        raise

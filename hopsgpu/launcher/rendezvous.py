@@ -1,0 +1,156 @@
+"""Where the ranks of a gang meet: asked of their agents before an attempt."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from hopsgpu.control.channel import Message
+from hopsgpu.control.server import Event
+from hopsgpu.core.gang import Avoid, RankPlace, World
+from hopsgpu.errors import Cancelled, ConfigError, RankFailed
+from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
+from hopsgpu.launcher import failures
+from hopsgpu.launcher.rank_call import Call
+from hopsgpu.packaging.python_env.missing_modules import lacking_error
+
+# A fork server that does not have torch yet imports it before it can serve a store.
+_ANSWER_SECONDS = 90.0
+_STORES = "torch"
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """The gang with the addresses and ports of its agents.
+
+    Attributes:
+        world: its containers have the address and interface by which the others reach them.
+        endpoints: ports that the agents hold.
+    """
+
+    world: World
+    endpoints: Endpoints
+
+
+@dataclass(frozen=True)
+class Unmet:
+    """Why a gang could not meet.
+
+    Attributes:
+        failure: an executor that was lost, or did not answer.
+        silent: keys of the agents that did not answer.
+        avoid: GPUs that cannot be opened.
+    """
+
+    failure: RankFailed
+    silent: tuple[int, ...] = ()
+    avoid: Avoid = Avoid()
+
+
+def meet(
+    world: World,
+    call: Call,
+    send: Callable[..., None],
+    next_event: Callable[[], Event | None],
+    cancelled: threading.Event,
+) -> Meeting | Unmet:
+    """Has every agent hold its ports, and say how others reach it.
+
+    Args:
+        world: the gang.
+        call: what is to be run.
+        send: sends a message to an agent: key, kind, fields.
+        next_event: the next of the gang, or None.
+        cancelled: set when the run is no longer wanted.
+
+    Returns:
+        The meeting, or why there is none.
+
+    Raises:
+        Cancelled: the run is no longer wanted.
+        ConfigError: a node lacks the wanted interface, or modules that the call needs.
+    """
+    containers = {place.container.key: place for place in reversed(world.places)}
+    addresses = [place.container.address for place in containers.values()]
+    first = world.places[0].container.key
+    has_stores = _STORES in call.frameworks and not call.own_master
+    for key in containers:
+        send(
+            key,
+            "reserve",
+            slot=call.slot(key),
+            ports=ports_wanted(world, key),
+            # Rank 0 serves one for itself alone in no time.
+            store=world.size if key == first and world.size > 1 and has_stores else 0,
+            frameworks=call.frameworks,
+            shared=dict(call.environment),
+            interface=call.interface,
+            others=addresses,
+            python_env=None if call.python_env is None else call.python_env.as_fields(),
+            imports=call.imports,
+        )
+    answers: dict[int, Message] = {}
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    while len(answers) < len(containers):
+        event = next_event()
+        if cancelled.is_set():
+            raise Cancelled(f"{call.run_id} was cancelled before its ranks started")
+        if event is not None and event.peer in containers:
+            if event.message is None:
+                why = event.reason or "its connection ended"
+                return Unmet(_failure(containers[event.peer], why))
+            if event.message.kind == "preparing":
+                deadline = time.monotonic() + _ANSWER_SECONDS
+            if event.message.kind == "reserved":
+                answer = answers[event.peer] = event.message
+                if not answer.fields.keys().isdisjoint(("problem", "unopened")):
+                    return _unmet(containers[event.peer], answer)
+                _check_modules(containers[event.peer].container.host, answer, call)
+        elif time.monotonic() > deadline:
+            silent = tuple(key for key in containers if key not in answers)
+            why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
+            return Unmet(_failure(containers[silent[0]], why), silent)
+    return _meeting(world, first, answers)
+
+
+def _check_modules(host: str, answer: Message, call: Call) -> None:
+    """Raises ConfigError where ranks on a host could not unpickle the call."""
+    if lacks := answer.fields.get("lacks"):
+        env = None if call.python_env is None else call.python_env.name
+        raise lacking_error(lacks, f"the ranks' Python on {host}", env)
+
+
+def _failure(place: RankPlace, why: str) -> RankFailed:
+    return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
+
+
+def _unmet(place: RankPlace, answer: Message) -> Unmet:
+    """What an agent says that cannot open its GPUs, or hold ports or a store.
+
+    Raises:
+        ConfigError: it lacks what was configured.
+    """
+    host, closed = place.container.host, answer.fields.get("unopened", {})
+    said = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]
+    problem = "; ".join(said) or answer["problem"]
+    if not closed and answer["configured"]:
+        raise ConfigError(f"{host}: {problem}")
+    outcome = {"status": "not started", "error": problem}
+    end = failures.Ended(place, time.time(), None, None, outcome, (), stopped=False)
+    avoid = Avoid(gpus=frozenset((host, gpu) for gpu in closed))
+    return Unmet(failures.rank_failed(end, "(none)"), avoid=avoid)
+
+
+def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Meeting:
+    def located(place: RankPlace) -> RankPlace:
+        told = answers[place.container.key]
+        container = replace(place.container, address=told["address"], interface=told["interface"])
+        return replace(place, container=container)
+
+    places = tuple(map(located, world.places))
+    servers = tuple(map(located, world.servers))
+    there = replace(world, places=places, servers=servers)
+    ports = {key: message["ports"] for key, message in answers.items()}
+    return Meeting(there, endpoints_of(there, ports, answers[first]["store"]))

@@ -1,0 +1,1 @@
+"""The user's function and modules as bytes, and Python environments that travel."""

@@ -1,0 +1,210 @@
+"""The files that modules and packages consist of, in directories and in zips."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import os
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.machinery import all_suffixes
+from pathlib import Path
+
+from hopsgpu.packaging.module_finder import THERE
+
+# Comes to the ranks by itself: a checkout of it beside a script is not the user's module.
+_HOPSGPU = Path(__file__).resolve().parents[1]
+_NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
+# In the directory of a virtual or of a conda environment.
+_ENVIRONMENTS = frozenset({"pyvenv.cfg", "conda-meta"})
+_INIT = "__init__"
+# Longer ones first: ".cpython-311-x86_64-linux-gnu.so" ends with ".so".
+_SUFFIXES = tuple(sorted(all_suffixes(), key=len, reverse=True))
+_MAY_RUN = 0o111
+_MOST_ZIPS = 64
+
+
+@dataclass(frozen=True)
+class File:
+    """A file that is to be packed.
+
+    Attributes:
+        name: in the directory that ranks import from.
+        path: its own, or its zip's.
+        inside: its name in the zip; "" where there is none.
+        may_run: whether its executable bit is set.
+        size: bytes.
+        state: what tells whether it is still the same.
+    """
+
+    name: str
+    path: Path
+    inside: str
+    may_run: bool
+    size: int
+    state: tuple[object, ...]
+
+    @property
+    def is_module(self) -> bool:
+        """Whether Python can import it, by its suffix."""
+        return self.name.endswith(_SUFFIXES)
+
+    @property
+    def top(self) -> str:
+        """The top-level module that it is, or is part of."""
+        first, _, below = self.name.partition("/")
+        return first if below else first.removesuffix(_suffix(first))
+
+    @property
+    def above(self) -> Iterator[str]:
+        """The names of the directories in which it lies."""
+        return itertools.accumulate(self.name.split("/")[:-1], "{}/{}".format)
+
+    def content(self) -> bytes:
+        """What is in it.
+
+        Raises:
+            OSError: it cannot be read.
+            zipfile.BadZipFile, KeyError: its zip is damaged, or another one by now.
+        """
+        if not self.inside:
+            return self.path.read_bytes()
+        with zipfile.ZipFile(self.path) as archive:
+            return archive.read(self.inside)
+
+
+def is_package(file: File) -> bool:
+    """Whether a file makes its directory a package."""
+    name = file.name.rpartition("/")[2]
+    return name.removesuffix(_suffix(name)) == _INIT
+
+
+def _suffix(name: str) -> str:
+    return next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
+
+
+def is_utf8(name: str) -> bool:
+    """Whether the name of a file can be written in a zip: others have lone surrogates (PEP 383)."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def printable(path: Path) -> str:
+    """A path as a text that can be printed and sent, whatever bytes are in it."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def files_below(path: Path, name: str, *, most: int, inside: str = "") -> list[File] | None:
+    """The files of a directory or a zip, or the one that the path is; None where they are too many.
+
+    Args:
+        path: of the directory, the zip or the file.
+        name: what it is called where ranks import from; "" for that directory itself. Of such a
+            one, links to directories are not followed, which may lead out of a project; of another
+            one those to packages are.
+        most: how many there may be.
+        inside: its name in the zip; "" for all of it.
+    """
+    if path.is_file():
+        if name and not inside:
+            return [_file(name, path, path.stat())]
+        zipped = list(_in_zip(path, name, inside))
+        return None if len(zipped) > most else zipped
+    walk = _walk(path, name, links=bool(name), met=(os.path.realpath(path),))
+    found = list(itertools.islice(walk, most + 1))
+    # They are not looked at before: of a directory that is too large that would take long.
+    return None if len(found) > most else list(_looked_at(found))
+
+
+def files_in(directory: Path) -> list[File]:
+    """The files right in a directory that are not hidden."""
+    visible = (entry for entry in _children(directory) if not entry.name.startswith("."))
+    return list(_looked_at((entry.name, entry) for entry in visible if entry.is_file()))
+
+
+def _looked_at(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
+    """Files by the names that they are to have; what was removed just now is left out."""
+    for name, entry in found:
+        with contextlib.suppress(FileNotFoundError):
+            yield _file(name, Path(entry.path), entry.stat())
+
+
+def _file(name: str, path: Path, found: os.stat_result) -> File:
+    may_run = bool(found.st_mode & _MAY_RUN)
+    state = path, name, found.st_mtime_ns, found.st_size, found.st_ino, may_run
+    return File(name, path, "", may_run, found.st_size, state)
+
+
+def _children(directory: str | Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(directory) as entries:
+            return list(entries)
+    except OSError:  # not ours to read: then it is not ours to import from
+        return []
+
+
+def _walk(
+    directory: str | Path, name: str, *, links: bool, met: tuple[str, ...]
+) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """The files below a directory, with the names that they are to have.
+
+    Args:
+        directory: which.
+        name: what it is called, "" for what is imported from.
+        links: whether to follow links to packages.
+        met: the resolved paths of it and the directories above, in which a link must not lead back.
+    """
+    children = _children(directory)
+    if name and not _ENVIRONMENTS.isdisjoint(entry.name for entry in children):
+        return
+    for entry in children:
+        if entry.name.startswith(".") or entry.name in _NOT_CODE:
+            continue
+        below = f"{name}/{entry.name}" if name else entry.name
+        if entry.is_dir():
+            real = entry.path
+            if entry.is_symlink():
+                real = os.path.realpath(entry.path)
+                if not links or real in met or not Path(real, f"{_INIT}.py").is_file():
+                    continue
+            if entry.name != _HOPSGPU.name or Path(real).resolve() != _HOPSGPU:
+                yield from _walk(entry.path, below, links=links, met=(*met, real))
+        elif entry.is_file():
+            yield below, entry
+
+
+def _in_zip(path: Path, name: str, inside: str) -> Iterator[File]:
+    """The files of a zip, or of what is inside one, without what ranks have by themselves."""
+    try:
+        found = path.stat()
+        listed = _listed(path, found.st_mtime_ns, found.st_size, found.st_ino)
+    except (OSError, zipfile.BadZipFile):
+        return
+    state = found.st_mtime_ns, found.st_size, found.st_ino
+    for entry, size, mode in listed:
+        if inside and entry != inside and not entry.startswith(f"{inside}/"):
+            continue
+        called = name + entry.removeprefix(inside) if inside else entry
+        if called.partition("/")[0] not in THERE and not _is_hidden(called):
+            yield File(called, path, entry, bool(mode & _MAY_RUN), size, (path, entry, *state))
+
+
+def _is_hidden(name: str) -> bool:
+    parts = name.split("/")
+    return any(part.startswith(".") or part in _NOT_CODE for part in parts)
+
+
+@functools.lru_cache(maxsize=_MOST_ZIPS)
+def _listed(path: Path, *_state: int) -> tuple[tuple[str, int, int], ...]:
+    """Name, size and mode of each file in a zip, which is read again where its state is another."""
+    with zipfile.ZipFile(path) as archive:
+        return tuple(
+            (entry.filename, entry.file_size, entry.external_attr >> 16)
+            for entry in archive.infolist()
+            if not entry.is_dir()
+        )

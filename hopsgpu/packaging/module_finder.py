@@ -1,0 +1,285 @@
+"""Where the modules that a call names are imported from at the driver; none is imported for that.
+
+What the Python environment has (its standard library, its site-packages) is not the user's, and
+has to be in the ranks' Python. Everything else is: a directory on `sys.path` by PYTHONPATH, by
+`sys.path.insert` or by a `.pth` file, an editable installation, a zip.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from hopsgpu.packaging.import_scan import Import, imports_of_source
+
+# Come to the ranks by themselves, or are there wherever there are executors.
+THERE = frozenset({"hopsgpu", "cloudpickle", "pyspark", "py4j"})
+MAINS = frozenset({"__main__", "__mp_main__"})
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_INIT = "__init__.py"
+_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A module or package of the user's, or a portion of a namespace package.
+
+    Attributes:
+        name: what it has to be called in a directory that it is imported from: "pkg", "pkg.py".
+        path: the file or directory; of what is in a zip, the zip.
+        inside: its name in the zip; "" where there is none.
+    """
+
+    name: str
+    path: Path
+    inside: str = ""
+
+    @property
+    def root(self) -> Path | None:
+        """The directory or zip that it can be imported from; None where its name differs there."""
+        if self.inside:
+            return self.path if self.inside == self.name else None
+        return self.path.parent if self.path.name == self.name else None
+
+
+def is_environment(path: Path) -> bool:
+    """Whether a directory or file belongs to the Python environment itself."""
+    if not _PACKAGES.isdisjoint(path.parts):
+        return True
+    return path.parent == path or any(path.is_relative_to(own) for own in _environment())
+
+
+@functools.cache
+def _environment() -> tuple[Path, ...]:
+    """Its directories, as they are written and as they are resolved."""
+    paths = sysconfig.get_paths()
+    own = [Path(paths[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
+    own.append(Path(sys.executable).resolve().parent)
+    return tuple(dict.fromkeys([*own, *(path.resolve() for path in own)]))
+
+
+def on_path() -> dict[Path, int]:
+    """The entries of `sys.path`, resolved, with their places in it, up to the standard library.
+
+    What comes later (a `.pth` file's, say, or what a notebook appends) has modules that those of
+    the environment go before.
+    """
+    found: dict[Path, int] = {}
+    library = Path(sysconfig.get_paths()["stdlib"]).resolve()
+    for place, entry in enumerate(sys.path):
+        # As Python does, which imports from no others.
+        if isinstance(entry, str):
+            try:
+                path = Path(entry).resolve()
+            except FileNotFoundError:  # the working directory was removed
+                continue
+            if path == library:
+                break
+            if not is_environment(path):
+                found.setdefault(path, place)
+    return found
+
+
+def parts_of(name: str, beside: Path | None = None) -> tuple[Part, ...]:
+    """What of the user's a top-level module is imported from; none where that is not the user's.
+
+    A namespace package may have several.
+
+    Args:
+        name: of the module.
+        beside: a directory that comes before all of `sys.path`, or None.
+    """
+    if beside is not None and (spec := PathFinder.find_spec(name, [str(beside)])) is not None:
+        return _parts_of(name, spec)
+    if name in MAINS or name in THERE or not name:
+        return ()
+    if name not in sys.modules and name in sys.stdlib_module_names:
+        return ()
+    spec = _spec_of(name)
+    return () if spec is None else _parts_of(name, spec)
+
+
+def _parts_of(name: str, spec: ModuleSpec) -> tuple[Part, ...]:
+    places = spec.submodule_search_locations
+    # A path of `zipimport` goes on below the zip's own.
+    if places is not None:
+        found = [_part(name, Path(place).absolute()) for place in list(places)]
+    elif spec.has_location and spec.origin is not None:
+        origin = Path(spec.origin).absolute()
+        found = [_part(name + _suffix(origin.name), origin)]
+    else:
+        found = []
+    return tuple(part for part in found if part is not None and not is_environment(part.path))
+
+
+def loaded_parts(name: str) -> tuple[Part, ...]:
+    """The file of a loaded module, as a part that has all of its dotted name.
+
+    For one whose package is found nowhere: pytest imports a test's module so with
+    `--import-mode=importlib`.
+    """
+    module = sys.modules.get(name)
+    file = None if module is None else vars(module).get("__file__")
+    if not isinstance(file, str) or name in MAINS:
+        return ()
+    path = Path(file).absolute()
+    if not path.is_file() or is_environment(path):
+        return ()
+    package = "/__init__" * (path.name == _INIT)
+    return (Part(_file_name(name) + package + _suffix(path.name), path),)
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    module = sys.modules.get(name)
+    if module is None:
+        if name in sys.modules:  # None stands for one that must not be imported
+            return None
+        try:
+            return find_spec(name)
+        except (ImportError, ValueError):
+            return None
+    # Not by getattr: a lazy module would answer, and import.
+    known: dict[str, Any] = getattr(module, "__dict__", {})
+    found = known.get("__spec__")
+    path, file = known.get("__path__"), known.get("__file__")
+    if path is None and isinstance(found, ModuleSpec):
+        return found
+    # One that was made without a spec, or has added to its path (pkgutil.extend_path).
+    spec = ModuleSpec(name, None, origin=file if isinstance(file, str) else None)
+    spec.has_location = spec.origin is not None
+    spec.submodule_search_locations = None if path is None else [str(one) for one in path]
+    return spec
+
+
+def _part(name: str, path: Path) -> Part | None:
+    """A part at a path, which may go on inside a zip; None where nothing is there."""
+    if path.exists():
+        return Part(name, path)
+    for above in path.parents:
+        if above.is_file():
+            return Part(name, above, path.relative_to(above).as_posix())
+        if above.exists():
+            return None
+    return None
+
+
+def _suffix(file: str) -> str:
+    """The suffix by which a file is a module's."""
+    return next((s for s in _SUFFIXES if file.endswith(s)), Path(file).suffix)
+
+
+@dataclass
+class Sources:
+    """The imports of modules, read again only where their file has changed."""
+
+    _known: dict[tuple[Path, str], tuple[object, tuple[Import, ...]]] = field(default_factory=dict)
+
+    def imports(self, part: Part, name: str) -> tuple[Import, ...]:
+        """The imports of a module of a part; none where it has no such source."""
+        stem = "/".join(name.split(".")[1:])
+        if part.name.endswith(_INIT) and part.name.removesuffix(f"/{_INIT}") == _file_name(name):
+            candidates = [("", True)]
+        elif part.name.endswith(_SUFFIXES):
+            candidates = [("", False)] if part.name == f"{_file_name(name)}.py" else []
+        else:
+            candidates = [(f"{stem}/{_INIT}".lstrip("/"), True)]
+            candidates += [(f"{stem}.py", False)] if stem else []
+        for inner, package in candidates:
+            found = self._read(part, inner, name, package)
+            if found is not None:
+                return found
+        return ()
+
+    def _read(self, part: Part, inner: str, name: str, package: bool) -> tuple[Import, ...] | None:
+        file = part.path if part.inside or not inner else part.path / inner
+        inside = "/".join(filter(None, (part.inside, inner))) if part.inside else ""
+        try:
+            stat = file.stat()
+        except OSError:
+            return None
+        state = stat.st_mtime_ns, stat.st_size, stat.st_ino
+        known = self._known.get((file, inside))
+        if known is not None and known[0] == state:
+            return known[1]
+        source = _content(file, inside)
+        if source is None:
+            return None
+        found = imports_of_source(name, source.decode(errors="replace"), package)
+        self._known[file, inside] = state, found
+        return found
+
+
+def _file_name(name: str) -> str:
+    return name.replace(".", "/")
+
+
+def _content(file: Path, inside: str) -> bytes | None:
+    try:
+        if not inside:
+            return file.read_bytes()
+        with zipfile.ZipFile(file) as archive:
+            return archive.read(inside)
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return None  # what cannot be read is told of when it is packed, or by the rank
+
+
+def users_parts(
+    names: Iterable[str], sources: Sources, beside: Path | None = None
+) -> tuple[Part, ...]:
+    """All of the user's that modules are imported from, and what those import in turn.
+
+    Args:
+        names: dotted, of what is imported first.
+        sources: reads what is imported on the way.
+        beside: as of `parts_of`.
+    """
+    pending, met = list(names), set[str]()
+    tops: dict[str, tuple[Part, ...]] = {}
+    alone: dict[str, tuple[Part, ...]] = {}
+    while pending:
+        name = pending.pop()
+        if name in met:
+            continue
+        met.add(name)
+        top, _, below = name.partition(".")
+        if top not in tops:
+            tops[top] = parts_of(top, beside)
+        if below:
+            pending.append(name.rpartition(".")[0])
+        for part in tops[top]:
+            pending += [found.name for found in sources.imports(part, name)]
+        if below and not tops[top] and name in sys.modules and _is_made_up(top):
+            alone[name] = loaded_parts(name)
+            for part in alone[name]:
+                pending += [i.name for i in sources.imports(part, name)]
+    found = itertools.chain.from_iterable((*tops.values(), *alone.values()))
+    return tuple(dict.fromkeys(found))
+
+
+def _is_made_up(top: str) -> bool:
+    """Whether a loaded module stands for no file or directory at all."""
+    spec = _spec_of(top)
+    return spec is None or (spec.origin is None and not spec.submodule_search_locations)
+
+
+def bound_in_main() -> Iterator[str]:
+    """The modules that the script or notebook has imported something from, under any name."""
+    for value in list(vars(sys.modules["__main__"]).values()):
+        # Not by isinstance, which asks an object: a proxy may refuse to answer.
+        kind = type(value)
+        if issubclass(kind, ModuleType):
+            yield value.__name__
+        else:
+            home = value.__module__ if issubclass(kind, (type, FunctionType)) else kind.__module__
+            if isinstance(home, str):
+                yield home

@@ -1,0 +1,314 @@
+"""The user's own modules: found at the driver, packed, and importable in every rank."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import stat
+import sys
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hopsgpu.packaging.import_scan import Imported, imports_of_source
+from hopsgpu.packaging.module_files import (
+    File,
+    files_below,
+    files_in,
+    is_package,
+    is_utf8,
+    printable,
+)
+from hopsgpu.packaging.module_finder import (
+    Part,
+    Sources,
+    bound_in_main,
+    is_environment,
+    on_path,
+    users_parts,
+)
+
+# Beyond these a directory is no project of modules (a home directory, /tmp): only what lies
+# at its top is taken, and what is named.
+MOST_ENTRIES = 5_000
+MOST_BYTES = 20 * 2**20
+# The directory of a container in which YARN unpacks what `hopsgpu submit` ships of them.
+SHIPPED = "hopsgpu-modules"
+_BRING = "python_env= can bring it, where the ranks' Python lacks it"
+# Of a package with data, which modules are looked for in.
+_MOST_LOOKED_AT = 20 * MOST_ENTRIES
+
+
+@dataclass(frozen=True)
+class PackedModules:
+    """A zip of the user's modules.
+
+    Attributes:
+        archive: the bytes; each root is a top-level directory "0", "1", … of it.
+        roots: how many there are.
+        warnings: what was not taken, and why.
+        names: the top-level modules that can be imported from it.
+    """
+
+    archive: bytes
+    roots: int
+    warnings: tuple[str, ...]
+    names: frozenset[str] = frozenset()
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the archive, in hexadecimal."""
+        return hashlib.sha256(self.archive).hexdigest()
+
+
+@dataclass(frozen=True)
+class Root:
+    """What ranks import from as from one entry of `sys.path`.
+
+    Attributes:
+        path: a directory or zip, of which all modules are taken as far as it is small; None for
+            the parts alone.
+        parts: taken whatever else there is, with the files in them.
+        expected: whether modules are expected from there that nobody names: of one that is large
+            some are taken, and a warning tells which. Of another one it is all or nothing.
+    """
+
+    path: Path | None
+    parts: tuple[Part, ...] = ()
+    expected: bool = True
+
+
+def roots_of(
+    function: Callable[..., Any],
+    imported: Imported = Imported(),  # noqa: B008 - frozen
+    added: Path | None = None,
+    sources: Sources | None = None,
+) -> tuple[Root, ...]:
+    """What the ranks of a function import the user's modules from, in the order of `sys.path`.
+
+    That is the directory of the script (or the notebook's working directory), and whatever else is
+    not the Python environment's and has a module that the function, its arguments, the script or
+    one of those modules imports. Where YARN runs the script, the modules beside it are those that
+    were shipped with it.
+
+    Args:
+        function: the user's.
+        imported: what its pickle imports.
+        added: the directory of what Spark's `addPyFile` and `--py-files` brought to the driver.
+        sources: reads the modules that are imported on the way.
+    """
+    named = {*imported.needed, *imported.likely, _module_of(function), *bound_in_main()}
+    parts = users_parts(sorted(named), sources or Sources())
+    places = on_path()
+    main = sys.modules.get("__main__")
+    first = [] if main is None else [_root_of_main(main)]
+    entries = [Path(entry) for entry in sys.path if isinstance(entry, str)]
+    first += [path.resolve() for path in entries if path.parent.name == SHIPPED]
+    whole = [path for path in first if path is not None and not is_environment(path)]
+    later = {p.root for p in parts if p.root is not None and p.root.resolve() in places}
+    brought = [] if added is None else [added, *_zips_in(added, places)]
+    ordered = sorted(
+        (path for path in later.union(brought) if not is_environment(path)),
+        key=lambda path: places.get(path.resolve(), len(places)),
+    )
+    return _with_parts([*whole, *ordered], [*whole, *brought], parts)
+
+
+def _with_parts(
+    paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[Part]
+) -> tuple[Root, ...]:
+    """Roots, each once, with their parts; parts of none of them come last."""
+    own: dict[Path, list[Part]] = {}
+    written: dict[Path, Path] = {}
+    for path in paths:
+        own.setdefault(path.resolve(), [])
+        written.setdefault(path.resolve(), path)
+    rest: list[Part] = []
+    for part in parts:
+        root = None if part.root is None else part.root.resolve()
+        (rest if root is None or root not in own else own[root]).append(part)
+    known = {path.resolve() for path in expected}
+    found = [Root(written[path], tuple(below), path in known) for path, below in own.items()]
+    return (*found, Root(None, tuple(rest))) if rest else tuple(found)
+
+
+def _zips_in(directory: Path, places: Iterable[Path]) -> list[Path]:
+    """The zips on `sys.path` that lie in a directory."""
+    return [path for path in places if path.parent == directory.resolve() and path.is_file()]
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    home = getattr(function, "__module__", None)
+    return home if isinstance(home, str) else type(function).__module__
+
+
+def root_of_script(script: Path) -> Root:
+    """What a script imports of the user's, as from one directory.
+
+    That is its own directory, and what else of this Python's `sys.path` has modules that it
+    imports.
+    """
+    beside = script.resolve().parent
+    try:
+        source = script.read_text(encoding="utf-8", errors="replace")
+    except OSError:  # packing it tells
+        source = ""
+    names = [found.name for found in imports_of_source("__main__", source, package=False)]
+    own = None if is_environment(beside) else beside
+    parts = users_parts(names, Sources(), own)
+    return Root(own, tuple(part for part in parts if part.root != own))
+
+
+def _root_of_main(main: ModuleType) -> Path | None:
+    file = getattr(main, "__file__", None)
+    if file is None:
+        # A notebook or `python -c`: modules beside it come from the working directory.
+        try:
+            return Path.cwd() if "" in sys.path else None
+        except FileNotFoundError:  # it was removed: nothing is imported from it either
+            return None
+    spec = getattr(main, "__spec__", None)
+    name = main.__name__ if spec is None else spec.name
+    above = name.count(".") + (Path(file).name == "__init__.py")
+    return Path(file).resolve().parents[above]
+
+
+@dataclass
+class Packer:
+    """Packs modules for several launches: again only where a file has changed.
+
+    Attributes:
+        sources: of the modules, for `roots_of`.
+    """
+
+    sources: Sources = field(default_factory=Sources)
+    _last: tuple[object, PackedModules] | None = None
+
+    def pack(self, roots: Sequence[Root | Path]) -> PackedModules:
+        """As `pack_modules`; a file has changed if its time, its size or its mode has."""
+        found = [_found(root if isinstance(root, Root) else Root(root)) for root in roots]
+        state = [(one.warnings, [file.state for file in one.files]) for one in found]
+        last = self._last
+        if last is None or last[0] != state:
+            last = self._last = (state, _packed(found))
+        return last[1]
+
+
+def pack_modules(roots: Sequence[Root | Path]) -> PackedModules:
+    """The modules below each root, every file of the packages among them, and all named parts.
+
+    Hidden directories, virtual environments, caches and this hopsgpu itself are left out. Of a root
+    that holds more than 5,000 entries or 20 MiB only the modules at its top are taken, and the
+    parts that are named; of a part that is so large itself its modules without other files, or
+    nothing. A warning tells.
+    """
+    return Packer().pack(roots)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What of a root is to be packed, and what a person should know of what is not."""
+
+    files: tuple[File, ...]
+    warnings: tuple[str, ...]
+
+
+def _found(root: Root) -> _Found:
+    warnings: list[str] = []
+    files: dict[str, File] = {}
+    for part in root.parts:
+        for file in _of_part(part, warnings):
+            files.setdefault(file.name, file)
+    if root.path is not None:
+        for file in _of_root(root.path, root.expected, warnings):
+            files.setdefault(file.name, file)
+    unnamed = sorted(printable(file.path) for name, file in files.items() if not is_utf8(name))
+    if unnamed:
+        more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
+        warnings.append(f"not sent to the ranks, as the name is not UTF-8: {unnamed[0]}{more}")
+    ordered = sorted(filter(is_utf8, files))
+    return _Found(tuple(files[name] for name in ordered), tuple(warnings))
+
+
+def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
+    """The modules of a root with the files of its packages, or those at its top alone."""
+    there = files_below(path, "", most=MOST_ENTRIES)
+    if there is not None:
+        packages = {file.name.rpartition("/")[0] for file in there if is_package(file)}
+        packages.discard("")
+        all_files = [f for f in there if f.is_module or not packages.isdisjoint(f.above)]
+        modules = [file for file in all_files if file.is_module]
+        if _size(all_files) <= MOST_BYTES:
+            return all_files
+        if expected and _size(modules) <= MOST_BYTES:
+            warnings.append(
+                f"{printable(path)} holds more than {MOST_BYTES >> 20} MiB: of its packages that"
+                " are not named only the modules are sent to the ranks, without other files"
+            )
+            return modules
+    if not expected or not path.is_dir():
+        return []
+    warnings.append(
+        f"{printable(path)} holds too much to be sent to the ranks: only the modules at its top"
+        " are importable there, and packages that the function or the script names; start from a"
+        " directory of its own"
+    )
+    return [file for file in files_in(path) if file.is_module]
+
+
+def _of_part(part: Part, warnings: list[str]) -> list[File]:
+    """All files of a part; its modules alone where they are too many, or nothing."""
+    there = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
+    if there is not None and _is_small(there):
+        return there
+    where = printable(part.path)
+    if any(part.path.parent.glob("*.dist-info")):
+        # Where pip has installed: a part of such a package would be in the way of a whole one.
+        warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
+        return []
+    modules = [file for file in there or () if file.is_module]
+    if there is not None and _is_small(modules):
+        warnings.append(
+            f"{where} holds too much to be sent to the ranks: its modules are, without its other"
+            f" files. Put data on the lake, or {_BRING}"
+        )
+        return modules
+    warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
+    return []
+
+
+def _is_small(files: Sequence[File]) -> bool:
+    return len(files) <= MOST_ENTRIES and _size(files) <= MOST_BYTES
+
+
+def _size(files: Sequence[File]) -> int:
+    return sum(file.size for file in files)
+
+
+def _packed(found: Sequence[_Found]) -> PackedModules:
+    warnings = [warning for part in found for warning in part.warnings]
+    names: set[str] = set()
+    buffer = io.BytesIO()
+    taken = [part.files for part in found if part.files]
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for number, files in enumerate(taken):
+            for file in files:
+                # A fixed time keeps equal modules equal bytes.
+                entry = zipfile.ZipInfo(f"{number}/{file.name}")
+                entry.external_attr = (stat.S_IFREG | (0o755 if file.may_run else 0o644)) << 16
+                try:
+                    content = file.content()
+                except (OSError, zipfile.BadZipFile, KeyError) as error:
+                    why = getattr(error, "strerror", None) or error
+                    warnings.append(f"{printable(file.path)} is not sent to the ranks: {why}")
+                    continue
+                archive.writestr(entry, content, zipfile.ZIP_DEFLATED)
+                if file.is_module:
+                    names.add(file.top)
+    return PackedModules(buffer.getvalue(), len(taken), tuple(warnings), frozenset(names))

@@ -1,0 +1,298 @@
+"""The user's function as bytes, and the name of what keeps it from being pickled.
+
+A call is one or more parts, of which later ones add keyword arguments. A part is a head (plain
+data: what `__main__` is, and sources), and then pickles that share a memo:
+
+    {name: value} …, None     what is to be in `__main__` first
+    (function, args, kwargs)
+    {name: value} …, None     what else of `__main__` was met in these
+
+`mainmodule` loads them.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from cloudpickle import cloudpickle as internals
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.import_scan import Noted
+from hopsgpu.packaging.main_module import Namespace, described_main
+from hopsgpu.packaging.reducers import (
+    MAIN,
+    DigestPickler,
+    ReducingPickler,
+    ValuePickler,
+    reduce_singleton,
+    resolved,
+)
+from hopsgpu.packaging.sources import sources_of
+from hopsgpu.packaging.unpicklable import Refused, Search, advice_on, article, described, refusal_of
+
+_NAME = re.compile(r"[^\W\d]\w*")
+
+
+class _CallPickler(ReducingPickler):
+    """Pickles for ranks: functions of `__main__` share its namespace there too.
+
+    Attributes:
+        met: what of `__main__` was pickled by value, by the names that it has there.
+        classes: names of its classes among them, and of classes below these.
+        files: in which code stands that was pickled by value.
+
+    Args:
+        file: that is written.
+        main: the namespace of `__main__`.
+        noted: notes the modules that the pickle and its code import.
+    """
+
+    def __init__(self, file: Any, main: Mapping[str, Any], noted: Noted | None = None) -> None:
+        super().__init__(file)
+        self._main = main
+        self._noted = noted
+        self.met: dict[str, Any] = {}
+        self.classes: dict[str, type] = {}
+        self.files: dict[str, None] = {}
+        self.globals_ref[id(main)] = Namespace()
+
+    def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
+        if kind is CodeType:
+            return self._reduce_code
+        own: Any = kind.__reduce__
+        if (
+            kind.__module__ == MAIN
+            and own is not object.__reduce__
+            and kind not in self.dispatch_table
+        ):
+            return self._reduce_customized
+        return super().reducer_of(kind)
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if self._noted is not None:
+            self._noted.see(obj, by_value=reduced is not NotImplemented)
+        return reduced
+
+    def class_by_value(self, cls: type, reduced: tuple[Any, ...]) -> tuple[Any, ...]:
+        if cls.__module__ == MAIN:
+            self.classes[cls.__qualname__] = cls
+            self._meet(cls.__qualname__, cls)
+            self._meet_annotations(cls)
+        return reduced
+
+    def function_by_value(self, function: FunctionType) -> None:
+        if function.__module__ == MAIN:
+            self._meet(function.__qualname__, function)
+
+    def _meet(self, name: str, value: object) -> None:
+        """Notes what `__main__` has by a name; of what is in a class, the class."""
+        if resolved(name, self._main) is value:
+            first = name.partition(".")[0]
+            self.met[first] = self._main[first]
+
+    def _meet_annotations(self, cls: type) -> None:
+        """Notes what texts among a class's annotations name, as `typing.get_type_hints` wants it.
+
+        Nothing that is not imported in each rank anyway.
+        """
+        for annotation in vars(cls).get("__annotations__", {}).values():
+            if isinstance(annotation, str):
+                for name in _NAME.findall(annotation):
+                    value = self._main.get(name)
+                    if value is not None and _is_for_annotations(value):
+                        self.met[name] = value
+
+    def _reduce_code(self, code: CodeType) -> Any:
+        """As cloudpickle has it, with the file's name, which it leaves out."""
+        self.files[code.co_filename] = None
+        kind, args = internals._code_reduce(code)
+        return kind, tuple(code.co_filename if one == "<dynamic-code>" else one for one in args)
+
+    def _reduce_customized(self, value: Any) -> Any:
+        reduced = value.__reduce_ex__(self.proto)
+        if isinstance(reduced, str) and resolved(reduced, self._main) is value:
+            self._meet(reduced, value)
+            return reduce_singleton(value)
+        return reduced
+
+
+def _is_for_annotations(value: Any) -> bool:
+    name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+    first = str(name).partition(".")[0]
+    return first in sys.stdlib_module_names or (first == MAIN and isinstance(value, type))
+
+
+def pickle_call(
+    function: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    noted: Noted | None = None,
+) -> bytes:
+    """A call with a function, its arguments, and what of `__main__` it needs.
+
+    Functions and classes of `__main__` travel by value; those of modules by name.
+
+    Args:
+        function: the user's; None where another call comes first, to which this is added.
+        args: for it.
+        kwargs: for it.
+        noted: notes the modules that the pickle and its code import.
+
+    Raises:
+        ConfigError: something cannot be pickled; the message names the attribute.
+    """
+    main = _namespace_of(function)
+    body = io.BytesIO()
+    pickler = _CallPickler(body, main, noted)
+    try:
+        told = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
+        begin = body.tell()
+        pickler.dump((function, args, dict(kwargs)))
+        late = _dump_definitions(pickler, pickler.met, told) != told
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise _refused(function, args, kwargs, main, error) from error
+    head = {
+        "main": described_main(main),
+        "sources": sources_of(pickler.files, pickler.classes, main),
+        "late": late,
+        "size": body.tell() - begin,
+    }
+    return pickle.dumps(head, pickle.HIGHEST_PROTOCOL) + body.getvalue()
+
+
+def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
+    """What a rank returns, for the driver.
+
+    Args:
+        value: it.
+        names: what came from the driver's `__main__`.
+    """
+    buffer = io.BytesIO()
+    ValuePickler(buffer, names).dump(value)
+    return buffer.getvalue()
+
+
+def pickle_code(function: Callable[..., Any]) -> bytes:
+    """Bytes that are the same in each session for the same function; they are not to be loaded.
+
+    Raises:
+        ConfigError: it cannot be pickled; the message names the attribute.
+    """
+    buffer = io.BytesIO()
+    try:
+        DigestPickler(buffer).dump(function)
+    except (MemoryError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        raise _refused(function, (), {}, _namespace_of(function), error) from error
+    return buffer.getvalue()
+
+
+def _dump_definitions(pickler: _CallPickler, names: Mapping[str, Any], told: set[str]) -> set[str]:
+    """Dumps names of `__main__`, and those that are met meanwhile; gives all that were dumped."""
+    told = set(told)
+    while new := {name: value for name, value in names.items() if name not in told}:
+        pickler.dump(new)
+        told |= new.keys()
+        names = dict(pickler.met)
+    pickler.dump(None)
+    return told
+
+
+def _namespace_of(function: Any) -> Mapping[str, Any]:
+    """The namespace of `__main__`: the function's, if it is of it.
+
+    Where notebooks and consoles run code in a namespace of their own, `sys.modules` may have
+    another one.
+    """
+    inner = _unwrapped(function)
+    own = inner.__globals__ if isinstance(inner, FunctionType) else {}
+    return own if own.get("__name__") == MAIN else vars(sys.modules[MAIN])
+
+
+def _definitions(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], main: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What of `__main__` a call refers to, as far as that is seen at once.
+
+    It comes before the arguments, so that processes that a rank spawns need not load these.
+    """
+    inner = _unwrapped(function)
+    found: list[Any] = [inner, *map(type, (inner, *args, *kwargs.values()))]
+    if isinstance(inner, FunctionType) and inner.__globals__ is main:
+        names = internals._extract_code_globals(inner.__code__)
+        found += [main[name] for name in names if name in main]
+    defined = [v for v in found if isinstance(v, (FunctionType, type)) and v.__module__ == MAIN]
+    return {v.__qualname__: v for v in defined if main.get(v.__qualname__) is v}
+
+
+def _unwrapped(function: Any) -> Any:
+    while True:
+        if isinstance(function, functools.partial):
+            function = function.func
+        elif isinstance(function, MethodType):
+            function = function.__func__
+        else:
+            return function
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """A readable name of any callable."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _refused(
+    function: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    main: Mapping[str, Any],
+    error: Exception,
+) -> ConfigError:
+    """The error of a call that cannot be pickled, which names the culprit."""
+
+    def travels(value: object) -> bool:
+        try:
+            _CallPickler(io.BytesIO(), main).dump(value)
+        except Exception:  # noqa: BLE001 - any refusal means the same: it does not travel
+            return False
+        return True
+
+    search = Search(travels)
+    where, culprit = next(_culprits(search, function, args, kwargs), ("train_fn", function))
+    of = "" if function is None else f"train_fn={name_of(function)}"
+    refusal = refusal_of(culprit)
+    if refusal is not None:
+        what, advice = refusal
+        return ConfigError(
+            f"{article(what)} {what} cannot travel to ranks: {of or 'the call'} has one as {where}."
+            f" {advice}"
+        )
+    said = "" if isinstance(error, Refused) else f" ({error})"
+    return ConfigError(
+        f"{of or 'the call'} cannot be sent to the ranks: {where} is {described(culprit)}, which"
+        f" cannot be pickled{said}. {advice_on(culprit)}"
+    )
+
+
+def _culprits(
+    search: Search,
+    function: Callable[..., Any] | None,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> Iterator[tuple[str, object]]:
+    for what, value in (("train_fn", function), ("args", args), ("kwargs", kwargs)):
+        if (found := search.culprit(value, what)) is not None:
+            yield found

@@ -1,0 +1,284 @@
+"""What a function's code tells ahead: which packages it will import, which variables it will set.
+
+A fork server imports those of the packages that are known to be slow. Found without importing or
+running anything: in the bytecode of the function and of what it refers to, and in the sources of
+the user's modules that these import.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from importlib.util import find_spec
+from inspect import getattr_static
+from pathlib import PurePosixPath
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+from hopsgpu.packaging import code_variables
+from hopsgpu.packaging.code_variables import Setting
+from hopsgpu.packaging.import_scan import (
+    codes_of,
+    executed,
+    imports_of_code,
+    imports_of_source,
+    parsed,
+)
+from hopsgpu.packaging.modules import PackedModules
+
+# Slow to import, and known to compute nothing and to touch no GPU when they are.
+PRELOADABLE = (
+    "torch",
+    "torchvision",
+    "tensorflow",
+    "keras",
+    "jax",
+    "lightning",
+    "pytorch_lightning",
+    "accelerate",
+    "transformers",
+    "xgboost",
+    "numpy",
+    "scipy",
+    "pandas",
+    "sklearn",
+    "pyarrow",
+    "matplotlib",
+    "PIL",
+    "pyspark",
+    "optuna",
+    "pytest",
+)
+# Of these the modules below too, which are as slow and as harmless.
+_WHOLE = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
+# A function that imports one of these trains with torch, whether it names it or not.
+_ON_TORCH = frozenset(
+    {"torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"}
+)
+_FRAMEWORKS = ("torch", "tensorflow", "jax")
+# A function that refers to more than this is not followed to the end.
+_MOST_OBJECTS = 10_000
+# Sources are read once for all launches of a held gang.
+_MOST_SOURCES = 4096
+
+
+class Foreseen(NamedTuple):
+    """What a function's code tells before it runs.
+
+    Attributes:
+        imports: the packages of `PRELOADABLE` that it will import, in that order, and then dotted
+            names of what may be a module in one of them, or an attribute of one. None where it
+            sets variables that frameworks read while they are imported.
+        sets: the environment variables that it sets.
+    """
+
+    imports: tuple[str, ...] = ()
+    sets: frozenset[Setting] = frozenset()
+
+    @property
+    def has_own_master(self) -> bool:
+        """Whether it has ranks meet at an address of its own."""
+        return code_variables.has_own_master(self.sets)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of it."""
+        return code_variables.warnings(self.sets)
+
+    def environment(self, driver: Mapping[str, str]) -> dict[str, str]:
+        """Variables that its ranks have beside the user's `env_vars`, which win over them.
+
+        Args:
+            driver: the driver's own.
+        """
+        return {**code_variables.carried(driver), **code_variables.environment(self.sets)}
+
+
+def foresee(function: Callable[..., Any], modules: PackedModules) -> Foreseen:
+    """What a function will import and set.
+
+    It counts wherever it stands in the function, in what it refers to (globals, closures,
+    defaults, what it decorates) and in the user's modules that are imported on the way, but for
+    those under `if TYPE_CHECKING`. Of the modules in which these objects stand only what runs at
+    their import counts: other functions there are not called. A name that only running the code
+    would tell is not found: then an import takes its time in the rank.
+
+    Args:
+        function: the user's.
+        modules: the user's own.
+    """
+    reached = _reached(function, modules)
+    sets = set(reached.sets)
+    for name, every in reached.modules:
+        if name in reached.sources:
+            sets.update(_set_by_source(reached.sources[name][0], every))
+    imports = () if code_variables.read_at_import(sets) else _preloads(reached)
+    return Foreseen(imports, frozenset(sets))
+
+
+class _Reached(NamedTuple):
+    """What a function comes by: modules, the user's sources, and what its functions set."""
+
+    modules: set[_Module]
+    sources: Mapping[str, tuple[str, bool]]
+    sets: set[Setting]
+
+
+def _reached(function: Callable[..., Any], modules: PackedModules) -> _Reached:
+    sources = _sources(modules.archive)
+    own = {name.partition(".")[0] for name in sources}
+    sets: set[Setting] = set()
+    pending = list(_imports_of(function, own | {"__main__", _home(function)}, sets))
+    met: set[_Module] = set()
+    while pending:
+        module = pending.pop()
+        if module in met:
+            continue
+        met.add(module)
+        name = module.name
+        pending += [_Module(name.rpartition(".")[0], False)] if "." in name else []
+        if name in sources:
+            found = imports_of_source(name, *sources[name])
+            pending += [_Module(i.name, module.all) for i in found if module.all or not i.called]
+    return _Reached(met, sources, sets)
+
+
+def _preloads(reached: _Reached) -> tuple[str, ...]:
+    met, own = reached.modules, {name.partition(".")[0] for name in reached.sources}
+    firsts = {module.name.partition(".")[0] for module in met}
+    if firsts & _ON_TORCH:
+        firsts.add("torch")
+    # A module of the user's own that has a known name may do anything when it is imported.
+    packages = [package for package in PRELOADABLE if package in firsts - own]
+    below = {module.name for module in met if "." in module.name}
+    whole = set(packages).intersection(_WHOLE)
+    return (*packages, *sorted(name for name in below if name.partition(".")[0] in whole))
+
+
+def likely_preloads() -> tuple[str, ...]:
+    """What a function that is not known yet will probably import.
+
+    The frameworks that this process has imported, else the first one that is installed here.
+    """
+    imported = tuple(name for name in _FRAMEWORKS if name in sys.modules)
+    return imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
+
+
+class _Module(NamedTuple):
+    """A module that will be imported; `all` where any of its functions may be called."""
+
+    name: str
+    all: bool
+
+
+@functools.lru_cache(maxsize=1)
+def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
+    """Source, and whether it is a package's, of each module by its dotted name."""
+    found: dict[str, tuple[str, bool]] = {}
+    with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
+        for entry in zipped.namelist():
+            path = PurePosixPath(entry)
+            if path.suffix != ".py":
+                continue
+            _root, *parts = path.with_suffix("").parts
+            package = parts[-1] == "__init__"
+            name = ".".join(parts[:-1] if package else parts)
+            source = zipped.read(entry).decode(errors="replace")
+            found.setdefault(name, (source, package))
+    return found
+
+
+@functools.lru_cache(maxsize=_MOST_SOURCES)
+def _set_by_source(source: str, functions: bool) -> tuple[Setting, ...]:
+    if code_variables.ENVIRON not in source and code_variables.PUTENV not in source:
+        return ()
+    nodes = executed(parsed(source))
+    return tuple(code_variables.of_nodes(node for node, called in nodes if functions or not called))
+
+
+def _imports_of(function: object, own: set[str], sets: set[Setting]) -> Iterator[_Module]:
+    """Modules that a function, or what it refers to, belongs to or imports.
+
+    Args:
+        function: the user's.
+        own: top-level names of the user's modules.
+        sets: environment variables that these functions set are added to it.
+    """
+    pending, met = [function], dict[int, object]()
+    while pending and len(met) < _MOST_OBJECTS:
+        value = pending.pop()
+        if id(value) in met:
+            continue
+        # Kept, or its number could be another's next.
+        met[id(value)] = value
+        if isinstance(value, ModuleType):
+            yield _Module(value.__name__, False)
+        elif isinstance(value, FunctionType):
+            yield _Module(str(value.__module__), False)
+            if _first(value.__module__) in own:
+                package = str(value.__globals__.get("__package__") or "")
+                for name in imports_of_code(value.__code__, package):
+                    yield _Module(name, True)
+                for code in codes_of(value.__code__):
+                    sets.update(code_variables.of_code(code))
+                pending += _referred_to(value, own)
+        elif isinstance(value, type):
+            yield from (_Module(kind.__module__, False) for kind in value.__mro__)
+            pending += vars(value).values() if _first(value.__module__) in own else ()
+        else:
+            pending += _parts(value)
+
+
+def _parts(value: object) -> Iterator[object]:
+    """What stands behind a callable that is no plain function, and its type."""
+    yield type(value)
+    if isinstance(value, functools.partial):
+        yield from (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, MethodType):
+        yield from (value.__func__, value.__self__)
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield value.__func__
+    elif isinstance(value, property):
+        yield value.fget
+    elif isinstance(wrapped := getattr_static(value, "__wrapped__", None), FunctionType):
+        yield wrapped
+
+
+def _home(function: object) -> str:
+    """The top-level package of a function, whatever it is wrapped in."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return _first(module)
+
+
+def _first(module: object) -> str:
+    """The top-level package of a module's name."""
+    return str(module).partition(".")[0]
+
+
+def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # the cell is not filled yet
+            continue
+    yield from function.__defaults__ or ()
+    yield from (function.__kwdefaults__ or {}).values()
+    yield from vars(function).values()
+    names = {name for code in codes_of(function.__code__) for name in code.co_names}
+    pending: list[Mapping[str, object]] = [function.__globals__]
+    met: list[Mapping[str, object]] = []
+    while pending:
+        known = pending.pop()
+        if any(known is other for other in met):
+            continue
+        met.append(known)
+        for name in sorted(names & known.keys()):
+            yield known[name]
+            # What is called by way of a module of the user's.
+            if isinstance(value := known[name], ModuleType) and _first(value.__name__) in own:
+                pending.append(vars(value))

@@ -1,0 +1,136 @@
+"""Where a model comes from: its code by a digest, and the parameters that it was called with."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import io
+import math
+import numbers
+import reprlib
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+from hopsgpu.core.spec import redacted, without_user
+from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.packaging.pickling import pickle_code
+
+_MOST_ENTRIES = 200
+_MOST_CHARACTERS = 1000
+_DEEPEST = 4
+_ATOMS = (bytes, bytearray, complex, range, slice)
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """A launch's code and parameters.
+
+    Attributes:
+        code_digest: "sha256:" with that of the pickled function, without its arguments, and of
+            the names and contents of the user's modules that it takes along. The same code in
+            the same Python has the same one; functions that are pickled with what they close over
+            have that in it.
+        parameters: by name, as plain data: what JSON does not know is a text that tells its type,
+            long ones are cut, and texts under names that look secret are not shown.
+    """
+
+    code_digest: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def provenance_of(
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    modules: PackedModules,
+) -> Provenance:
+    """What is to be known of a call later.
+
+    Raises:
+        ConfigError: the function cannot be pickled.
+    """
+    return Provenance(
+        code_digest(function, modules), _shown_mapping(_named(function, args, kwargs), _DEEPEST)
+    )
+
+
+def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
+    """As `Provenance.code_digest`.
+
+    Raises:
+        ConfigError: the function cannot be pickled.
+    """
+    digest = hashlib.sha256(pickle_code(function))
+    if modules.archive:
+        # Not the archive itself, which has the files' times.
+        with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:
+            for name in sorted(archive.namelist()):
+                digest.update(f"\0{name}\0".encode() + hashlib.sha256(archive.read(name)).digest())
+    return f"sha256:{digest.hexdigest()}"
+
+
+def _named(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments by the names that the function has for them."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some built-in functions have none
+        return {**({"args": list(args)} if args else {}), **kwargs}
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    named = dict(bound.arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= named.pop(name)
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL and not named[name]:
+            del named[name]
+    return named
+
+
+def _shown_mapping(given: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    shown = {str(name): value for name, value in [*given.items()][:_MOST_ENTRIES]}
+    # Numbers are no secrets, and max_tokens is worth knowing.
+    secret = {name: "" for name, value in shown.items() if not isinstance(value, (int, float))}
+    hidden = {name for name, value in redacted(secret).items() if value}
+    return {
+        name: "(redacted)" if name in hidden and value is not None else _shown(value, depth - 1)
+        for name, value in shown.items()
+    }
+
+
+def _shown(value: Any, depth: int) -> Any:
+    """A value as JSON takes it."""
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        # RFC 8259 has no NaN and no infinity.
+        return float(value) if math.isfinite(value) else repr(float(value))
+    if isinstance(value, (str, PurePath)):
+        return without_user(str(value))[:_MOST_CHARACTERS]
+    if depth > 0 and isinstance(value, (set, frozenset)):
+        return sorted((_shown(one, depth - 1) for one in value), key=repr)[:_MOST_ENTRIES]
+    if depth > 0 and isinstance(value, (list, tuple)):
+        return [_shown(one, depth - 1) for one in value[:_MOST_ENTRIES]]
+    if depth > 0 and isinstance(value, dict):
+        return _shown_mapping(value, depth)
+    if depth > 0 and dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _shown_mapping(vars(value) if hasattr(value, "__dict__") else {}, depth)
+    return _described(value)
+
+
+def _described(value: Any) -> str:
+    """A text for what JSON does not know; an object's own repr may compute, and is not asked."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return reprlib.repr(value)
+    named = value if isinstance(getattr(value, "__qualname__", None), str) else kind
+    name = f"{named.__module__}.{named.__qualname__}"
+    shape = getattr(value, "shape", None)
+    return f"{name} of shape {tuple(shape)}" if isinstance(shape, tuple) else name

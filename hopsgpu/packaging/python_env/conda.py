@@ -1,0 +1,101 @@
+"""A conda environment, packed by conda-pack so that it runs wherever it is unpacked."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.python_env import commands
+from hopsgpu.packaging.python_env.inspection import Here
+from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, files_of
+
+_PROGRAMS = ("conda", "mamba", "micromamba")
+# Of the base environment: caches and other environments.
+_NOT_OF_IT = ("pkgs", "envs")
+
+
+@dataclass(frozen=True)
+class CondaEnvironment:
+    """An environment with an interpreter of its own.
+
+    Attributes:
+        name: how its user named it.
+        prefix: its directory, None to ask conda for the one of this name.
+    """
+
+    name: str
+    prefix: Path | None = None
+
+    def key(self, here: Here, stop: threading.Event) -> str:
+        files = files_of(self._prefix(stop))
+        own = {n: f for n, f in files.items() if n.partition("/")[0] not in _NOT_OF_IT}
+        return digest_of(own, stop)
+
+    def archive(self, directory: Path, stop: threading.Event) -> Path:
+        if importlib.util.find_spec("conda_pack") is None:
+            raise ConfigError(
+                f"python_env={self.name}: conda environments travel by conda-pack, which is not"
+                " installed here: pip install 'hopsgpu[conda]', or pack it by `conda pack` and"
+                " give the archive"
+            )
+        prefix, target = self._prefix(stop), directory / ARCHIVE
+        what = f"python_env={self.name}: conda-pack"
+        command = [sys.executable, "-m", "conda_pack.cli", "--quiet", "--prefix", str(prefix)]
+        commands.run([*command, "--output", str(target), "--compress-level", "1"], what, stop)
+        return target
+
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+    def _prefix(self, stop: threading.Event) -> Path:
+        return self.prefix if self.prefix is not None else prefix_of(self.name, stop)
+
+
+def conda_program() -> str | None:
+    """The program that knows environments by name; None where there is none."""
+    named = os.environ.get("CONDA_EXE") or os.environ.get("MAMBA_EXE")
+    return named or next(filter(None, map(shutil.which, _PROGRAMS)), None)
+
+
+def prefix_of(name: str, stop: threading.Event) -> Path:
+    """The directory of the conda environment of a name.
+
+    Raises:
+        ConfigError: there is no conda, or it knows none of that name.
+        Cancelled: `stop` was set.
+    """
+    program = conda_program()
+    if program is None:
+        raise ConfigError(
+            f"python_env={name!r}: there is no such file or directory, and no conda ("
+            f"{', '.join(_PROGRAMS)}) on the PATH to ask for an environment of that name."
+            f" {_packages(name)}"
+        )
+    said = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
+    try:
+        # Warnings may stand before it.
+        prefixes = [Path(p) for p in json.loads(said[said.index("{") :])["envs"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{program} env list --json did not answer in JSON: {error}") from error
+    for prefix in prefixes:
+        if prefix.name == name or (name == "base" and prefix == prefixes[0]):
+            return prefix
+    known = ", ".join(sorted(prefix.name for prefix in prefixes)) or "none"
+    raise ConfigError(
+        f"python_env={name!r}: there is no such file or directory, and conda has no environment of"
+        f" that name (it has {known}). {_packages(name)}"
+    )
+
+
+def _packages(name: str) -> str:
+    return (
+        f"A package is given in a list, python_env=[{name!r}], or as a text with a version:"
+        f" --python-env '{name}>=0'"
+    )

@@ -1,0 +1,188 @@
+"""What an archive is as a Python environment, from the names in it: pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.python_env.archives import Entry
+
+# e_machine (ELF gABI, "ELF Header"), by `platform.machine()`.
+_MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64"}
+_MACH_O = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+_PYTHON = re.compile(r"bin/python(3\.\d+)")
+_LIBRARY = re.compile(r"lib/python(3\.\d+)/(os\.py|site-packages/)")
+# Where packages are installed in an environment with a Python of its own; Debian's has the second.
+_INSTALLED = re.compile(r"lib/python3(\.\d+)?/(site|dist)-packages/")
+# setuptools' own, and those of namespace packages, have nothing imported from elsewhere.
+_ADDS_TO_PATH = re.compile(r"(?!distutils-precedence\.pth|[^/]*-nspkg\.pth)[^/]*\.(pth|egg-link)")
+_TAGGED = re.compile(r"\.(cpython-3\d+|cp3\d+)[\w-]*\.(so|pyd)")
+
+
+@dataclass(frozen=True)
+class Here:
+    """The driver's Python, whose minor version and machine that of the ranks has to be.
+
+    Attributes:
+        python: minor version, as "3.11".
+        machine: as `platform.machine()` has it.
+        suffixes: of compiled modules that it imports (`importlib.machinery`).
+    """
+
+    python: str
+    machine: str
+    suffixes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an archive holds; the attributes are those of `PythonEnv`."""
+
+    below: str
+    interpreter: str | None
+    python: str | None
+    machine: str | None
+    modules: tuple[str, ...] | None = None
+
+
+def is_peeked(name: str) -> bool:
+    """Whether the first bytes of a file of this name tell something."""
+    return name.endswith((".so", ".pyd")) or bool(_PYTHON.fullmatch(_last(name, 2)))
+
+
+def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
+    """What the names in an archive say.
+
+    An interpreter of its own with its library makes it an environment that ranks run in. Without
+    (a virtual environment's Python leads to another one's) its site-packages are what counts; and
+    where there are none, its modules.
+
+    Args:
+        entries: of the archive; the first bytes of those that `is_peeked`.
+        name: the archive's, for errors.
+        here: the driver's Python.
+
+    Raises:
+        ConfigError: it has no Python in it, or is of another minor version or platform.
+    """
+    all_entries = list(entries)
+    files = {entry.name: entry for entry in all_entries if entry.is_file}
+    found = _found(files, name)
+    _check_links(all_entries, found.below, name)
+    if found.python not in (None, here.python):
+        raise other_python(name, f"Python {found.python}", here.python)
+    below = [file for file in files if file.startswith(found.below)]
+    _check_tags(below, name, here)
+    machines = {m for m in (_machine(files[file].head) for file in below) if m}
+    if machines and here.machine not in machines:
+        raise ConfigError(
+            f"{name} is compiled for {', '.join(sorted(machines))}, and this is Linux on"
+            f" {here.machine}: make it on a machine as the nodes are"
+        )
+    compiled = here.machine if machines else None
+    tagged = any(_TAGGED.search(file) for file in below)
+    python = found.python or (here.python if tagged else None)
+    linked = [e.name for e in all_entries if e.link and e.name.startswith(found.below)]
+    modules = _modules(below, linked, found, here)
+    return Found(found.below, found.interpreter, python, compiled, modules)
+
+
+def _modules(
+    files: Iterable[str], links: Iterable[str], found: Found, here: Here
+) -> tuple[str, ...] | None:
+    """The top-level modules that are installed; None where more may be, in other directories."""
+    linked = list(_installed(links, found))
+    names = [*_installed(files, found), *linked]
+    if found.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
+        return None
+    importable = (name for name in names if name.endswith((".py", *here.suffixes)))
+    # A link may lead to a package's directory.
+    tops = {name.partition("/")[0].partition(".")[0] for name in (*importable, *linked)}
+    return tuple(sorted(tops))
+
+
+def _installed(files: Iterable[str], found: Found) -> Iterator[str]:
+    """The names of files where modules are imported from, below that directory."""
+    above = f"{found.below}/" if found.below else ""
+    for file in files:
+        name = file.removeprefix(above)
+        if found.interpreter is None:
+            yield name
+        elif match := _INSTALLED.match(name):
+            yield name[match.end() :]
+
+
+def other_python(name: str, there: str, driver: str) -> ConfigError:
+    """What is said of an environment of another minor version than the driver's."""
+    return ConfigError(
+        f"{name} has {there}, and the driver runs Python {driver}: functions and values are pickled"
+        f" between the two, so make it with Python {driver}"
+    )
+
+
+def _found(files: Collection[str], name: str) -> Found:
+    for root in _roots(files):
+        stdlib: set[str] = set()
+        packages: set[str] = set()
+        for file in files:
+            if (match := _LIBRARY.match(file.removeprefix(root))) and file.startswith(root):
+                (stdlib if match[2] == "os.py" else packages).add(match[1])
+        for python in sorted(stdlib):
+            if f"{root}bin/python{python}" in files:
+                return Found(root.rstrip("/"), f"bin/python{python}", python, None)
+        if len(packages) > 1:
+            raise ConfigError(
+                f"{name} has site-packages of Python {' and '.join(sorted(packages))}: pack an"
+                " environment of one version"
+            )
+        for python in packages:
+            return Found(f"{root}lib/python{python}/site-packages", None, python, None)
+    if not any(file.endswith((".py", ".so")) for file in files):
+        raise ConfigError(
+            f"{name} has no Python in it: neither bin/python3.N with lib/python3.N, nor"
+            " lib/python3.N/site-packages, nor modules (*.py)"
+        )
+    return Found("", None, None, None)
+
+
+def _roots(files: Collection[str]) -> list[str]:
+    """Where an environment may begin: at the top, or in the one directory that is there."""
+    tops = {file.partition("/")[0] for file in files}
+    return ["", *(f"{top}/" for top in tops if len(tops) == 1)]
+
+
+def _check_links(entries: Iterable[Entry], below: str, name: str) -> None:
+    above = f"{below}/" if below else ""
+    for entry in entries:
+        leads_out = entry.link.startswith(("/", "..")) or not entry.link.startswith(above)
+        if entry.link and entry.name.startswith(above) and leads_out:
+            raise ConfigError(
+                f"{name}: {entry.name} is a link to {entry.link}, which is not in what is unpacked"
+                f" ({below or 'the archive'}): pack it again with files in place of such links"
+            )
+
+
+def _check_tags(files: Iterable[str], name: str, here: Here) -> None:
+    """Refuses compiled modules none of which can be imported."""
+    tagged = [file for file in files if _TAGGED.search(file)]
+    # The plain suffix is any file's that the loader of shared libraries takes.
+    importable = tuple(suffix for suffix in here.suffixes if suffix != ".so")
+    if tagged and not any(file.endswith(importable) for file in tagged):
+        raise ConfigError(
+            f"{name} is compiled for another Python or platform: {_last(min(tagged), 1)} cannot be"
+            f" imported by Python {here.python} on {here.machine}, as the driver and the"
+            " executors have it"
+        )
+
+
+def _machine(head: bytes) -> str | None:
+    if head.startswith(b"\x7fELF"):
+        number = int.from_bytes(head[18:20], "little" if head[5] == 1 else "big")
+        return _MACHINES.get(number, f"ELF machine {number}")
+    return "macOS" if head.startswith(_MACH_O) else None
+
+
+def _last(name: str, parts: int) -> str:
+    return "/".join(name.split("/")[-parts:])

@@ -1,0 +1,130 @@
+"""A directory as an archive, and what tells whether it is still the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tarfile
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from hopsgpu.errors import Cancelled, ConfigError
+from hopsgpu.packaging.python_env.environment import OURS
+
+ARCHIVE = "environment.tar.gz"
+# Beyond, a home directory was meant by mistake: PyTorch has some 15,000.
+MOST_FILES = 200_000
+_READERS = 4
+_NOT_CODE = frozenset({"node_modules"})
+_CACHE = "__pycache__"
+# Of gzip: the second halves the size of nothing that matters, and takes three times as long.
+_LEVEL = 1
+
+
+def files_of(directory: Path) -> dict[str, Path]:
+    """What of a directory travels, by path below it, sorted; links are followed.
+
+    Hidden directories, virtual environments in it, and what travels with hopsgpu are left out.
+
+    Raises:
+        ConfigError: it cannot be read, or holds more than an environment does.
+    """
+    found: dict[str, Path] = {}
+    for name, path in _below(directory, directory, frozenset()):
+        found[name] = path
+        if len(found) > MOST_FILES:
+            raise ConfigError(
+                f"python_env: {directory} holds more than {MOST_FILES} files: a directory of"
+                " modules or an environment is wanted, and not what lies around it"
+            )
+    return dict(sorted(found.items()))
+
+
+def _below(root: Path, directory: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
+    real = directory.resolve()
+    if real in above:  # a link that leads back
+        return
+    try:
+        children = sorted(directory.iterdir())
+    except OSError as error:
+        raise ConfigError(f"python_env: {directory} cannot be read: {error.strerror}") from error
+    for path in children:
+        if path.is_dir():
+            if not _left_out(path, root):
+                yield from _below(root, path, above | {real})
+        elif path.is_file() and not (path.parent == root and path.stem in OURS):
+            yield path.relative_to(root).as_posix(), path
+
+
+def _left_out(directory: Path, root: Path) -> bool:
+    name = directory.name
+    ours = directory.parent == root and name in OURS
+    return ours or name.startswith(".") or name in _NOT_CODE or _is_venv(directory)
+
+
+def _is_venv(directory: Path) -> bool:
+    return (directory / "pyvenv.cfg").exists()
+
+
+def digest_of(files: Mapping[str, Path], stop: threading.Event) -> str:
+    """SHA-256 over the names and contents of files, in hexadecimal; compiled ones are not read.
+
+    Raises:
+        ConfigError: one cannot be read.
+        Cancelled: `stop` was set.
+    """
+    names = [name for name in files if _CACHE not in name.split("/")]
+    whole = hashlib.sha256()
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="hopsgpu-digest") as pool:
+        # The interpreter lets go of its lock while it reads and digests.
+        for name, digest in zip(
+            names, pool.map(lambda n: digest_of_file(files[n], stop), names), strict=True
+        ):
+            whole.update(f"{name}\0{digest}\n".encode(errors="surrogateescape"))
+    return whole.hexdigest()
+
+
+def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
+    """SHA-256 of a file, in hexadecimal.
+
+    Raises:
+        ConfigError: it cannot be read.
+        Cancelled: `stop` was set.
+    """
+    if stop is not None and stop.is_set():
+        raise Cancelled("the run was cancelled while its Python environment was made")
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise ConfigError(f"python_env: {file} cannot be read: {error.strerror}") from error
+
+
+def pack(files: Mapping[str, Path], archive: Path, stop: threading.Event) -> None:
+    """Packs files as a tar.gz.
+
+    Times stay as they are: Python goes by them when it trusts compiled files.
+
+    Raises:
+        ConfigError: one cannot be read.
+        Cancelled: `stop` was set.
+    """
+    with tarfile.open(archive, "w:gz", compresslevel=_LEVEL) as tar:
+        for name, file in files.items():
+            if stop.is_set():
+                raise Cancelled("the run was cancelled while its Python environment was packed")
+            try:
+                info = tar.gettarinfo(os.path.realpath(file), name)
+                info.uname = info.gname = ""
+                info.uid = info.gid = 0
+                # What is linked to twice is packed twice: a link could lead out.
+                info.type, info.linkname = tarfile.REGTYPE, ""
+                with file.open("rb") as content:
+                    info.size = os.fstat(content.fileno()).st_size
+                    tar.addfile(info, content)
+            except OSError as error:
+                raise ConfigError(
+                    f"python_env: {file} cannot be packed: {error.strerror or error}"
+                ) from error

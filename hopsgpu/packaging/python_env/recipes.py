@@ -1,0 +1,194 @@
+"""The ways to an environment: each knows what identifies it, and how its archive is made."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hopsgpu.artifacts.python_environments import DIRECTORY
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.python_env import commands, requirements
+from hopsgpu.packaging.python_env.environment import OURS
+from hopsgpu.packaging.python_env.inspection import Here
+from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, digest_of_file, files_of, pack
+from hopsgpu.storage.lake import Lake
+
+
+class Recipe(Protocol):
+    """How an environment is made.
+
+    Attributes:
+        name: how its user named it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    def key(self, here: Here, stop: threading.Event) -> str:
+        """Names the environment on the lake: equal where the same would come of it.
+
+        Raises:
+            ConfigError: what it is made of cannot be read.
+            Cancelled: `stop` was set.
+        """
+
+    def archive(self, directory: Path, stop: threading.Event) -> Path:
+        """Makes it, in an empty directory where that is of use.
+
+        Raises:
+            ConfigError: it cannot be made.
+            Cancelled: `stop` was set.
+        """
+
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know of it."""
+
+
+@dataclass(frozen=True)
+class Packages:
+    """What pip installs into a directory, for the driver's minor version and platform.
+
+    Attributes:
+        name: how its user named it.
+        lines: of requirements.
+        file: in which they stand, or None.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    file: Path | None = None
+
+    def key(self, here: Here, stop: threading.Event) -> str:
+        base = Path.cwd() if self.file is None else self.file.resolve().parent
+        recipe = requirements.recipe_of(self.lines, base, os.environ, stop)
+        return _key("packages", here.python, here.machine, *recipe)
+
+    def archive(self, directory: Path, stop: threading.Event) -> Path:
+        if importlib.util.find_spec("pip") is None:
+            raise ConfigError(
+                f"python_env={self.name}: {sys.executable} has no pip to install packages with:"
+                " run `python -m ensurepip`, or give a directory or an archive"
+            )
+        listed, target = self.file, directory / "packages"
+        if listed is None:
+            # A line may hold a password, which has no place on a command line.
+            listed = directory / "requirements.txt"
+            listed.touch(mode=0o600)
+            listed.write_text("\n".join(self.lines) + "\n")
+        command = [sys.executable, "-m", "pip", "install", "--target", str(target)]
+        command += requirements.PIP_OPTIONS
+        what = f"python_env={self.name}: pip install"
+        variables = requirements.pip_variables(os.environ)
+        commands.run([*command, "--requirement", str(listed)], what, stop, variables)
+        return _packed(target, directory / ARCHIVE, self.name, stop)
+
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A directory of modules, or the site-packages of a virtual environment.
+
+    Attributes:
+        name: how its user named it.
+        root: what is imported from.
+    """
+
+    name: str
+    root: Path
+
+    def key(self, here: Here, stop: threading.Event) -> str:
+        return _key("directory", digest_of(files_of(self.root), stop))
+
+    def archive(self, directory: Path, stop: threading.Event) -> Path:
+        return _packed(self.root, directory / ARCHIVE, self.name, stop)
+
+    def warnings(self) -> tuple[str, ...]:
+        editable = sorted(
+            {f.name for f in self.root.glob("__editable__*.pth")}
+            | {f.name for f in self.root.glob("*.egg-link")}
+        )
+        if not editable:
+            return ()
+        return (
+            f"python_env={self.name}: what is installed there as editable stays where it is, and"
+            f" no rank can import it: {', '.join(editable)}",
+        )
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive that somebody has packed: by conda-pack, venv-pack, tar or zip.
+
+    Attributes:
+        name: how its user named it.
+        file: the archive.
+    """
+
+    name: str
+    file: Path
+
+    def key(self, here: Here, stop: threading.Event) -> str:
+        return _key("archive", digest_of_file(self.file, stop), here.python, here.machine)
+
+    def archive(self, directory: Path, stop: threading.Event) -> Path:
+        return self.file
+
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class OnLake:
+    """One that was put on the lake before, as `hopsgpu submit --python-env` does.
+
+    Attributes:
+        name: how its user named it: its URL.
+        root: of the lake.
+        key: names it there.
+    """
+
+    name: str
+    root: str
+    key: str
+
+    def warnings(self) -> tuple[str, ...]:
+        return ()
+
+
+def on_lake(url: str) -> OnLake:
+    """The environment of a URL.
+
+    Raises:
+        ConfigError: no environment has such a URL.
+    """
+    root, directory, key = url.rstrip("/").rpartition(f"/{DIRECTORY}/")
+    if not directory or "/" in key or not key:
+        raise ConfigError(
+            f"python_env={url!r}: of URLs <root>/{DIRECTORY}/<key> is accepted, as hopsgpu has"
+            " made it; an archive elsewhere is downloaded first, and given by its path"
+        )
+    return OnLake(url, Lake(f"{root}/").url, key)
+
+
+def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path:
+    files = files_of(root)
+    if not files:
+        raise ConfigError(
+            f"python_env={name}: there is nothing in it for ranks to import"
+            f" ({' and '.join(OURS)} travel by themselves)"
+        )
+    pack(files, archive, stop)
+    return archive
+
+
+def _key(*parts: str) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()

@@ -1,0 +1,160 @@
+"""On a node: fetches an environment, checks it, and unpacks it once for all containers there.
+
+Started by a container's keeper as `python -m hopsgpu.packaging.python_env.unpacker KEEPER_PID`,
+with JSON on its standard input: the environment's fields, the directories it may lie in, and where
+the answer goes ({"home": ...}, or {"problem": ..., "configured": whether the environment is to
+blame}).
+
+Of the directories, which the containers of an application on a node share, YARN removes all that
+is in them with the application. A lock has one process at a time unpack an environment; what the
+others find then is whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hopsgpu import linux
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.packaging.python_env import archives
+from hopsgpu.packaging.python_env.environment import OURS, PythonEnv, mark_in, whole_in
+from hopsgpu.storage.error_messages import DAMAGED
+from hopsgpu.storage.lake import Lake
+
+_UNPACK = "bin/conda-unpack"
+_RUN_SECONDS = 300.0
+_MOST_SAID = 1000
+
+
+def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
+    """The directory in which an environment is whole; it is fetched and unpacked where it is not.
+
+    Args:
+        env: which.
+        places: directories on different disks, of which one is chosen; the first has the lock.
+
+    Raises:
+        ConfigError: it cannot run here, or is no archive.
+        StoreError: it is not on the lake any more, or not what was put there.
+        OSError: it cannot be written.
+    """
+    with _only_one(places[0], env.digest):
+        if (whole := whole_in(places, env.digest)) is not None:
+            return whole
+        if env.machine not in (None, platform.machine()):
+            raise ConfigError(
+                f"python_env={env.name} is compiled for {env.machine}, and this node is"
+                f" {platform.machine()}: make it on a machine as the nodes are"
+            )
+        place = max(places, key=_free)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home = place / env.digest
+        # Of one that was killed.
+        shutil.rmtree(home, ignore_errors=True)
+        with _fetched(env, place) as archive:
+            archives.unpack(archive, env.below, home, OURS)
+        if env.interpreter is not None:
+            _settle(env, home)
+        mark_in(place, env.digest).touch()
+        return home
+
+
+def _free(place: Path) -> int:
+    while not place.exists():
+        place = place.parent
+    return shutil.disk_usage(place).free
+
+
+@contextlib.contextmanager
+def _only_one(place: Path, digest: str) -> Iterator[None]:
+    place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (place / f"{digest}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
+def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
+    """The archive on this disk, once its digest is what it was; removed at the end."""
+    archive = place / f"{env.digest}-{env.url.rpartition('/')[2]}"
+    try:
+        Lake(env.url).download(archive)
+        with archive.open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        if digest != env.digest:
+            raise StoreError(
+                f"{env.url} is not what was put there: its SHA-256 is another; remove its"
+                " directory, and it is made anew",
+                DAMAGED,
+            )
+        yield archive
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _settle(env: PythonEnv, home: Path) -> None:
+    """Has an environment with an interpreter know where it is, and tries the interpreter.
+
+    Raises:
+        ConfigError: it does not run on this node.
+    """
+    assert env.interpreter is not None, "only such an environment is settled"
+    python = str(home / env.interpreter)
+    version = "import sys; print('%d.%d' % sys.version_info[:2])"
+    said = _said([python, "-I", "-c", version], env)
+    if said.strip() != env.python:
+        raise ConfigError(f"python_env={env.name} is Python {said.strip()}, not {env.python}")
+    if (home / _UNPACK).exists():
+        # conda-pack's: replaces the prefix that the environment was made with by this one.
+        _said([python, str(home / _UNPACK)], env)
+
+
+def _said(command: list[str], env: PythonEnv) -> str:
+    variables = {n: v for n, v in os.environ.items() if not n.startswith("PYTHON")}
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="backslashreplace",
+            env=variables,
+            timeout=_RUN_SECONDS,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(
+            f"the Python of python_env={env.name} does not run on this node: {error}"
+        ) from error
+    if done.returncode:
+        raise ConfigError(
+            f"the Python of python_env={env.name} does not run on this node (exit code"
+            f" {done.returncode}): {done.stderr.strip()[-_MOST_SAID:]}"
+        )
+    return done.stdout
+
+
+def main(keeper: int) -> None:
+    """Prepares what standard input names, and writes what came of it."""
+    linux.die_with(keeper)
+    asked = json.load(sys.stdin)
+    try:
+        env = PythonEnv.from_fields(asked["env"])
+        told: dict[str, object] = {
+            "home": str(prepared(env, [Path(place) for place in asked["places"]]))
+        }
+    except (HopsGpuError, OSError) as error:
+        told = {"problem": str(error) or repr(error), "configured": isinstance(error, ConfigError)}
+    Path(asked["answer"]).write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

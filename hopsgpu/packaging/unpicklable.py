@@ -1,0 +1,242 @@
+"""What cannot travel to ranks: by which name the function refers to it, and what to do instead."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+# Nested deeper than this, the culprit is named by the path so far.
+_DEEPEST = 12
+
+_SESSION = (
+    "Ranks have no Spark. Read the data at the driver and give it by data=, or collect it first and"
+    " pass the result in args or kwargs"
+)
+_UDF, _UDFS = "UserDefinedFunction", "pyspark.sql.udf"
+# By the name of a class of pyspark, in the order in which they are looked for.
+_OF_SPARK = {
+    "SparkSession": _SESSION,
+    "SparkContext": _SESSION,
+    "SQLContext": _SESSION,
+    "StreamingContext": _SESSION,
+    "DataFrame": "Give it by data=, or collect it first (toPandas(), say) and pass the result in"
+    " args or kwargs",
+    "RDD": "collect() it first and pass the result in args or kwargs, or make a DataFrame of it and"
+    " give that by data=",
+    "Column": "Compute it before the launch and give the DataFrame by data=",
+    "Accumulator": "What ranks add to it would be lost. Return the number from the function, or"
+    " report it by hopsgpu.context().report()",
+    _UDF: "Ranks have no Spark. Call the Python function that it was made from, which is its .func",
+}
+_OF_JVM = "It lives in the driver's JVM. Collect first what the ranks need of it"
+# By module and name of a class, or of one of its bases.
+_ADVICE = {
+    "_thread.lock": "It belongs to this process. Create it inside the function",
+    "_thread.RLock": "It belongs to this process. Create it inside the function",
+    "_thread._local": "It belongs to this process. Create it inside the function",
+    "threading.Thread": "It runs in this process. Start it inside the function",
+    "subprocess.Popen": "It is a child of this process. Start it inside the function",
+    "socket.socket": "It is open in this process. Connect inside the function",
+    "sqlite3.Connection": "It is open in this process. Connect inside the function",
+    "_io._IOBase": "It is open in this process. Pass its path, and open it inside the function",
+    "builtins.generator": "It runs in this process. Call what makes it inside the function, or pass"
+    " list(…) of it",
+    "builtins.coroutine": "It runs in this process. Call it inside the function",
+    "hopsgpu.launcher.held_gang.Gang": "It is held by this process; ranks cannot launch gangs",
+    "hopsgpu.launcher.run.Run": "It is a run of this process. Pass what you need of its result",
+}
+_DEFAULT_ADVICE = "Create it inside the function, or pass what it is made from in args or kwargs"
+
+
+class Refused(Exception):
+    """Raised by a pickler that meets what must not travel, though it might pickle."""
+
+
+def refusal_of(value: object) -> tuple[str, str] | None:
+    """What a value of Spark is, and what to do instead of sending it; None of what may travel."""
+    kind = type(value)
+    if isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == _UDFS:
+        # Made by @udf, around an object of the class.
+        return (_UDF, _OF_SPARK[_UDF]) if hasattr(value, "func") else None
+    if not may_be_refused(kind):
+        return None
+    if _package(kind) == "py4j":
+        return _name_of(kind), _OF_JVM
+    for cls in kind.__mro__:
+        if cls.__name__ in _OF_SPARK and _package(cls) == "pyspark":
+            return cls.__name__, _OF_SPARK[cls.__name__]
+    if is_broadcast(kind):
+        return None
+    own = getattr(value, "__dict__", {}).values()
+    if any(_package(type(part)) == "py4j" for part in own):
+        return _name_of(kind), _OF_JVM
+    return None
+
+
+def may_be_refused(kind: type) -> bool:
+    """Whether `refusal_of` may be said of some values of a type."""
+    return any(_package(cls) in ("pyspark", "py4j") for cls in kind.__mro__)
+
+
+def is_broadcast(kind: type) -> bool:
+    """Whether a type is Spark's of broadcast variables, whose values travel."""
+    return kind.__name__ == "Broadcast" and _package(kind) == "pyspark"
+
+
+def refuse(value: object) -> Any:
+    """As a reducer: refuses what must not travel, and leaves the rest to others.
+
+    Raises:
+        Refused: it must not.
+    """
+    if (refusal := refusal_of(value)) is not None:
+        raise Refused(f"{article(refusal[0])} {refusal[0]} cannot travel")
+    return NotImplemented
+
+
+def is_wrapper(value: object) -> bool:
+    """Whether a decorator of another module has made a function, or what stands for it."""
+    inner = getattr(value, "__wrapped__", None)
+    if not isinstance(inner, types.FunctionType):
+        return False
+    return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
+
+
+def described(value: Any) -> str:
+    """What a value is, in words."""
+    if is_wrapper(value):
+        by = value.__globals__.get("__name__") if hasattr(value, "__globals__") else None
+        return f"a function decorated by {by or _name_of(type(value))}"
+    name = getattr(value, "name", None)
+    called = f" ({name!r})" if isinstance(name, str) and hasattr(value, "fileno") else ""
+    kind = _name_of(type(value))
+    return f"{article(kind)} {kind}{called}"
+
+
+def advice_on(value: object) -> str:
+    """What to do instead of sending what cannot be pickled."""
+    if is_wrapper(value):
+        return "Decorate it inside the function"
+    return _advice_of(type(value)) or _DEFAULT_ADVICE
+
+
+def _advice_of(kind: type) -> str | None:
+    names = (f"{cls.__module__}.{cls.__qualname__}" for cls in kind.__mro__)
+    return next((_ADVICE[name] for name in names if name in _ADVICE), None)
+
+
+def article(name: str) -> str:
+    """The indefinite article of the name of a class."""
+    return "an" if name[0] in "AEIOaeio" or name.startswith("RDD") else "a"
+
+
+def _package(kind: type) -> str:
+    module = kind.__module__
+    return module.partition(".")[0] if isinstance(module, str) else ""
+
+
+def _name_of(kind: type) -> str:
+    module = "" if kind.__module__ == "builtins" else f"{kind.__module__}."
+    return f"{module}{kind.__qualname__}"
+
+
+class Search:
+    """Looks for the innermost part of a value that cannot travel.
+
+    Args:
+        travels: whether a value does.
+    """
+
+    def __init__(self, travels: Callable[[object], bool]) -> None:
+        self._travels = travels
+        # Kept, or an identity could be another's next.
+        self._met: dict[int, object] = {}
+
+    def culprit(self, value: object, path: str, depth: int = 0) -> tuple[str, object] | None:
+        """The part and the path to it, in words; None where nothing keeps it from travelling."""
+        if id(value) in self._met:
+            return None
+        self._met[id(value)] = value
+        if refusal_of(value) is not None:
+            return path, value
+        if self._travels(value):
+            return None
+        if depth < _DEEPEST and _advice_of(type(value)) is None:
+            for part_path, part in _parts(value, path):
+                found = self.culprit(part, part_path, depth + 1)
+                if found is not None:
+                    return found
+        return path, value
+
+
+def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    if isinstance(value, functools.partial):
+        yield f"{path}.func", value.func
+        yield from _parts(value.args, f"{path}.args")
+        yield from _parts(value.keywords, f"{path}.keywords")
+    elif isinstance(value, Mapping):
+        yield from ((f"{path}[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((f"{path}[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, (staticmethod, classmethod)):
+        yield path, value.__func__
+    elif isinstance(value, property):
+        yield from ((path, part) for part in (value.fget, value.fset, value.fdel))
+    elif hasattr(value, "__func__"):
+        yield f"{path}.__self__", value.__self__
+        yield from _parts(value.__func__, path)
+    elif is_wrapper(value):
+        # What a decorator of a package has to itself tells nobody anything.
+        yield path, value.__wrapped__
+    elif hasattr(value, "__code__"):
+        yield from _parts_of_function(value, "" if path == "train_fn" else f"{path}: ")
+    else:
+        yield from _state_of(value, path)
+
+
+def _parts_of_function(function: Any, where: str) -> Iterator[tuple[str, object]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            yield f"{where}closure variable {name!r}", cell.cell_contents
+        except ValueError:  # the cell is not filled yet
+            continue
+    for name in _global_names(function.__code__):
+        if name in function.__globals__:
+            yield f"{where}global {name!r}", function.__globals__[name]
+    yield from ((f"{where}default {d!r}", d) for d in function.__defaults__ or ())
+    yield from ((f"{where}default of {n!r}", d) for n, d in (function.__kwdefaults__ or {}).items())
+    yield from ((f"{where}attribute {n!r}", part) for n, part in vars(function).items())
+
+
+def _global_names(code: Any) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if hasattr(constant, "co_names"):
+            yield from _global_names(constant)
+
+
+def _state_of(value: Any, path: str) -> Iterator[tuple[str, object]]:
+    """What pickle would take of an object: a class's own members, or what it reduces to."""
+    if isinstance(value, type):
+        yield from ((f"{path}.{name}", part) for name, part in vars(value).items())
+        return
+    if is_broadcast(type(value)):
+        return
+    state = getattr(value, "__dict__", None)
+    if state:
+        yield from ((f"{path}.{name}", part) for name, part in state.items())
+        yield f"{path}: its class", type(value)
+        return
+    try:
+        _, arguments, *rest = value.__reduce_ex__(2)
+    except Exception:  # noqa: BLE001 - it does not say what it is made of: then it is the culprit
+        return
+    yield from _parts(arguments, f"{path} made from ")
+    for part in rest:
+        names = part[1] if isinstance(part, tuple) and len(part) == 2 else part
+        if isinstance(names, Mapping):
+            yield from ((f"{path}.{name}", slot) for name, slot in names.items())
+        elif hasattr(part, "__next__"):
+            yield from _parts(list(part), path)

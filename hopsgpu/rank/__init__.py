@@ -1,0 +1,1 @@
+"""The process that runs the user's function, and what that function can call."""

@@ -1,0 +1,132 @@
+"""Tells the frameworks in a rank which share of its GPU's memory it may use.
+
+It is their own bookkeeping, and no isolation: CUDA's context, some hundred MB, comes on top, and
+what they take beside their allocators. Untried on a real GPU. Sources:
+
+- PyTorch's reference, "torch.cuda.set_per_process_memory_fraction". It initialises CUDA, so it is
+  called when torch does that itself (`torch.cuda._lazy_call`, as `torch.manual_seed` does).
+  The variable PYTORCH_CUDA_ALLOC_CONF knows a fraction too, but older torch refuses the word.
+- TensorFlow's guide "Use a GPU", "Limiting GPU memory growth": a logical device of so many MB. It
+  is set before GPUs are initialised, and with it TensorFlow refuses `set_memory_growth`. How much
+  memory a GPU has only NVML tells before that.
+- JAX's page "GPU memory allocation": XLA_PYTHON_CLIENT_MEM_FRACTION, which newer releases call
+  XLA_CLIENT_MEM_FRACTION. Both together they refuse.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hopsgpu.frameworks.gpu_memory_share import SHARE
+from hopsgpu.units import MIB
+
+_JAX = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_JAX_TOO = "XLA_CLIENT_MEM_FRACTION"
+_OWN = "JAX_LOCAL_DEVICE_IDS"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+_Tell = Callable[[Any], None]
+
+
+def share_gpu() -> None:
+    """Has the frameworks of this process, a rank, keep to its share, where it has one.
+
+    It does so for those that are imported, at once, and for the others once they are.
+    """
+    if SHARE not in os.environ:
+        return
+    share = float(os.environ[SHARE])
+    if _JAX_TOO not in os.environ:
+        os.environ.setdefault(_JAX, str(share))
+    tell = {
+        "torch.cuda": functools.partial(_tell_torch, share=share),
+        "tensorflow": functools.partial(_tell_tensorflow, share=share),
+    }
+    later: dict[str, _Tell] = {}
+    for name, act in tell.items():
+        if name in sys.modules:
+            act(sys.modules[name])
+        else:
+            later[name] = act
+    sys.meta_path.insert(0, _OnceImported(later))
+
+
+def own_devices(environment: Mapping[str, str]) -> list[int]:
+    """Which of the GPUs that a rank sees are its own, by their numbers."""
+    return [int(number) for number in environment.get(_OWN, "").split(",") if number]
+
+
+def _tell_torch(cuda: Any, share: float) -> None:
+    def tell() -> None:
+        # Of another GPU that it sees it would take memory.
+        for device in own_devices(os.environ):
+            cuda.set_per_process_memory_fraction(share, device)
+
+    cuda._lazy_call(tell)
+
+
+def _tell_tensorflow(tensorflow: Any, share: float) -> None:
+    config = tensorflow.config
+    devices = config.list_physical_devices("GPU")
+    if not devices:
+        return
+    try:
+        memory = _memory(os.environ.get(_VISIBLE, "").split(","))
+        for number in own_devices(os.environ):
+            limit = config.LogicalDeviceConfiguration(int(memory[number] * share) // MIB)
+            config.set_logical_device_configuration(devices[number], [limit])
+    except (ImportError, LookupError, ValueError, RuntimeError) as error:
+        problem = f"TensorFlow was not told its share ({share:g}) of the GPU's memory: {error!r}"
+        print(f"hopsgpu: {problem}", file=sys.stderr)
+
+
+def _memory(gpus: Sequence[str]) -> list[int]:
+    """Bytes of each GPU.
+
+    Raises:
+        ImportError: there is no nvidia-ml-py.
+        RuntimeError: NVML does not tell.
+    """
+    nvml = importlib.import_module("pynvml")
+    try:
+        nvml.nvmlInit()
+        try:
+            handles = map(nvml.nvmlDeviceGetHandleByUUID, gpus)
+            return [int(nvml.nvmlDeviceGetMemoryInfo(handle).total) for handle in handles]
+        finally:
+            nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise RuntimeError(str(error)) from error
+
+
+class _OnceImported(MetaPathFinder):
+    """Calls something with each of some modules once it has been imported."""
+
+    def __init__(self, acts: Mapping[str, _Tell]) -> None:
+        self._acts = acts
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name not in self._acts:
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute, act = spec.loader.exec_module, self._acts[name]
+
+            def execute_and_act(module: ModuleType) -> None:
+                execute(module)
+                act(module)
+
+            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
+        return spec

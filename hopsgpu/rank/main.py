@@ -1,0 +1,231 @@
+"""A rank: the process that runs the user's function.
+
+Forked by a fork server, or started by the keeper as `python -m hopsgpu.rank.main DIRECTORY
+KEEPER_PID`, with the rank's environment, in the rank's own session. It makes its call's file
+read-only when the function begins to run. It leaves `outcome.json`, and `value.pickle` where the
+function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h) where it cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import io
+import json
+import os
+import pickle
+import signal
+import stat
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hopsgpu import tracebacks
+from hopsgpu.linux import die_with
+from hopsgpu.packaging import main_module
+from hopsgpu.rank import exit as exiting
+
+# In a fork server too, so that no rank need import it itself, which takes longer than to fork.
+from hopsgpu.rank.context import VARIABLE, context
+from hopsgpu.rank.gpu_memory import share_gpu
+from hopsgpu.rank.trial import is_pruning
+
+CALL = "call.pickle"
+# Read-only, and modified last, once the function runs.
+TAKEN = "call.taken"
+VALUE = "value.pickle"
+OUTCOME = "outcome.json"
+_DRAFT = "outcome.draft"
+LOG = "log"
+WORK = "work"
+TEMPORARY = "tmp"
+
+_NONE = pickle.dumps(None)
+
+# Of a rank of a trial whose function raised optuna.TrialPruned, which is no failure.
+PRUNED = "pruned"
+# What a rank says of itself where it has a value.
+WELL = ("returned", "exited normally", PRUNED)
+
+_IOLBF = 1
+_HALF = 16 * 1024
+# An outcome's two texts, and as much again for what takes more than a byte of JSON.
+_ROOM = 8 * _HALF
+
+
+def reserve(directory: Path) -> None:
+    """Holds the room that an outcome takes, so that a rank can tell that the disk is full.
+
+    Raises:
+        OSError: it is full already.
+    """
+    descriptor = _open_draft(directory)
+    try:
+        os.posix_fallocate(descriptor, 0, _ROOM)
+    finally:
+        os.close(descriptor)
+
+
+def run(directory: Path) -> int:
+    """Runs the call in a directory, which runs once only, and returns the exit code.
+
+    Raises:
+        SystemExit: as the function raised it, unless it stands for success; EX_IOERR where the
+            outcome cannot be written.
+    """
+    try:
+        (directory / CALL).rename(directory / TAKEN)
+    except FileNotFoundError:
+        if not (directory / OUTCOME).exists():
+            begun = "it had begun, and was killed with its fork server, which hung or crashed"
+            _leave(directory, {"status": "not started", "error": begun})
+        return 1
+    except OSError as error:
+        _leave(directory, {"status": "not started", "error": str(error)})
+        return 1
+    sys.argv[:] = [_script()]
+    return _run(directory)
+
+
+def _script() -> str:
+    """What `sys.argv[0]` was at the driver; the driver's own arguments are not the function's."""
+    return context().script if VARIABLE in os.environ else ""
+
+
+def _run(directory: Path) -> int:
+    own = os.getpid()
+    try:
+        share_gpu()
+        loaded = main_module.load(directory / TAKEN)
+        _enter(directory)
+        value = loaded.function(*loaded.args, **loaded.kwargs)
+    except SystemExit as error:
+        if os.getpid() != own:
+            raise
+        if error.code not in (None, 0):
+            said = {} if isinstance(error.code, int) else {"error": _told(error)}
+            shown = _users_traceback(error)
+            _leave(directory, {"status": "exited", "traceback": shown, **said})
+            raise
+        _leave(directory, {"status": "exited normally"}, _NONE)
+        return 0
+    except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
+        if os.getpid() == own and is_pruning(error) and context().trial is not None:
+            _leave(directory, {"status": PRUNED}, _NONE)
+            return 0
+        text = _users_traceback(error)
+        _say(text)
+        if os.getpid() != own:
+            return 1
+        kind = f"{type(error).__name__}: {_told(error)}"
+        _leave(directory, {"status": "raised", "error": kind, "traceback": text})
+        return 1
+    if os.getpid() != own:
+        # A child that the function has forked: how the rank ends is its parent's to say.
+        return 0
+    try:
+        pickled = _pickled(value, loaded.names)
+    except Exception as error:  # noqa: BLE001 - whatever a user's __reduce__ raises is reported
+        reason = f"a {type(value).__qualname__} that cannot be pickled ({error})"
+        _leave(directory, {"status": "unpicklable", "error": reason})
+        return 1
+    _leave(directory, {"status": "returned"}, pickled)
+    return 0
+
+
+def _enter(directory: Path) -> None:
+    """Notes that the function runs from now on: until then this process imports what it needs."""
+    taken = directory / TAKEN
+    # Neither takes room on a disk that may be full.
+    os.utime(taken)
+    taken.chmod(stat.S_IRUSR)
+
+
+def entered(directory: Path) -> float | None:
+    """When the function began to run in a rank, seconds since the epoch; None where it has not."""
+    try:
+        found = (directory / TAKEN).stat()
+    except FileNotFoundError:
+        return None
+    return None if found.st_mode & stat.S_IWUSR else found.st_mtime
+
+
+def prepare_output() -> None:
+    """Writes out each line as it ends, C's stdout included: a kill loses no whole line.
+
+    A crash (SIGSEGV, say) and SIGUSR1 have the stacks of all threads written to stderr.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    libc = ctypes.CDLL(None)
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, _IOLBF, 0)
+    faulthandler.enable(file=2)
+    faulthandler.register(signal.SIGUSR1, file=2)
+
+
+def _users_traceback(error: BaseException) -> str:
+    """The traceback without hopsgpu's frames."""
+    return tracebacks.text_of(error)
+
+
+def _told(error: BaseException) -> str:
+    """What an exception says of itself, where it does."""
+    try:
+        return tracebacks.without_own(str(error))
+    except Exception as problem:  # noqa: BLE001 - a user's __str__
+        return f"(its __str__ raised {type(problem).__name__})"
+
+
+def _say(text: str) -> None:
+    # Stderr is a file on the disk that may be full, and the function may have closed it.
+    with contextlib.suppress(OSError, ValueError):
+        print(text, file=sys.stderr, end="", flush=True)
+
+
+def _fit(text: str) -> str:
+    """A text that can be printed, and short enough for a message: its beginning and its end."""
+    # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
+    text = text.encode(errors="backslashreplace").decode()
+    if len(text) <= 2 * _HALF:
+        return text
+    return f"{text[:_HALF]}\n... ({len(text)} characters in all) ...\n{text[-_HALF:]}"
+
+
+def _pickled(value: Any, names: Mapping[str, Any]) -> bytes:
+    from hopsgpu.packaging.pickling import pickle_value
+
+    return pickle_value(value, names)
+
+
+def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:
+    # The outcome comes last and at once: where it is, the value is whole.
+    if value is not None:
+        try:
+            (directory / VALUE).write_bytes(value)
+        except OSError as error:
+            (directory / VALUE).unlink(missing_ok=True)
+            outcome = {"status": "value lost", "error": str(error)}
+    left = {name: _fit(text) for name, text in outcome.items()}
+    try:
+        # Not emptied first: its room is what a full disk has left for it.
+        with os.fdopen(_open_draft(directory), "wb") as draft:
+            draft.write(json.dumps({**left, "time": time.time()}).encode())
+            draft.truncate()
+        (directory / _DRAFT).rename(directory / OUTCOME)
+    except OSError as error:
+        _say(f"hopsgpu: how this rank ended ({left['status']}) cannot be written: {error}\n")
+        raise SystemExit(os.EX_IOERR) from error
+
+
+def _open_draft(directory: Path) -> int:
+    return os.open(directory / _DRAFT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+if __name__ == "__main__":
+    die_with(int(sys.argv[2]))
+    prepare_output()
+    exiting.end(lambda: run(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""File systems of the lake (HDFS, WebHDFS, local directories) and transfers to and from them."""

@@ -1,0 +1,117 @@
+"""A lake on a local or mounted file system."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import pwd
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hopsgpu.storage.filesystem import BLOCK, Status
+
+
+class Local:
+    """A `FileSystem` of this machine."""
+
+    def make(self, path: str) -> None:
+        """Creates a directory, with those above it."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+
+    def share(self, path: str, mode: int) -> None:
+        """Sets permission bits."""
+        Path(path).chmod(mode)
+
+    def stat(self, path: str) -> Status:
+        """Of a file or directory."""
+        return _status(path.rpartition("/")[2], Path(path).stat())
+
+    def entries(self, path: str) -> tuple[Status, ...]:
+        """Of what lies in a directory; links that nobody can follow are left out."""
+        found = []
+        for entry in os.scandir(path):
+            try:
+                found.append(_status(entry.name, entry.stat()))
+            except FileNotFoundError:  # removed meanwhile
+                continue
+            except OSError:
+                if not entry.is_symlink():
+                    raise
+        return tuple(found)
+
+    def read(self, path: str) -> io.FileIO:
+        """A file's bytes."""
+        return io.FileIO(path, "r")
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """A file's bytes in a row."""
+        with self.read(path) as file:
+            while block := file.read(BLOCK):
+                yield block
+
+    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+        """Makes a file of blocks."""
+        with Path(path).open("wb" if replace else "xb", buffering=0) as file:
+            for block in blocks:
+                _write_all(file, block)
+
+    def append(self, path: str, content: bytes) -> None:
+        """Adds to the end of a file that is there."""
+        with io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND), "a") as file:
+            _write_all(file, content)
+
+    def rename(self, source: str, target: str, *, replace: bool) -> None:
+        """Renames."""
+        if replace:
+            Path(source).replace(target)
+        elif Path(source).is_dir():
+            # rename(2) replaces an empty directory: the claim by mkdir makes it strict.
+            Path(target).mkdir()
+            try:
+                Path(source).rename(target)
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:
+                    raise
+                # Somebody took the claim for a dead one's, and has put theirs there.
+                raise FileExistsError(error.errno, error.strerror, target) from error
+        else:
+            # rename(2) replaces a file, and link(2) does not.
+            os.link(source, target)
+            Path(source).unlink()
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a directory with all below it."""
+        try:
+            if Path(path).is_dir() and not Path(path).is_symlink():
+                shutil.rmtree(path)
+            else:
+                Path(path).unlink()
+        except FileNotFoundError:
+            return
+
+
+def _write_all(file: io.FileIO, block: bytes) -> None:
+    left = memoryview(block)
+    while left:
+        left = left[file.write(left) :]
+
+
+def _status(name: str, found: os.stat_result) -> Status:
+    directory = (found.st_mode & 0o170000) == 0o040000
+    return Status(
+        name,
+        found.st_mtime_ns // 1_000_000,
+        _user_name(found.st_uid),
+        found.st_mode & 0o7777,
+        directory,
+        0 if directory else found.st_size,
+    )
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

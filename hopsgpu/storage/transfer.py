@@ -1,0 +1,286 @@
+"""Many files to the lake and back: in parallel, streamed, and checked by their digests."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.storage.digests import DIGEST, Digest, Facts, Reading
+from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, explain
+from hopsgpu.storage.filesystem import empty
+from hopsgpu.storage.lake import Lake
+from hopsgpu.storage.names import path_below
+
+# How many files at once, by their least size: a large one is as fast as its DataNode. Each holds up
+# to 15 MB of what is on its way.
+_LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
+# Of those that are smaller. To write one takes the half second that closing waits for the
+# DataNode's report to the name node; to read one takes milliseconds, and of more threads most would
+# wait for the interpreter.
+_WRITTEN_AT_ONCE = 64
+_READ_AT_ONCE = 16
+
+
+def upload_files(
+    files: Mapping[str, Path],
+    root: Lake,
+    *,
+    stop: threading.Event | None = None,
+    known: Callable[[str, Facts], None] | None = None,
+) -> dict[str, Facts]:
+    """Streams local files to a directory, which is made with those below it.
+
+    Args:
+        files: by their paths below the directory.
+        root: the directory.
+        stop: set from elsewhere, it ends the upload.
+        known: told, in some thread, of each file when what it will be is known: of a large one
+            ahead of its end, and again then; of one that is tried again, again. It has to be
+            compared with what is returned.
+
+    Returns:
+        Sizes and digests of what was read and written, in the order of `files`.
+
+    Raises:
+        ConfigError: a path that is not inside, or a file that cannot be read.
+        StoreError: the first problem; the others are stopped, and what was uploaded lies there.
+        Cancelled: `stop` was set.
+    """
+    paths = {path_below(name): source for name, source in files.items()}
+    _make_directories(paths, root)
+    found: dict[str, Facts] = {}
+
+    def upload(name: str, stopped: threading.Event) -> None:
+        tell = None if known is None else functools.partial(known, name)
+        found[name] = _upload(paths[name], root / name, stopped, tell)
+
+    sizes = {name: _size(source) for name, source in paths.items()}
+    _each(sizes, _WRITTEN_AT_ONCE, upload, stop)
+    return {name: found[name] for name in paths}
+
+
+def download_files(
+    facts: Mapping[str, Facts],
+    root: Lake,
+    target: Path,
+    *,
+    stop: threading.Event | None = None,
+) -> None:
+    """Streams files of a directory to a local one, which is made, and checks them.
+
+    Args:
+        facts: what the files have to be, by their paths below the directory.
+        root: the directory.
+        target: the local one; files that are there already are replaced.
+        stop: set from elsewhere, it ends the download.
+
+    Raises:
+        ConfigError: a path that is not inside.
+        StoreError: the first problem; of kind "damaged" where a file is missing, or another than
+            it has to be.
+        Cancelled: `stop` was set.
+    """
+    locals_ = {path_below(name): target / name for name in facts}
+    for directory in {file.parent for file in locals_.values()} | {target}:
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def download(name: str, stopped: threading.Event) -> None:
+        with locals_[name].open("wb") as file:
+
+            def keep() -> Callable[[bytes], object]:
+                empty(file)
+                return functools.partial(_keep, file, locals_[name])
+
+            _check(facts[name], root / name, stopped, keep)
+
+    _all(facts, root, download, stop)
+
+
+def check_files(
+    facts: Mapping[str, Facts], root: Lake, *, stop: threading.Event | None = None
+) -> None:
+    """Reads files of a directory, and keeps nothing.
+
+    Raises:
+        As `download_files`.
+    """
+
+    def check(name: str, stopped: threading.Event) -> None:
+        _check(facts[name], root / path_below(name), stopped, lambda: len)
+
+    _all(facts, root, check, stop)
+
+
+def _all(
+    facts: Mapping[str, Facts],
+    root: Lake,
+    work: Callable[[str, threading.Event], None],
+    stop: threading.Event | None,
+) -> None:
+    root.with_client()
+    _each({name: fact.bytes for name, fact in facts.items()}, _READ_AT_ONCE, work, stop)
+
+
+def _make_directories(names: Mapping[str, object], root: Lake) -> None:
+    above = {PurePosixPath(name).parent for name in names} - {PurePosixPath(".")}
+    needless = {outer for inner in above for outer in inner.parents}
+    root.make()
+    for directory in sorted(above - needless):
+        (root / directory.as_posix()).make()
+
+
+def _size(source: Path) -> int:
+    try:
+        return source.stat().st_size
+    except OSError as error:
+        raise ConfigError(f"{source} cannot be read: {error.strerror}") from error
+
+
+def _upload(
+    source: Path, target: Lake, stop: threading.Event, known: Callable[[Facts], None] | None
+) -> Facts:
+    reading = Reading(source, known)
+
+    def blocks() -> Generator[bytes, None, None]:
+        with contextlib.closing(reading.blocks()) as given:
+            for block in given:
+                _check_stop(stop, target)
+                yield block
+
+    def attempt(number: int) -> None:
+        nonlocal reading
+        reading = Reading(source, known)
+        # What an error holds on to would keep the file open.
+        with contextlib.closing(blocks()) as given:
+            target.files.write(target.path, given, replace=True)
+
+    target.patience(stop)("write", target.url, attempt)
+    return reading.facts
+
+
+def _check(
+    facts: Facts,
+    source: Lake,
+    stop: threading.Event,
+    keep: Callable[[], Callable[[bytes], object]],
+) -> None:
+    """Reads a file from its beginning to its end, and checks it.
+
+    Args:
+        keep: begins to keep what is read, at each attempt; returns what takes a block.
+    """
+
+    def attempt(number: int) -> Facts:
+        take, digest = keep(), Digest()
+        for block in source.files.blocks(source.path):
+            _check_stop(stop, source)
+            digest.update(block)
+            take(block)
+        return digest.facts
+
+    try:
+        found = source.patience(stop)("read", source.url, attempt)
+    except StoreError as error:
+        if error.kind == ABSENT:
+            raise StoreError(f"{source.url} is missing", DAMAGED) from error
+        if error.kind == EXISTS:
+            raise StoreError(
+                f"{source.url} is damaged: no file is there, but a directory, or a file above it",
+                DAMAGED,
+            ) from error
+        raise
+    if found.bytes != facts.bytes:
+        raise StoreError(
+            f"{source.url} is damaged: it has {found.bytes} bytes, and {facts.bytes} were written",
+            DAMAGED,
+        )
+    if found != facts:
+        raise StoreError(f"{source.url} is damaged: its {DIGEST} is another", DAMAGED)
+
+
+def _keep(file: BinaryIO, path: Path, block: bytes) -> None:
+    try:
+        file.write(block)
+    except OSError as error:
+        trouble = explain(error)
+        raise StoreError(f"cannot write {path}: {trouble}", trouble.kind) from error
+
+
+def _check_stop(stop: threading.Event, place: Lake) -> None:
+    if stop.is_set():
+        raise Cancelled(f"stopped at {place.url}")
+
+
+def _each(
+    sizes: Mapping[str, int],
+    small_at_once: int,
+    work: Callable[[str, threading.Event], None],
+    stop: threading.Event | None,
+) -> None:
+    """Works on all, small ones many at once and large ones few; raises the first problem."""
+    stopped = threading.Event()
+    problems: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+    threads = []
+    for names, most in _by_size(sizes, small_at_once):
+        waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in names:
+            waiting.put(name)
+        work_off = functools.partial(_work_off, waiting, work, stopped, problems)
+        threads += [threading.Thread(target=work_off) for _ in range(min(most, len(names)))]
+    _run(threads, stopped, stop)
+    if not problems.empty():
+        raise problems.get()
+    if stop is not None and stop.is_set():
+        raise Cancelled("the transfer was stopped")
+
+
+def _run(
+    threads: Sequence[threading.Thread], stopped: threading.Event, stop: threading.Event | None
+) -> None:
+    """Runs threads to their end, on every path: nothing is written after this returns."""
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():
+                thread.join(0.1)
+                if stop is not None and stop.is_set():
+                    stopped.set()
+    finally:
+        stopped.set()  # what is under way ends at its next block
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+
+
+def _by_size(sizes: Mapping[str, int], small_at_once: int) -> Iterator[tuple[list[str], int]]:
+    """Files of about the same size, and how many of them at once."""
+    above: float = math.inf
+    for least, most in (*_LARGE_AT_ONCE, (0, small_at_once)):
+        yield [name for name, size in sizes.items() if least <= size < above], most
+        above = least
+
+
+def _work_off(
+    waiting: queue.SimpleQueue[str],
+    work: Callable[[str, threading.Event], None],
+    stopped: threading.Event,
+    problems: queue.SimpleQueue[BaseException],
+) -> None:
+    while not stopped.is_set():
+        try:
+            name = waiting.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            work(name, stopped)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            problems.put(error)
+            stopped.set()

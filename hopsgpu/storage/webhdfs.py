@@ -1,0 +1,256 @@
+"""HDFS over HTTP by the package `hdfs`: webhdfs:// and swebhdfs://.
+
+The name node's own WebHDFS does all of it. HttpFS, which speaks the same language, ignores that a
+rename is to be strict: it is known by its redirecting an upload to itself, and is read from only.
+(By its documentation and source; untried on a real HttpFS.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import io
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+from hopsgpu.storage.direct_http import direct_session
+from hopsgpu.storage.error_messages import Refused, refusal
+from hopsgpu.storage.filesystem import BLOCK, Status
+from hopsgpu.storage.umask import creation_mask
+
+T = TypeVar("T")
+
+_PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
+_CONNECT_SECONDS = 10.0
+# Of silence: a DataNode that has lost another one is silent for a minute.
+_DATA_SECONDS = 180.0
+_QUICK_SECONDS = 5.0
+
+
+class WebHdfs:
+    """A `FileSystem` on HDFS over HTTP.
+
+    Args:
+        url: of the file system, without a path.
+        quick: gives up on a name node after some seconds.
+
+    The user is HADOOP_USER_NAME, or this process's; with Kerberos on, this client is refused.
+    """
+
+    def __init__(self, url: str, *, quick: bool) -> None:
+        from hdfs.client import InsecureClient
+
+        scheme, _, address = url.partition("://")
+        if not urlsplit(f"//{address}").port:
+            address = f"{address}:{_PORTS[scheme]}"
+        timeout = (_QUICK_SECONDS, _QUICK_SECONDS) if quick else (_CONNECT_SECONDS, _DATA_SECONDS)
+        self._client = InsecureClient(
+            f"{'https' if scheme == 'swebhdfs' else 'http'}://{address}",
+            user=os.environ.get("HADOOP_USER_NAME") or getpass.getuser(),
+            timeout=timeout,
+            session=direct_session(),
+        )
+        self._mask = creation_mask(os.environ)
+        self._is_writable = False
+
+    def make(self, path: str) -> None:
+        """Creates a directory, with those above it."""
+        self._check_writable(path)
+        _ask(lambda: self._client._mkdirs(path, permission=f"{0o777 & ~self._mask:o}"))
+
+    def share(self, path: str, mode: int) -> None:
+        """Sets permission bits."""
+        self._check_writable(path)
+        _ask(lambda: self._client._set_permission(path, permission=f"{mode:o}"))
+
+    def stat(self, path: str) -> Status:
+        """Of a file or directory."""
+        answer = _ask(lambda: self._client._get_file_status(path).json())
+        return _status(path.rpartition("/")[2], answer["FileStatus"])
+
+    def entries(self, path: str) -> tuple[Status, ...]:
+        """Of what lies in a directory."""
+        answer = _ask(lambda: self._client._list_status(path).json())
+        found = answer["FileStatuses"]["FileStatus"]
+        return tuple(_status(s["pathSuffix"] or path.rpartition("/")[2], s) for s in found)
+
+    @contextlib.contextmanager
+    def read(self, path: str) -> Iterator[io.RawIOBase]:
+        """A file's bytes."""
+        with contextlib.closing(_Reader(self._client, path, self.stat(path))) as reader:
+            yield reader
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """A file's bytes, from its beginning to its end."""
+        with self.read(path) as reader:
+            while block := reader.read(BLOCK):
+                yield block
+
+    def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
+        """Makes a file of blocks."""
+        options = {
+            "overwrite": str(replace).lower(),
+            "permission": f"{0o666 & ~self._mask:o}",
+            "createparent": "false",
+        }
+        self._send("PUT", lambda: self._client._create(path, **options), blocks)
+
+    def append(self, path: str, content: bytes) -> None:
+        """Adds to the end of a file that is there."""
+        self._send("POST", lambda: self._client._append(path), [content])
+
+    def rename(self, source: str, target: str, *, replace: bool) -> None:
+        """Renames."""
+        self._check_writable(target)
+        option = "OVERWRITE" if replace else "NONE"
+        _ask(lambda: self._client._rename(source, destination=target, renameoptions=option))
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a directory with all below it."""
+        self._check_writable(path)
+        with contextlib.suppress(FileNotFoundError):
+            _ask(lambda: self._client._delete(path, recursive="true"))
+
+    def _send(self, method: str, first: Callable[[], Any], blocks: Iterable[bytes]) -> None:
+        """Sends blocks where the name node says, which makes no file before."""
+        where = _ask(lambda: first().headers["location"])
+        _check_redirect(where)
+        pieces = (block for block in blocks if block)
+        answer = _ask(lambda: self._client._request(method=method, url=where, data=pieces))
+        _check(answer)
+
+    def _check_writable(self, path: str) -> None:
+        """Asks once where an upload would go, which makes nothing: that tells HttpFS.
+
+        Raises:
+            Refused: this is HttpFS.
+        """
+        if self._is_writable:
+            return
+        try:
+            where = _ask(lambda: self._client._create(path, overwrite="true").headers["location"])
+        except Refused as error:
+            if "find datanode" in error.reason:  # HttpFS does not look for one
+                return
+            raise
+        _check_redirect(where)
+        self._is_writable = True
+
+
+class _Reader(io.RawIOBase):
+    """A file's bytes; one request for what is read in a row."""
+
+    def __init__(self, client: Any, path: str, status: Status) -> None:
+        if status.is_directory:
+            raise IsADirectoryError(path)
+        self._client = client
+        self._path = path
+        self._size = status.size
+        self._at = 0
+        self._answer: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence]
+        at = max(start + offset, 0)
+        if at != self._at:
+            self._hang_up()
+            self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        content = self.read(len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(self._size - self._at, 0)
+        wanted = left if size is None or size < 0 else min(size, left)
+        if not wanted:
+            return b""
+        if self._answer is None:
+            self._answer = _ask(lambda: self._client._open(self._path, offset=self._at))
+        content: bytes = _ask(lambda: self._answer.raw.read(wanted))
+        if not content:
+            raise OSError(f"the connection ended at byte {self._at} of {self._size}")
+        self._at += len(content)
+        return content
+
+    def readall(self) -> bytes:
+        if self._at == 0 and self._size:
+            # By one request: the file may have been replaced by one of another length.
+            self._hang_up()
+            self._answer = _ask(lambda: self._client._open(self._path, offset=0))
+            self._size = int(self._answer.headers.get("Content-Length", self._size))
+        pieces = []
+        while piece := self.read(BLOCK):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        self._hang_up()
+        super().close()
+
+    def _hang_up(self) -> None:
+        if self._answer is not None:
+            self._answer.close()
+            self._answer = None
+
+
+def _ask(call: Callable[[], T]) -> T:
+    """What a call of the package returns; its errors are told apart."""
+    from hdfs.util import HdfsError
+    from requests.exceptions import ConnectionError as NoConnection
+    from urllib3.exceptions import HTTPError
+
+    try:
+        return call()
+    except NoConnection as error:
+        # "HTTPConnection(host='h', port=1): Failed to establish a new connection: …", deep inside
+        reason = getattr(error.args[0], "reason", None) if error.args else None
+        raise OSError(re.sub(r"^\w+\([^)]*\): ", "", str(reason or error))) from error
+    except HdfsError as error:
+        raise refusal(str(error.exception or ""), str(error)) from error
+    except HTTPError as error:
+        raise OSError(str(error)) from error
+
+
+def _check(answer: Any) -> None:
+    """Raises what a DataNode answered, where it refused."""
+    from hdfs.client import _to_error
+
+    if not answer:
+        error = _to_error(answer)
+        raise refusal(str(error.exception or ""), str(error))
+
+
+def _check_redirect(where: str) -> None:
+    if "data" in parse_qs(urlsplit(where).query):
+        raise Refused(
+            "UnsupportedOperationException",
+            "this is HttpFS, whose renames are not strict: it can be read from only; to write,"
+            " name the name node itself (hdfs:// or webhdfs://)",
+        )
+
+
+def _status(name: str, found: Any) -> Status:
+    directory = found["type"] == "DIRECTORY"
+    return Status(
+        name,
+        found["modificationTime"],
+        found["owner"],
+        int(found["permission"], 8),
+        directory,
+        0 if directory else found["length"],
+    )

@@ -1,1 +1,0 @@
-"""The lake: runs, their checkpoints, and published models."""

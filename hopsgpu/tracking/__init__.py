@@ -1,0 +1,1 @@
+"""MLflow: a run is logged there besides on the lake."""

@@ -1,0 +1,138 @@
+"""MLflow beside the lake: whether it is asked for, and what has a run logged there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.packaging.provenance import Provenance
+
+EXPERIMENT = "hopsgpu"
+_SECONDS = 60.0
+# By its defaults MLflow asks a server that is out of reach for many minutes. Telemetry is for
+# those to have who call MLflow themselves.
+_DEFAULTS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Where runs are logged too.
+
+    Attributes:
+        uri: MLflow's tracking URI.
+        experiment: name of MLflow's experiment; it is made where it is not there.
+    """
+
+    uri: str
+    experiment: str = EXPERIMENT
+
+    @property
+    def shown(self) -> str:
+        """The URI without user and password."""
+        parts = urllib.parse.urlsplit(self.uri)
+        return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
+    """What the settings ask for; None where MLflow is not asked for.
+
+    Args:
+        uri: `spark.hopsgpu.mlflow`.
+        experiment: `spark.hopsgpu.mlflow.experiment`.
+
+    Raises:
+        ConfigError: MLflow is not installed at the driver.
+    """
+    if not uri or not uri.strip():
+        return None
+    tracking = Tracking(uri.strip(), (experiment or "").strip() or EXPERIMENT)
+    found = importlib.util.find_spec("mlflow")
+    # A directory that happens to have the name has no origin.
+    if found is None or found.origin is None:
+        raise ConfigError(
+            f"spark.hopsgpu.mlflow={tracking.shown!r} asks for runs to be logged to MLflow, which"
+            f" is not installed at the driver ({sys.executable}): pip install mlflow-skinny, or"
+            " hopsgpu[mlflow]; or leave spark.hopsgpu.mlflow and HOPSGPU_MLFLOW unset"
+        )
+    return tracking
+
+
+def log(
+    tracking: Tracking, run_url: str, code: Provenance | None, seconds: float = _SECONDS
+) -> None:
+    """Has a run that has ended logged to MLflow, and waits for it.
+
+    MLflow takes seconds to import, and its patience is a matter of the environment: a process of
+    its own reads the run's directory and logs it (`mlflow_log`).
+
+    Args:
+        tracking: where.
+        run_url: the run's directory, with record and metrics.
+        code: of the run, and its parameters.
+        seconds: after which it is given up.
+
+    Raises:
+        HopsGpuError: what is not in MLflow, and why.
+    """
+    given = {
+        "uri": tracking.uri,
+        "experiment": tracking.experiment,
+        "run_url": run_url,
+        "parameters": code.parameters if code is not None else {},
+        "code_digest": code.code_digest if code is not None else "",
+        "seconds": seconds,
+    }
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "hopsgpu.tracking.mlflow_logger"],
+            # Not among the arguments: the URI may have a password in it.
+            input=json.dumps(given).encode(),
+            capture_output=True,
+            timeout=seconds,
+            env=_environment(os.environ),
+            # A Ctrl-C is for the run, which is logged as cancelled.
+            start_new_session=True,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = (
+            f"no end after {seconds:g} s" if isinstance(error, subprocess.TimeoutExpired) else error
+        )
+        raise HopsGpuError(_told(tracking, run_url, str(why))) from None
+    problems = _problems(done.stdout)
+    if problems is None:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+        problems = last or [f"its process ended with code {done.returncode}"]
+    if problems:
+        raise HopsGpuError(_told(tracking, run_url, "; ".join(problems)))
+
+
+def _environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """Of a process that finds the modules that this one finds."""
+    return {**_DEFAULTS, **ours, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
+
+
+def _problems(output: bytes) -> list[str] | None:
+    """What `mlflow_log` says went wrong; None where it did not come to its end."""
+    try:
+        return [str(problem) for problem in json.loads(output)]
+    except (ValueError, TypeError):
+        return None
+
+
+def _told(tracking: Tracking, run_url: str, why: str) -> str:
+    # MLflow's own words name the server as it was given.
+    user = urllib.parse.urlsplit(tracking.uri).netloc.rpartition("@")[0]
+    why = why.replace(f"{user}@", "") if user else why
+    return f"not all of {run_url} is in MLflow at {tracking.shown}: {why}"

@@ -1,0 +1,299 @@
+"""Logs a run that has ended to MLflow, from its directory on the lake; a program (`tracking.log`).
+
+Takes on standard input one JSON object, which `tracking.log` writes, and writes a list of what went
+wrong to standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from hopsgpu.artifacts.runs import RECORD, RunRecord, parse
+from hopsgpu.core.metrics import record_name
+from hopsgpu.errors import StoreError
+from hopsgpu.storage.lake import Lake
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
+
+T = TypeVar("T")
+
+# MLflow's bounds; of a request also 1 MB, of which a value of 6,000 characters can take 36 kB.
+_LONGEST_NAME = 250
+_LONGEST_VALUE = 6000
+_LONGEST_TAG = 5000
+_MOST_PARAMS = 20
+_MOST_METRICS = 1000
+# Values of all metrics together, some seconds' worth of requests; its charts show fewer points.
+_MOST_VALUES = 50_000
+_UNFIT = re.compile(r"[^\w\-. /:]", re.ASCII)
+_STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED"}
+# Of an experiment or a model that is there; of a server that has no models.
+_THERE = "RESOURCE_ALREADY_EXISTS"
+_NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "FEATURE_DISABLED", "NOT_IMPLEMENTED")
+
+
+class Value(NamedTuple):
+    """One value of a metric.
+
+    Attributes:
+        name: as MLflow takes it.
+        value: NaN and the infinities too.
+        time: milliseconds since the epoch.
+        step: of the report.
+    """
+
+    name: str
+    value: float
+    time: int
+    step: int
+
+
+def main() -> None:
+    """Logs what standard input names."""
+    given = json.load(sys.stdin)
+    # The driver may be gone by then, and nobody else ends this.
+    signal.alarm(int(given["seconds"]) + 1)
+    # MLflow prints the run's address.
+    with contextlib.redirect_stdout(sys.stderr):
+        problems = log_run(
+            given["uri"],
+            given["experiment"],
+            Lake(given["run_url"]),
+            given["parameters"],
+            given["code_digest"],
+        )
+    print(json.dumps(problems))
+
+
+def log_run(
+    uri: str,
+    experiment: str,
+    directory: Lake,
+    parameters: Mapping[str, Any],
+    code_digest: str = "",
+) -> list[str]:
+    """Logs a run; what could not be logged, and why.
+
+    Args:
+        uri: MLflow's tracking URI.
+        experiment: name of MLflow's experiment.
+        directory: of the run.
+        parameters: of its function, by name, as plain data.
+        code_digest: of its function, "" where it is not known.
+    """
+    problems: list[str] = []
+    with _told(problems, "the run"):
+        record = parse((directory / RECORD).read())
+        if not record.has_ended:
+            raise StoreError(f"its record does not tell how it ended: it is {record.state!r}")
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(tracking_uri=uri)
+        run = client.create_run(
+            _experiment(client, experiment),
+            start_time=_milliseconds(record.timeline.get("requested", record.updated)),
+            tags=tags_of(record, directory.url, code_digest),
+            run_name=record.run_id,
+        )
+        mlflow_id = run.info.run_id
+        with _told(problems, "parameters"):
+            _log_params(client, mlflow_id, params_of(record, parameters))
+        with _told(problems, "metrics"):
+            _log_values(client, mlflow_id, [*_reports(directory, record), *seconds_of(record)])
+        with _told(problems, "the model's version"):
+            if record.model is not None:
+                _register(client, mlflow_id, record, record.model)
+        status = _STATUS.get(record.state, "FAILED")
+        client.set_terminated(mlflow_id, status, end_time=_milliseconds(record.updated))
+    return problems
+
+
+def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
+    """Whose run it is, how it ended, and where the rest is; without what there is not."""
+    model = record.model
+    tags = {
+        "mlflow.user": record.user,
+        "hopsgpu.run_id": record.run_id,
+        "hopsgpu.application": record.content["application"],
+        "hopsgpu.user": record.user,
+        "hopsgpu.state": record.state,
+        "hopsgpu.error": record.error,
+        "hopsgpu.record": url,
+        "hopsgpu.code_digest": code_digest,
+        "hopsgpu.model": model,
+        "hopsgpu.model.name": None if model is None else record.content["spec"]["model"],
+        "hopsgpu.model.version": None if model is None else version_of(model),
+    }
+    return {name: value[:_LONGEST_TAG] for name, value in tags.items() if value}
+
+
+def version_of(model: str) -> str:
+    """The version's number, the last part of its URL."""
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
+    """The function's parameters by their names, and the gang's as "hopsgpu.workers" and so on."""
+    told = record.content
+    gang = {name: v for name, v in told["spec"].items() if name != "env_vars" and v is not None}
+    gang |= {"queue": told["queue"], "executors": told["executors"], "attempt": record.attempt}
+    named = {**parameters, **{f"hopsgpu.{name}": value for name, value in gang.items()}}
+    return {fit_name(name): _text(value)[:_LONGEST_VALUE] for name, value in named.items()}
+
+
+def seconds_of(record: RunRecord) -> list[Value]:
+    """Where the run's GPU time went, as metrics of one value: "hopsgpu.gpu_seconds.held", ..."""
+    at = _milliseconds(record.updated)
+    spent = record.content["gpu_seconds"]
+    return [Value(f"hopsgpu.gpu_seconds.{name}", float(s), at, 0) for name, s in spent.items()]
+
+
+def values_of(attempts: Iterable[Iterable[bytes]]) -> list[Value]:
+    """What a rank reported, of each step what was reported last.
+
+    An attempt goes on from a checkpoint: what earlier ones reported from its first step on is
+    left out.
+
+    Args:
+        attempts: lines of the rank's record of each, in order.
+    """
+    values: list[Value] = []
+    for lines in attempts:
+        reported = [value for line in lines for value in _reported(line)]
+        if reported:
+            first = min(value.step for value in reported)
+            values = [value for value in values if value.step < first] + reported
+    return values
+
+
+def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
+    """At most so many; of a metric with many every n-th, and its last."""
+    by_name: dict[str, list[Value]] = {}
+    for value in values:
+        by_name.setdefault(value.name, []).append(value)
+    each = max(most // max(len(by_name), 1), 2)
+    kept: list[Value] = []
+    for series in by_name.values():
+        stride = -(-len(series) // (each - 1)) if len(series) > each else 1
+        kept += series[::stride]
+        if (len(series) - 1) % stride:
+            kept.append(series[-1])
+    return kept
+
+
+def fit_name(name: str) -> str:
+    """A name that MLflow takes for a parameter or a metric: what it refuses is "_"."""
+    fit = _UNFIT.sub("_", name)[:_LONGEST_NAME]
+    # It takes names for paths, of which each has one form.
+    if any(part in ("", ".", "..") for part in fit.split("/")):
+        fit = fit.replace("/", "_")
+    return "_" if fit in ("", ".", "..") else fit
+
+
+def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
+    """So many at a time."""
+    for first in range(0, len(items), most):
+        yield items[first : first + most]
+
+
+def _reported(line: bytes) -> list[Value]:
+    """The values of a report; none of a GPU's sample, or of a line that a killed rank cut off."""
+    try:
+        told = json.loads(line)
+        if "metrics" not in told:
+            return []
+        step, time = int(told["step"]), _milliseconds(float(told["time"]))
+        return [Value(fit_name(n), float(v), time, step) for n, v in told["metrics"].items()]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return []
+
+
+def _reports(directory: Lake, record: RunRecord) -> list[Value]:
+    """What rank 0 reported."""
+    places = [directory / "logs"]
+    places += [places[0] / f"attempt-{number}" for number in range(1, record.attempt + 1)]
+    return thinned(values_of(_lines(place / record_name(0)) for place in places))
+
+
+def _lines(file: Lake) -> Iterator[bytes]:
+    if file.exists():
+        with file.open() as lines:
+            yield from lines
+
+
+def _log_params(client: MlflowClient, mlflow_id: str, params: Mapping[str, str]) -> None:
+    from mlflow.entities import Param
+
+    for some in batches([Param(name, value) for name, value in params.items()], _MOST_PARAMS):
+        client.log_batch(mlflow_id, params=some)
+
+
+def _log_values(client: MlflowClient, mlflow_id: str, values: Sequence[Value]) -> None:
+    from mlflow.entities import Metric
+
+    for some in batches([Metric(*value) for value in values], _MOST_METRICS):
+        client.log_batch(mlflow_id, metrics=some)
+
+
+def _experiment(client: MlflowClient, name: str) -> str:
+    """The id of an experiment; it is made where it is not there."""
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        with _unless_coded(_THERE):  # by another run meanwhile
+            return str(client.create_experiment(name))
+        found = client.get_experiment_by_name(name)
+    return str(found.experiment_id)
+
+
+def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str) -> None:
+    """Has MLflow's model registry, where there is one, point to the version on the lake."""
+    name = str(record.content["spec"]["model"])
+    tags = {"hopsgpu.model.version": version_of(url), "hopsgpu.run_id": record.run_id}
+    with _unless_coded(*_NO_REGISTRY):
+        with _unless_coded(_THERE):
+            client.create_registered_model(name)
+        # By default it would wait for the server to have copied something.
+        client.create_model_version(
+            name, source=url, run_id=mlflow_id, tags=tags, await_creation_for=0
+        )
+
+
+@contextlib.contextmanager
+def _unless_coded(*codes: str) -> Iterator[None]:
+    """Leaves the block where MLflow answers with one of these codes."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code not in codes:
+            raise
+
+
+@contextlib.contextmanager
+def _told(problems: list[str], what: str) -> Iterator[None]:
+    """Notes what ends the block."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - told to the person whose run it is
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        problems.append(f"{what}: {first}")
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+if __name__ == "__main__":
+    main()

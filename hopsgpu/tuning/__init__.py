@@ -1,0 +1,1 @@
+"""Hyperparameter search and ablation: Optuna proposes, executors come and go."""

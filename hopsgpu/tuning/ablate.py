@@ -1,0 +1,216 @@
+"""ablate: what each component is worth, by leaving out one at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import statistics
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.core.spec import check_count
+from hopsgpu.core.trials import COMPLETE, FAILED, AblationResult, AblationRow, TrialReport
+from hopsgpu.errors import ConfigError
+from hopsgpu.launcher.interrupts import takes
+from hopsgpu.launcher.options import Duration, check_call, check_callable, keywords
+from hopsgpu.tuning.search import searched
+from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.space import check_optuna
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hopsgpu.tuning.sampler_thread import Direction
+
+WHOLE = ""
+_COMPONENT, _SEED = "component", "seed"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """An ablation's arguments, checked.
+
+    Attributes:
+        search: the search over components and seeds.
+        components: names of those that are left out, one at a time.
+    """
+
+    search: SearchArguments
+    components: tuple[str, ...]
+
+
+def ablation(
+    train_fn: Callable[..., Any],
+    components: Mapping[str, Mapping[str, Any]],
+    *,
+    seeds: int = 1,
+    metric: str | None = None,
+    direction: Direction = "minimize",
+    max_concurrent: int,
+    min_concurrent: int = 1,
+    gpus_per_trial: float = 1,
+    workers_per_trial: int = 1,
+    search_timeout: Duration = None,
+    trial_timeout: Duration = None,
+    max_failures: int | None = None,
+    name: str | None = None,
+    resume: str | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    cores_per_worker: int | None = None,
+    memory_per_worker: str | int = "4g",
+    gpu_type: str | None = None,
+    visible: str | None = None,
+    acquire_timeout: Duration = "10m",
+    python_env: Any = None,
+    env_vars: Mapping[str, str] | None = None,
+    progress: Any = None,
+    spark: Any = None,
+) -> Ablation:
+    """Checks an ablation's arguments; `ablate` says what each means.
+
+    Raises:
+        ConfigError: naming the argument, what was given and what is accepted.
+    """
+    check_callable(train_fn)
+    check_count(seeds, "seeds", 1)
+    check_optuna()
+    left_out = _checked(components)
+    seeded = _takes_seed(train_fn)
+    if seeds > 1 and not seeded:
+        raise ConfigError(
+            f"seeds={seeds}: train_fn takes no argument `seed`, so that all trials of a component"
+            " would be the same; give it one, or seeds=1"
+        )
+    fixed = keywords(kwargs)
+    for without in left_out.values():
+        check_call(train_fn, (), {**fixed, **without, **({_SEED: 0} if seeded else {})})
+    names = (WHOLE, *left_out)
+
+    def space(trial: optuna.Trial) -> Mapping[str, Any]:
+        component = trial.suggest_categorical(_COMPONENT, names)
+        seed = trial.suggest_int(_SEED, 0, seeds - 1)
+        return {**left_out.get(component, {}), **({_SEED: seed} if seeded else {})}
+
+    search = search_arguments(
+        train_fn,
+        space,
+        trials=len(names) * seeds,
+        max_concurrent=max_concurrent,
+        min_concurrent=min_concurrent,
+        gpus_per_trial=gpus_per_trial,
+        workers_per_trial=workers_per_trial,
+        direction=direction,
+        metric=metric,
+        sampler=_grid(names, seeds),
+        search_timeout=search_timeout,
+        trial_timeout=trial_timeout,
+        max_failures=max_failures,
+        name=name,
+        resume=resume,
+        # Those of a component stand for what all trials get.
+        kwargs=fixed,
+        cores_per_worker=cores_per_worker,
+        memory_per_worker=memory_per_worker,
+        gpu_type=gpu_type,
+        visible=visible,
+        acquire_timeout=acquire_timeout,
+        python_env=python_env,
+        env_vars=env_vars,
+        progress=progress,
+        spark=spark,
+    )
+    return Ablation(search, tuple(left_out))
+
+
+@takes(ablation)
+def ablate(given: Ablation, interrupted: threading.Event) -> AblationResult:
+    """What each layer, module or feature is worth: trained with all, and without one at a time.
+
+    One trial for the whole and one for each component, of each seed, on GPUs as `search` has them.
+
+    Args:
+        train_fn: as of `search`. Where it takes an argument `seed`, it is given 0, 1, ….
+        components: for each name the keyword arguments that leave it out, as
+            `{"dropout": {"dropout": 0.0}, "attention": {"attention": False}}`.
+        seeds: trials of each component, with another seed each.
+        metric, direction, max_concurrent, min_concurrent: as of `search`.
+        gpus_per_trial, workers_per_trial: as of `search`.
+        search_timeout, trial_timeout, max_failures, name, resume, kwargs: as of `search`.
+        cores_per_worker, memory_per_worker, gpu_type, visible, acquire_timeout: as of `search`.
+        python_env, env_vars, progress, spark: as of `search`.
+
+    Raises:
+        ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as
+            `search`.
+    """
+    result = searched(given.search, interrupted)
+    return AblationResult(
+        run_id=result.run_id,
+        rows=rows_of(given.components, result.trials),
+        direction=result.direction,
+        metric=result.metric,
+        search=result,
+    )
+
+
+def rows_of(components: Sequence[str], trials: Sequence[TrialReport]) -> tuple[AblationRow, ...]:
+    """The table: the whole, then each component that was left out.
+
+    Args:
+        components: their names.
+        trials: of the ablation.
+    """
+    whole = _row(WHOLE, trials)
+    return (whole, *(_against(whole, _row(name, trials)) for name in components))
+
+
+def _row(component: str, trials: Sequence[TrialReport]) -> AblationRow:
+    own = [trial for trial in trials if trial.params.get(_COMPONENT) == component]
+    values = tuple(t.value for t in own if t.state == COMPLETE and t.value is not None)
+    return AblationRow(
+        component=component,
+        mean=statistics.fmean(values) if values else None,
+        spread=statistics.stdev(values) if len(values) > 1 else None,
+        difference=None,
+        values=values,
+        failed=sum(trial.state == FAILED for trial in own),
+    )
+
+
+def _against(whole: AblationRow, row: AblationRow) -> AblationRow:
+    if whole.mean is None or row.mean is None:
+        return row
+    return dataclasses.replace(row, difference=row.mean - whole.mean)
+
+
+def _grid(names: Sequence[str], seeds: int) -> optuna.samplers.BaseSampler:
+    import optuna
+
+    return optuna.samplers.GridSampler({_COMPONENT: list(names), _SEED: list(range(seeds))}, seed=0)
+
+
+def _checked(components: object) -> dict[str, Mapping[str, Any]]:
+    if not isinstance(components, Mapping) or not components:
+        raise ConfigError(
+            f"components={components!r:.200}: a dict is wanted, of names to the keyword arguments"
+            " that leave each one out"
+        )
+    for name, without in components.items():
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"components: {name!r} is no name of a component")
+        if not isinstance(without, Mapping) or not without:
+            raise ConfigError(
+                f"components[{name!r}]={without!r:.200}: the keyword arguments that leave it out"
+                " are wanted, as a dict"
+            )
+    return dict(components)
+
+
+def _takes_seed(train_fn: Callable[..., Any]) -> bool:
+    try:
+        taken = inspect.signature(train_fn).parameters
+    except (TypeError, ValueError):  # some built-in functions have none
+        return False
+    return _SEED in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())

@@ -1,0 +1,333 @@
+"""search: hyperparameter trials that start on the first GPU granted and grow as more come."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hopsgpu.artifacts.runs import RECORD, parse
+from hopsgpu.backends.spark.jvm_threads import start_daemon
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.results import GangResult
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.core.trials import SearchResult
+from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.controller import request_of, state_of_failure
+from hopsgpu.launcher.interrupts import takes, wait_for
+from hopsgpu.launcher.planner import new_run_id, plan_of
+from hopsgpu.launcher.preflight import asked_of_executors, python_of
+from hopsgpu.launcher.recorder import Recording
+from hopsgpu.launcher.run import Handle
+from hopsgpu.launcher.run_record import environment
+from hopsgpu.packaging.python_env.builder import warnings_of
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.status_board import SearchBoard
+from hopsgpu.units import counted
+
+if TYPE_CHECKING:
+    import optuna
+
+    from hopsgpu.tuning.journal import Journal
+    from hopsgpu.tuning.sampler_thread import Asker
+    from hopsgpu.tuning.search_loop import Searching
+
+JOURNAL = "journal.log"
+PAGE = "search.html"
+_KEEP_SECONDS = 120.0
+
+
+@takes(search_arguments)
+def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
+    """Searches for the parameters with the best metric, on GPUs that come and go one by one.
+
+    The first trial runs when the first executor is granted; each further one takes a trial at
+    once, and goes back when fewer trials are left than executors. Each trial is a fresh process
+    that runs `train_fn(**kwargs, **parameters)` and returns the metric. Returns once the
+    ResourceManager shows the GPUs gone.
+
+    Args:
+        train_fn: any callable that cloudpickle takes. It returns the metric, a number, or a dict of
+            numbers with it. `context().report(step, **metrics)` tells of the metric meanwhile,
+            and `context().should_prune()` says whether to return early.
+        space: a dict of parameter names to Optuna distributions, or a function of an Optuna trial
+            that suggests parameters; what that returns, if anything, are the keyword arguments.
+        trials: that are to end in all, those of an earlier run of the search among them.
+        max_concurrent: trials that may run at a time, and GPUs that are asked for accordingly.
+        min_concurrent: trials for which there must be GPUs before the first one starts.
+        gpus_per_trial: whole GPUs of each worker of a trial; 0 for CPUs; 1/k (0.5, say) for k
+            trials that share a GPU, each told to use its share of the memory.
+        workers_per_trial: ranks of each trial; above 1 a trial is a gang, on an executor for each.
+        direction: "minimize" or "maximize".
+        metric: its name, where the function returns or reports several.
+        sampler: "tpe" (the default), "random", "grid", "cmaes", "genetic", or one of Optuna's.
+        pruner: "none" (the default), "median", "asha", "hyperband", or one of Optuna's.
+        seed: of a sampler that is named. The same trials are proposed again as far as the order
+            goes in which others ended; with max_concurrent=1 all are.
+        search_timeout: how long the search may take from its first wait on; trials that run then
+            are stopped, and can be gone on with.
+        trial_timeout: how long a trial may take; one that takes longer failed.
+        max_failures: failed trials that the search bears; None for any number.
+        name: of the search. One of this name that is there already is gone on with.
+        resume: id of the search to go on with. Trials that have ended stay; those that ran are
+            started again, and find their checkpoints.
+        kwargs: keyword arguments that all trials get.
+        cores_per_worker, memory_per_worker, gpu_type, visible: as of `launch`.
+        acquire_timeout: how long it may wait for the first executor; None for no bound.
+        python_env, env_vars, spark: as of `launch`.
+        progress: as of `launch`; a callable is given a SearchStatus.
+
+    Raises:
+        ConfigError: an argument or setting that cannot work, no Optuna at the driver, or the search
+            to be gone on with is not there or goes on elsewhere; no GPU was asked for.
+        CapacityError: what YARN can never grant; nothing was asked for.
+        GangTimeout: no executor came in time.
+        StoreError: the lake refused the search's directory.
+        HopsGpuError: more trials failed than `max_failures`, or Optuna could not go on. As of all
+            of these, `error.result` is what there is.
+        KeyboardInterrupt: Ctrl-C; its GPUs are back.
+    """
+    return searched(given, interrupted)
+
+
+def searched(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
+    """As `search`."""
+    run_id = given.resume or given.named or new_run_id(given.spec.name)
+    plan = _plan(given, run_id)
+    _check_before(given, Lake(plan.paths["run"]), run_id)
+    board = SearchBoard(
+        run_id, given.terms, plan.shape.gpus, given.direction, given.metric, given.progress
+    )
+    cancelled = threading.Event()
+    work = _Search(given, plan, board, cancelled).run
+    start = functools.partial(start_daemon, f"hopsgpu-{run_id}")
+    return wait_for(Handle(board, cancelled, work, start), interrupted)
+
+
+def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
+    """The plan of an executor, where so many can be had as must run at a time.
+
+    Raises:
+        ConfigError, CapacityError: as `planning.plan_of`.
+    """
+    terms = given.terms
+    least = terms.executors(terms.least) * terms.slots
+    fit = given.application.fit(replace(given.spec, workers=least))
+    told = (
+        *given.modules.warnings,
+        *warnings_of(given.python_env),
+        *given.foreseen.warnings,
+        *fit.warnings,
+    )
+    environment = given.foreseen.environment(os.environ)
+    plan = plan_of(given.spec, given.application, run_id, (), environment=environment)
+    return replace(plan, warnings=tuple(dict.fromkeys((*told, *plan.warnings))))
+
+
+def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
+    """Whether what is there of the search can be gone on with.
+
+    Raises:
+        ConfigError: it is not there and must be, is something else, or goes on elsewhere.
+    """
+    if not (run / JOURNAL).exists():
+        if given.resume is not None:
+            raise ConfigError(
+                f"resume={run_id!r}: there is no search in {run.url}; `hopsgpu runs` lists what"
+                " there is, and name= begins one that can be gone on with"
+            )
+        if (run / RECORD).exists():
+            raise ConfigError(f"name={run_id!r}: {run.url} is a run that is no search")
+        return
+    try:
+        record = parse((run / RECORD).read(), (run / RECORD).url)
+    except StoreError:  # its driver died before it had written one
+        return
+    own = given.application.id
+    other = str(record.content.get("application") or "")
+    if not record.goes_on(time.time()) or other == own:
+        return
+    try:
+        goes_on = given.application.goes_on(other)
+    except HopsGpuError:  # not known any more
+        goes_on = False
+    if goes_on:
+        raise ConfigError(
+            f"the search {run_id!r} goes on in {other}: wait for its end, or end it with"
+            f" `hopsgpu runs cancel {run_id}`"
+        )
+
+
+class _Search:
+    """A search's study, record and executors."""
+
+    def __init__(
+        self,
+        given: SearchArguments,
+        plan: LaunchPlan,
+        board: SearchBoard,
+        cancelled: threading.Event,
+    ) -> None:
+        self._given = given
+        self._plan = plan
+        self._board = board
+        self._cancelled = cancelled
+        self._directory = Lake(plan.paths["run"])
+        self._background = Background(f"hopsgpu-{board.run_id}-record")
+        self._study: optuna.Study | None = None
+
+    def run(self) -> SearchResult:
+        """Runs it; however it ends, its executors are gone first.
+
+        Raises:
+            HopsGpuError: what ended it, with `error.result`.
+        """
+        for text in self._plan.warnings:
+            self._board.warn(text)
+        recording = self._recording()
+        try:
+            self._directory.make()
+            self._searched(recording)
+        except BaseException as error:
+            ended = state_of_failure(error)
+            self._end(recording, ended, self._given.application.words_of(error))
+            for problem in self._background.problems():
+                error.add_note(problem)
+            if isinstance(error, HopsGpuError) and self._study is not None:
+                error.result = self._result()
+            self._board.state(ended)
+            raise
+        self._end(recording, GangState.SUCCEEDED, None)
+        for problem in self._background.problems():
+            self._board.warn(problem)
+        self._board.state(GangState.SUCCEEDED)
+        return self._result()
+
+    def _searched(self, recording: Recording) -> None:
+        # Optuna takes a while to import, and is needed from here on.
+        from hopsgpu.tuning.journal import Journal
+        from hopsgpu.tuning.sampler_thread import Asker, ended_before, note_code, open_study
+        from hopsgpu.tuning.search_loop import Searching
+        from hopsgpu.tuning.search_record import reports_of
+
+        given = self._given
+        journal = Journal(self._directory / JOURNAL)
+        study = self._study = open_study(
+            journal, self._board.run_id, given.direction, given.sampler, given.pruner
+        )
+        self._board.before(r for r in reports_of(study) if r.ended is not None)
+        ended, is_other = ended_before(study), note_code(study, given.code)
+        if ended and (is_other or given.named):
+            told = f"the search {self._board.run_id!r} goes on with {counted(ended, 'trial')}"
+            other = ", of other code or with other modules" if is_other else ""
+            self._board.warn(f"{told} that had ended{other}; another name= begins a new search")
+        asker = Asker(study, given.space, lambda: searching.wake())
+        searching = Searching(
+            given,
+            self._plan,
+            self._board,
+            self._cancelled,
+            self._background,
+            asker,
+            journal,
+            ended,
+        )
+        recording.put(GangState.REQUESTED.value)
+        asker.start()
+        try:
+            with recording.watching():
+                self._on_executors(searching)
+        finally:
+            self._conclude(asker, journal)
+
+    def _on_executors(self, searching: Searching) -> None:
+        given, board = self._given, self._board
+        root = self._plan.paths["root"]
+        python_env = python_of(given.python_env, root, board, self._cancelled)
+        imports = asked_of_executors(given.needs, python_env, given.application)
+        board.state(GangState.WAITING)
+        request = request_of(
+            self._plan,
+            given.foreseen.imports,
+            board,
+            self._cancelled,
+            python_env,
+            imports=imports,
+        )
+        most = given.terms.executors(given.terms.most)
+        with given.application.elastic(replace(request, executors=most)) as lease:
+            searching.run(lease, python_env)
+
+    def _conclude(self, asker: Asker, journal: Journal) -> None:
+        """Has Optuna told of all, and the journal on the lake."""
+        if not asker.close(_KEEP_SECONDS):
+            self._board.warn(f"Optuna did not take in all trials within {_KEEP_SECONDS:g} s")
+        try:
+            journal.follow()
+        except StoreError as error:
+            self._board.warn(f"the search's journal did not come to the lake whole: {error}")
+
+    def _end(self, recording: Recording, state: GangState, error: str | None) -> None:
+        recording.put(state.value, error)
+        if self._study is not None:
+            self._background.put(f"{PAGE} of {self._board.run_id}", self._write_page)
+        self._background.flush(_KEEP_SECONDS)
+
+    def _write_page(self) -> None:
+        from hopsgpu.display.search_page import page
+
+        (self._directory / PAGE).replace(page(self._result()).encode())
+
+    def _result(self) -> SearchResult:
+        from hopsgpu.tuning.search_record import reports_of
+
+        study, board = self._study, self._board
+        assert study is not None, "it was opened"
+        return SearchResult(
+            run_id=board.run_id,
+            best=board.best,
+            trials=tuple(reports_of(study)),
+            study=study,
+            direction=self._given.direction,
+            metric=self._given.metric,
+            gpu_seconds=board.gpu_seconds(),
+            timeline=board.timeline,
+            moments=board.moments,
+            warnings=board.warnings,
+        )
+
+    def _recording(self) -> Recording:
+        application, board = self._given.application, self._board
+        return Recording(
+            self._plan,
+            board,
+            self._directory,
+            application=application.id,
+            user=application.user,
+            environment=functools.partial(environment, application),
+            result=self._as_run,
+            background=self._background,
+            cancelled=self._cancelled,
+            search=self._told,
+        )
+
+    def _as_run(self) -> GangResult:
+        """What a search's record has as that of any run."""
+        board = self._board
+        return GangResult(
+            run_id=board.run_id,
+            warnings=board.warnings,
+            timeline=board.timeline,
+            gpu_seconds=board.gpu_seconds(),
+        )
+
+    def _told(self) -> Mapping[str, Any]:
+        from hopsgpu.tuning.search_record import told
+
+        return told(self._given, self._study, self._board.best)

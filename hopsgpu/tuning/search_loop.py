@@ -1,0 +1,384 @@
+"""A search from its plan to its result: decided by `placing`, performed here, in one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import queue
+import random
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hopsgpu.backends.elastic_executors import ElasticLease
+from hopsgpu.control.server import Event
+from hopsgpu.core.gang import Avoid, GangState, assign_ranks, backoff_seconds
+from hopsgpu.core.spec import LaunchPlan
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.launcher.background import Background
+from hopsgpu.launcher.rank_call import Call, script_name
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.rank.trial import Trial
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tuning.deferred_work import Later
+from hopsgpu.tuning.journal import Journal
+from hopsgpu.tuning.message_router import Switch, dealing, quick_switching
+from hopsgpu.tuning.sampler_thread import (
+    Asker,
+    Broken,
+    Condemned,
+    Declined,
+    News,
+    NoMore,
+    Proposed,
+    refused,
+)
+from hopsgpu.tuning.scheduler import Decision, End, Placement, Start
+from hopsgpu.tuning.search_options import SearchArguments
+from hopsgpu.tuning.status_board import SearchBoard, about
+from hopsgpu.tuning.trial_run import Meetings, Try
+from hopsgpu.units import counted
+
+# What nobody announces is looked for so often: executors that are gone, time that is over.
+_LOOK_SECONDS = 0.25
+_TOLD_SECONDS = 60.0
+_MOST_TAKEN = 256
+_STATES = {End.COMPLETE: COMPLETE, End.PRUNED: PRUNED, End.FAILED: FAILED}
+_MOST_ERROR = 16 * 1024
+
+
+@dataclass(frozen=True)
+class _Reported:
+    number: int
+    values: Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class _Begun:
+    number: int
+
+
+# What the search's thread takes in: an executor that comes or is gone, a trial that has begun, a
+# try that is over, what a trial reports, what went wrong in dealing, and that Optuna has news.
+_Item = Event | _Begun | Try | _Reported | Exception | None
+
+
+class Searching:
+    """One search on its way.
+
+    Args:
+        given: the arguments.
+        plan: of an executor, with the search's places on the lake.
+        board: on which it writes how it stands.
+        cancelled: set when it is no longer wanted.
+        background: brings journal and logs to the lake.
+        asker: speaks with Optuna.
+        journal: of the study.
+        ended: trials of the study that have ended before.
+    """
+
+    def __init__(
+        self,
+        given: SearchArguments,
+        plan: LaunchPlan,
+        board: SearchBoard,
+        cancelled: threading.Event,
+        background: Background,
+        asker: Asker,
+        journal: Journal,
+        ended: int,
+    ) -> None:
+        self._given = given
+        self._plan = plan
+        self._board = board
+        self._cancelled = cancelled
+        self._background = background
+        self._asker = asker
+        self._journal = journal
+        self._directory = Lake(plan.paths["run"])
+        # Asked once: Spark takes a millisecond to say it.
+        self._interface = given.application.interface
+        self._placement = Placement(given.terms, ended=ended)
+        self._proposed: dict[int, Proposed] = {}
+        self._calls: dict[int, bytes] = {}
+        self._tries: dict[int, Try] = {}
+        self._meetings = Meetings()
+        self._ending: list[Try] = []
+        self._later = Later()
+        self._error: BaseException | None = None
+        self._given_back = 0
+        self._has_begun = False
+        self._looked = float("-inf")
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
+        self._deadline: float | None = None
+        self._python_env: PythonEnv | None = None
+
+    def wake(self) -> None:
+        """Has it look for news of Optuna's; in any thread."""
+        self._inbox.put(None)
+
+    def run(self, lease: ElasticLease, python_env: PythonEnv | None) -> None:
+        """Runs all trials on executors that come and go.
+
+        Args:
+            lease: brings them.
+            python_env: that the ranks run with, or None.
+
+        Raises:
+            HopsGpuError: what ended the search, once no trial runs.
+        """
+        self._python_env = python_env
+        if self._given.timeout is not None:
+            self._deadline = time.monotonic() + self._given.timeout
+        switch = Switch(lease.server)
+        name = f"hopsgpu-{self._board.run_id}-events"
+        with quick_switching(), dealing(lease.server, switch, name, self._inbox.put):
+            try:
+                while not self._step(lease, switch):
+                    pass
+            finally:
+                # None is left, unless it ends by an error of its own.
+                for running in self._tries.values():
+                    running.stop()
+                self._do_later(time.monotonic(), hurry=True)
+        for ending in self._ending:
+            ending.join(_TOLD_SECONDS)
+        self._board.mark("returned")
+        if self._error is not None:
+            raise self._error
+
+    def _step(self, lease: ElasticLease, switch: Switch) -> bool:
+        """Decides, performs and takes in what comes; whether all is over."""
+        now = time.monotonic()
+        decision = self._placement.decide(now)
+        self._perform(decision, lease, switch, now)
+        if now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._look(lease, decision)
+        if decision.over:
+            return True
+        with contextlib.suppress(queue.Empty):
+            patience = min(_LOOK_SECONDS, self._later.patience(time.monotonic()))
+            self._take(self._inbox.get(timeout=patience), lease)
+            # Decided once for what comes together.
+            for _ in range(_MOST_TAKEN):
+                self._take(self._inbox.get_nowait(), lease)
+        return False
+
+    def _perform(self, decision: Decision, lease: ElasticLease, switch: Switch, now: float) -> None:
+        for start in decision.starts:
+            self._placement.started(start, now)
+            self._start(start, lease, switch, now)
+        if decision.release:
+            self._given_back += 1
+            lease.want(decision.wanted, decision.at_once)
+            lease.let_go(decision.release)
+            pause = backoff_seconds(self._given_back, random.random())  # noqa: S311
+            self._placement.released(decision.release, now, pause)
+        else:
+            lease.want(decision.wanted, decision.at_once)
+        if decision.ask:
+            self._placement.asking += decision.ask
+            # It proposes by what it was told before.
+            self._later.put(functools.partial(self._asker.ask, decision.ask), now)
+        self._do_later(now, hurry=not self._placement.waiting)
+        if decision.stop:
+            for running in self._tries.values():
+                running.stop()
+
+    def _start(self, start: Start, lease: ElasticLease, switch: Switch, now: float) -> None:
+        proposed = self._proposed[start.trial]
+        keys = [slot.executor for slot in start.slots]
+        containers = [lease.here[key] for key in keys]
+        call = self._call(proposed, start)
+        running = Try(
+            proposed,
+            start.slots,
+            switch,
+            functools.partial(lease.of, keys),
+            assign_ranks(containers, 1),
+            call,
+            self._meetings,
+            self._given.metric,
+            self._board,
+            self._background,
+            lambda number: self._inbox.put(_Begun(number)),
+            lambda number, values: self._inbox.put(_Reported(number, values)),
+            self._inbox.put,
+        )
+        self._tries[start.trial] = running
+        self._later.started(start.trial)
+        told = functools.partial(self._asker.started, start.trial, call.attempt + 1)
+        self._later.put(told, now)
+        self._board.started(running.report(), len(start.slots))
+        if not self._has_begun:
+            self._has_begun = True
+            for state in (GangState.GRANTED, GangState.READY, GangState.STARTING):
+                self._board.state(state)
+        running.start()
+
+    def _call(self, proposed: Proposed, start: Start) -> Call:
+        plan, number = self._plan, proposed.number
+        attempt = proposed.tries + self._placement.tries(number) - 1
+        return Call(
+            function=self._calls[number],
+            modules=self._given.modules,
+            environment=plan.environment,
+            run_id=f"{self._board.run_id}-trial-{number}",
+            directory=self._directory / "trials" / str(number),
+            attempt=attempt,
+            memory=plan.spec.memory_per_worker,
+            timeout=plan.spec.run_timeout,
+            visible=plan.spec.visible,
+            frameworks=self._given.foreseen.imports,
+            own_master=self._given.foreseen.has_own_master,
+            interface=self._interface,
+            python_env=self._python_env,
+            slots={slot.executor: slot.index for slot in start.slots},
+            trial=Trial(number, proposed.params),
+            memory_share=self._given.memory_share,
+            script=script_name(),
+        )
+
+    def _look(self, lease: ElasticLease, decision: Decision) -> None:
+        """Looks for what nobody announces, and shows how it stands."""
+        try:
+            lease.check()
+        except HopsGpuError as error:
+            self._fail(error)
+        if self._cancelled.is_set():
+            self._fail(Cancelled(f"{self._board.run_id} was cancelled; its trials were stopped"))
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._deadline = None
+            self._placement.closing = True
+            self._board.warn(
+                f"the search took {self._given.timeout:g} s, and its time was over: trials that ran"
+                " were stopped, and can be gone on with by resume="
+            )
+        self._board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
+        self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
+        self._board.show()
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends the search; the first reason counts."""
+        if self._error is None:
+            self._error = error
+        self._placement.closing = True
+
+    def _take(self, item: _Item, lease: ElasticLease) -> None:
+        if item is None:
+            for news in self._asker.news():
+                self._learn(news, lease)
+        elif isinstance(item, _Begun):
+            self._later.begun(item.number)
+        elif isinstance(item, Try):
+            self._end(item, lease)
+        elif isinstance(item, Exception):
+            self._fail(item)
+        elif isinstance(item, _Reported):
+            self._judge(item)
+        else:
+            self._hear(item, lease)
+
+    def _hear(self, event: Event, lease: ElasticLease) -> None:
+        now = time.monotonic()
+        try:
+            container = lease.take(event)
+        except HopsGpuError as error:
+            self._fail(error)
+            return
+        if event.message is None:
+            for number in self._placement.gone(event.peer, now):
+                self._tries[number].lost(event)
+        if container is not None:
+            self._board.mark("granted")
+            self._placement.came(container.key, container.host, now)
+        self._looked = float("-inf")
+
+    def _judge(self, said: _Reported) -> None:
+        """Has Optuna know what a trial reports."""
+        step, value = said.values[-1]
+        self._board.reported(said.number, step, value)
+        # Behind the ends of trials by which the pruner goes.
+        told = functools.partial(self._asker.report, said.number, said.values)
+        self._later.put(told, time.monotonic())
+
+    def _learn(self, news: News, lease: ElasticLease) -> None:
+        if isinstance(news, Proposed):
+            try:
+                self._calls[news.number] = self._given.call(news.arguments)
+            except HopsGpuError as error:
+                self._fail(error)
+                return
+            self._proposed[news.number] = news
+            self._placement.proposed(news.number)
+        elif isinstance(news, Declined):
+            self._placement.declined()
+        elif isinstance(news, NoMore):
+            self._placement.unproposed()
+        elif isinstance(news, Broken):
+            self._fail(refused(news.error))
+        elif isinstance(news, Condemned) and news.number in self._tries:
+            running = self._tries[news.number]
+            for key in running.keys:
+                lease.server.send(key, "prune", run_id=running.call.run_id)
+
+    def _end(self, running: Try, lease: ElasticLease) -> None:
+        """A try is over: what becomes of its trial."""
+        number, outcome = running.proposed.number, running.outcome
+        del self._tries[number]
+        self._later.begun(number)
+        self._later.put(running.followed.set, time.monotonic())
+        self._ending = [one for one in (*self._ending, running) if one.goes_on]
+        for text in running.warnings:
+            self._board.warn(f"trial {number}: {text}")
+        if running.fatal is not None:
+            self._fail(running.fatal)
+        if running.avoid.is_any:
+            self._avoid(running.avoid, lease)
+        how = self._placement.left(number, outcome.how, time.monotonic())
+        if how not in _STATES:
+            self._board.left(number, len(running.slots), None)
+            return
+        del self._calls[number], self._proposed[number]
+        last = self._board.running(number)
+        assert last is not None, "it was started"
+        value = {End.COMPLETE: outcome.value, End.PRUNED: last.value}.get(how)
+        report = dataclasses.replace(
+            last,
+            state=_STATES[how],
+            value=value,
+            metrics=outcome.metrics,
+            ended=time.time(),
+            error=outcome.error[-_MOST_ERROR:],
+        )
+        self._board.left(number, len(running.slots), report)
+        if self._placement.has_failed:
+            failed = counted(self._placement.failures, "trial")
+            bound = self._given.terms.max_failures
+            self._fail(
+                HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
+            )
+        kept = value if how is End.COMPLETE else None
+        told = functools.partial(self._asker.tell, number, how, kept, about(report))
+        self._later.put(told, time.monotonic())
+
+    def _do_later(self, now: float, *, hurry: bool) -> None:
+        if works := self._later.due(now, hurry=hurry):
+            for work in works:
+                work()
+            self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
+
+    def _avoid(self, blamed: Avoid, lease: ElasticLease) -> None:
+        """A GPU or node that failed gets no trial more; all that follow would fail there too."""
+        try:
+            aside = lease.avoid(blamed)
+        except HopsGpuError as error:
+            self._fail(error)
+            return
+        for key in aside:
+            # Trials that share it come to their own ends.
+            self._placement.gone(key, time.monotonic())

@@ -1,0 +1,88 @@
+"""What a search's record on the lake tells beside a run's, and what a study tells of its trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import optuna
+
+from hopsgpu.core.metrics import for_json
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, RUNNING, Best, TrialReport
+from hopsgpu.tuning.sampler_thread import ATTRIBUTE
+
+if TYPE_CHECKING:
+    from hopsgpu.tuning.search_options import SearchArguments
+
+_STATES = {
+    optuna.trial.TrialState.COMPLETE: COMPLETE,
+    optuna.trial.TrialState.PRUNED: PRUNED,
+    optuna.trial.TrialState.FAIL: FAILED,
+    optuna.trial.TrialState.RUNNING: RUNNING,
+}
+
+
+def reports_of(study: optuna.Study) -> Iterator[TrialReport]:
+    """The trials of a study, in the order of their numbers; not those that only wait."""
+    for trial in study.get_trials(deepcopy=False):
+        if trial.state in _STATES:
+            yield _report(trial)
+
+
+def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
+    state = _STATES[trial.state]
+    value = trial.value if state == COMPLETE else None
+    if state == PRUNED and trial.intermediate_values:
+        value = trial.intermediate_values[max(trial.intermediate_values)]
+    kept = dict(trial.user_attrs.get(ATTRIBUTE, {}))
+    if kept.get("ended") is None and state != RUNNING and trial.datetime_complete is not None:
+        # One that the user's space declined never ran.
+        kept |= {"ended": trial.datetime_complete.timestamp(), "tries": 0}
+    return TrialReport(
+        number=trial.number, params=dict(trial.params), state=state, value=value, **kept
+    )
+
+
+def told(
+    given: SearchArguments, study: optuna.Study | None, best: Best | None
+) -> Mapping[str, Any]:
+    """What the record tells of a search and its trials; JSON.
+
+    Args:
+        given: its arguments.
+        study: Optuna's, once it is there.
+        best: trial so far, or None.
+    """
+    terms, space = given.terms, given.space
+    return {
+        "trials_wanted": terms.trials,
+        "max_concurrent": terms.most,
+        "min_concurrent": terms.least,
+        "workers_per_trial": terms.workers,
+        "gpus_per_trial": given.spec.gpus.per_worker,
+        "max_failures": terms.max_failures,
+        "direction": given.direction,
+        "metric": given.metric,
+        "sampler": type(given.sampler).__name__,
+        "pruner": type(given.pruner).__name__,
+        "seed": given.seed,
+        "space": {name: str(one) for name, one in space.items()}
+        if isinstance(space, Mapping)
+        else repr(space),
+        "best": None if best is None else _plain(best),
+        "trials": [] if study is None else [_plain(report) for report in reports_of(study)],
+    }
+
+
+def _plain(value: Best | TrialReport) -> dict[str, Any]:
+    fields = asdict(value)
+    for name in ("params", "metrics"):
+        if name in fields:
+            fields[name] = {key: _number(one) for key, one in fields[name].items()}
+    return {**fields, "value": _number(fields["value"])}
+
+
+def _number(value: Any) -> Any:
+    """A value as JSON has it: NaN and the infinities as the metrics of all records."""
+    return for_json(value) if isinstance(value, float) else value

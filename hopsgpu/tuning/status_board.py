@@ -1,0 +1,263 @@
+"""On which a search writes how it stands; read by any thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from hopsgpu.core.gang import GangState, may_follow
+from hopsgpu.core.results import GpuSeconds, Timeline
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport
+from hopsgpu.display.progress import ShieldedSearch
+from hopsgpu.errors import HopsGpuError
+from hopsgpu.launcher.run import become_of
+from hopsgpu.tuning.gpu_accounting import Tally
+from hopsgpu.tuning.scheduler import Terms
+
+_RECENT = 50
+
+
+class _Executors(Protocol):
+    """What is asked of whoever brings them."""
+
+    @property
+    def held(self) -> int:
+        """Executors that are held."""
+
+    @property
+    def waiting_for(self) -> str:
+        """Why there are not more."""
+
+
+class SearchBoard:
+    """How a search stands; a `Watcher` of its executors.
+
+    Args:
+        run_id: names it.
+        terms: of the search.
+        gpus: of an executor.
+        direction: "minimize" or "maximize".
+        metric: name of what is searched for, or None.
+        progress: what is shown.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        terms: Terms,
+        gpus: int,
+        direction: str,
+        metric: str | None,
+        progress: ShieldedSearch,
+    ) -> None:
+        self.run_id = run_id
+        self._terms = terms
+        self._gpus = gpus
+        self._direction = direction
+        self._metric = metric
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+        self._took: float | None = None
+        self._state = GangState.REQUESTED
+        self._why = ""
+        self._warnings: list[str] = []
+        self._timeline = Timeline(requested=time.time())
+        self._tally = Tally(gpus, terms.slots)
+        self._held = self._here = self._most = 0
+        self._running: dict[int, TrialReport] = {}
+        self._recent: deque[TrialReport] = deque(maxlen=_RECENT)
+        self._counts = {COMPLETE: 0, PRUNED: 0, FAILED: 0}
+        self._best: Best | None = None
+        self._curve: list[tuple[int, float]] = []
+        self._passed: set[GangState] = set()
+
+    def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
+        """Notes a state, or the same one again with another reason to wait."""
+        with self._lock:
+            if state is not self._state:
+                if not may_follow(self._state, state):
+                    raise HopsGpuError(f"a search cannot go from {self._state} to {state}")
+                self._state = state
+                self._passed.add(state)
+            self._why = why
+            if state.is_terminal:
+                self._took = time.monotonic() - self._began
+        self.show()
+
+    def mark(self, point: str, at: float | None = None) -> None:
+        """Notes that a point of the timeline was passed, now by default; the first time counts."""
+        with self._lock:
+            if getattr(self._timeline, point) is None:
+                at = time.time() if at is None else at
+                self._timeline = dataclasses.replace(self._timeline, **{point: at})
+
+    def arrived(self, times: Sequence[float]) -> None:
+        """Executors come one by one: `executors` tells of them."""
+
+    def warn(self, text: str) -> None:
+        """Notes what a person should know, once."""
+        with self._lock:
+            if text not in self._warnings:
+                self._warnings.append(text)
+
+    def executors(self, there: _Executors, here: int, most: int) -> None:
+        """Notes which executors there are.
+
+        Args:
+            there: who brings them.
+            here: how many are ready.
+            most: how many it would have now.
+        """
+        held, why = there.held, there.waiting_for
+        with self._lock:
+            if held != self._held:
+                self._tally.executors(held - self._held, time.time())
+            self._held, self._here, self._most, self._why = held, here, most, why
+
+    def before(self, reports: Iterable[TrialReport]) -> None:
+        """Notes the trials of an earlier run of the study, in the order in which they ended."""
+        with self._lock:
+            for report in reports:
+                self._count(report)
+
+    def runs(self, at: float) -> None:
+        """Notes that the function of a trial runs, since these seconds since the epoch.
+
+        In the trial's thread: it is shown with what is shown next.
+        """
+        self.mark("started", at)
+        with self._lock:
+            if self._state is GangState.STARTING:
+                self._state = GangState.RUNNING
+
+    def started(self, report: TrialReport, ranks: int) -> None:
+        """Notes a trial whose ranks are started."""
+        with self._lock:
+            self._running[report.number] = report
+            self._tally.slots(ranks, time.time())
+
+    def reported(self, number: int, step: int, value: float) -> None:
+        """Notes the last report of a trial that runs."""
+        with self._lock:
+            running = self._running.get(number)
+            if running is not None:
+                self._running[number] = dataclasses.replace(running, step=step, value=value)
+
+    def running(self, number: int) -> TrialReport | None:
+        """What is known of a trial that runs."""
+        with self._lock:
+            return self._running.get(number)
+
+    def left(self, number: int, ranks: int, report: TrialReport | None) -> None:
+        """Notes that a trial's ranks are gone.
+
+        Args:
+            number: of the trial.
+            ranks: that it had.
+            report: of it, where it has ended; None where it is put back.
+        """
+        with self._lock:
+            self._running.pop(number, None)
+            self._tally.slots(-ranks, time.time())
+            if report is not None:
+                self._count(report)
+                self._recent.append(report)
+
+    def _count(self, report: TrialReport) -> None:
+        self._counts[report.state] += 1
+        if report.state == COMPLETE and report.value is not None and self._is_better(report.value):
+            self._best = Best(report.params, report.value, report.number)
+            self._curve.append((sum(self._counts.values()), report.value))
+
+    def _is_better(self, value: float) -> bool:
+        if self._best is None:
+            return True
+        least = self._direction == "minimize"
+        return value < self._best.value if least else value > self._best.value
+
+    def show(self) -> None:
+        """Shows how it stands now."""
+        self._progress.status(self.status())
+
+    def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
+        """Shows what a trial writes."""
+        self._progress.line(trial, rank, host, *texts)
+
+    def status(self) -> SearchStatus:
+        """How the search stands now."""
+        with self._lock:
+            return SearchStatus(
+                run_id=self.run_id,
+                state=self._state.value,
+                elapsed=self._took or time.monotonic() - self._began,
+                wanted=self._terms.trials,
+                complete=self._counts[COMPLETE],
+                pruned=self._counts[PRUNED],
+                failed=self._counts[FAILED],
+                executors=self._here,
+                most=self._most,
+                gpus=self._gpus,
+                workers=self._terms.workers,
+                waiting_for=self._why,
+                direction=self._direction,
+                metric=self._metric,
+                best=self._best,
+                running=tuple(report for _, report in sorted(self._running.items())),
+                recent=tuple(self._recent),
+                curve=tuple(self._curve),
+                moments=tuple(self._tally.moments),
+            )
+
+    @property
+    def held(self) -> str:
+        """What has become of what the search held, in words; to be asked at its end."""
+        with self._lock:
+            return become_of(self._passed, self._timeline, self._gpus)
+
+    @property
+    def best(self) -> Best | None:
+        """The best trial so far."""
+        return self._best
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a person should know."""
+        with self._lock:
+            problem = self._progress.problem
+            return (*self._warnings, *(() if problem is None else (problem,)))
+
+    @property
+    def timeline(self) -> Timeline:
+        """When each point was passed."""
+        return self._timeline
+
+    @property
+    def moments(self) -> tuple[Moment, ...]:
+        """GPUs held and used over time."""
+        with self._lock:
+            return tuple(self._tally.moments)
+
+    def gpu_seconds(self) -> GpuSeconds:
+        """Where the GPU time went until now, or until the release."""
+        with self._lock:
+            return self._tally.seconds(self._timeline.released or time.time())
+
+
+def about(report: TrialReport) -> Mapping[str, object]:
+    """What Optuna keeps of a trial beside its parameters and value; JSON."""
+    return {
+        "gpu": report.gpu,
+        "host": report.host,
+        "started": report.started,
+        "ended": report.ended,
+        "tries": report.tries,
+        "error": report.error,
+        "metrics": dict(report.metrics),
+        "step": report.step,
+        "log": report.log,
+    }

@@ -1,0 +1,130 @@
+"""What a trial's ranks left, as the search counts it: values in, values out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hopsgpu.launcher import failures
+from hopsgpu.launcher.failures import Ended
+from hopsgpu.tuning.scheduler import End
+
+_SHOWN = 200
+
+
+class NoMetric(Exception):
+    """What the function returned has no metric; says why, for the user."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial ended.
+
+    Attributes:
+        how: complete, pruned, failed, lost or stopped.
+        value: the metric of one that is complete.
+        metrics: numbers that the function returned, by name.
+        error: what failed, with the user's traceback; "" where nothing did.
+    """
+
+    how: End
+    value: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+def measured(returned: object, metric: str | None) -> tuple[float, dict[str, float]]:
+    """The metric in what a function returned, and all numbers in it.
+
+    Args:
+        returned: a number, or numbers by name.
+        metric: the name of the one that counts; None where there is one alone.
+
+    Raises:
+        NoMetric: it is not there, is no number or is NaN.
+    """
+    if isinstance(returned, Mapping):
+        name = metric if metric is not None or len(returned) != 1 else next(iter(returned))
+        if name is None:
+            listed = ", ".join(map(str, returned))
+            raise NoMetric(f"the function returned several ({listed:.{_SHOWN}}): name one, metric=")
+        if name not in returned:
+            listed = ", ".join(map(str, returned)) or "nothing"
+            raise NoMetric(f"the function returned no {name!r}; it returned {listed:.{_SHOWN}}")
+        value = _number(returned[name])
+        others = {str(key): _number_or_none(one) for key, one in returned.items()}
+        numbers = {key: one for key, one in others.items() if one is not None}
+    else:
+        value = _number(returned)
+        numbers = {metric: value} if metric is not None else {}
+    if math.isnan(value):
+        raise NoMetric("the metric that the function returned is NaN")
+    return value, numbers
+
+
+def _number(value: Any) -> float:
+    found = _number_or_none(value)
+    if found is None:
+        raise NoMetric(
+            f"the function returned {value!r:.{_SHOWN}}, where the metric, a number, is wanted"
+        )
+    return found
+
+
+def _number_or_none(value: Any) -> float | None:
+    if value is None or isinstance(value, (str, bytes, bytearray)):
+        return None
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        # RuntimeError: a torch tensor of several.
+        return None
+
+
+def failed_by(ends: Sequence[Ended], log_url: str) -> str:
+    """What failed of a trial whose ranks have ended; "" where none failed."""
+    first = failures.first_failure(ends)
+    if first is None:
+        return ""
+    cause = failures.likely_cause(first.place, ends)
+    return str(failures.rank_failed(first, log_url, cause))
+
+
+class Reports:
+    """Reads what the first rank of a trial reports, from chunks of its file that end anywhere.
+
+    Args:
+        metric: the name of the metric that counts; None where one alone is reported.
+    """
+
+    def __init__(self, metric: str | None) -> None:
+        self._metric = metric
+        self._rest = b""
+        self.several: tuple[str, ...] = ()
+
+    def take(self, chunk: bytes) -> list[tuple[int, float]]:
+        """The metric at each step that the chunk completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        found = (self._read(line) for line in lines)
+        return [one for one in found if one is not None]
+
+    def _read(self, line: bytes) -> tuple[int, float] | None:
+        try:
+            record = json.loads(line)
+            # A sample of a GPU, in the same file, has none.
+            metrics = dict(record.get("metrics", ()))
+            name = self._name(metrics)
+            return (int(record["step"]), float(metrics[name])) if name in metrics else None
+        except (ValueError, TypeError, KeyError, AttributeError):
+            # Cut off by a full disk, which whoever appended it was told; or written by others.
+            return None
+
+    def _name(self, metrics: Mapping[str, Any]) -> str | None:
+        if self._metric is None and len(metrics) == 1:
+            return next(iter(metrics))
+        if self._metric is None and metrics:
+            self.several = tuple(metrics)
+        return self._metric

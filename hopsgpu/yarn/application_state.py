@@ -1,0 +1,75 @@
+"""How one application stands, by the ResourceManager. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hopsgpu.yarn.resources import amount_of, total
+
+ENDED = ("FINISHED", "FAILED", "KILLED")
+# Of a diagnostics text the part for people; what YARN adds is the container's log.
+_MOST_SAID = 400
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one application stands.
+
+    Attributes:
+        id: YARN's.
+        name: it was submitted under.
+        user: whose it is.
+        queue: it is in.
+        state: NEW, SUBMITTED, ACCEPTED, RUNNING, FINISHED, FAILED or KILLED.
+        final: UNDEFINED until it has ended; SUCCEEDED, FAILED or KILLED.
+        diagnostics: why it waits, or ended so; in one line.
+        gpus: it has now.
+        web: host:port of the NodeManager of its application master; "" before there is one.
+        log: URL of the log of its application master; "" before there is one.
+    """
+
+    id: str
+    name: str
+    user: str
+    queue: str
+    state: str
+    final: str
+    diagnostics: str
+    gpus: int
+    web: str
+    log: str
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in ENDED
+
+    @property
+    def has_succeeded(self) -> bool:
+        return self.final == "SUCCEEDED"
+
+    @property
+    def master(self) -> str:
+        """The container of its application master; "" before there is one."""
+        found = re.search(r"/(container_\w+)", self.log)
+        return found[1] if found else ""
+
+
+def standing_of(app: Mapping[str, Any]) -> Standing:
+    """From an application's part of `/apps`."""
+    usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
+    said = " ".join((app.get("diagnostics") or "").split())
+    return Standing(
+        id=app["id"],
+        name=app.get("name") or "",
+        user=app.get("user") or "",
+        queue=app.get("queue") or "",
+        state=app["state"],
+        final=app.get("finalStatus") or "UNDEFINED",
+        diagnostics=said[:_MOST_SAID] + ("..." if len(said) > _MOST_SAID else ""),
+        gpus=total(amount_of(usage.get("used")) for usage in usages).gpus,
+        web=app.get("amHostHttpAddress") or "",
+        log=app.get("amContainerLogs") or "",
+    )

@@ -1,0 +1,106 @@
+"""What is free, and who holds the rest. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hopsgpu.units import counted
+from hopsgpu.yarn.demand import Demand
+from hopsgpu.yarn.resources import Amount, total
+from hopsgpu.yarn.snapshot import App, Snapshot
+
+_HOLDERS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Who holds what a gang waits for, and what is free.
+
+    Attributes:
+        holders: "" where nobody does.
+        free: in the cluster, and in the queues whose limits are below that.
+    """
+
+    holders: str
+    free: str
+
+    def around(self, *why: str) -> str:
+        """One line: who holds the rest, why that is too much, what is free."""
+        return "; ".join(part for part in (self.holders, *why, self.free) if part)
+
+
+def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str = "") -> Facts:
+    """What is free, and who holds the rest.
+
+    Of GPUs where the gang wants some, else of cores and memory.
+
+    Args:
+        snapshot: a look at the ResourceManager.
+        demand: the whole gang.
+        held: how many of its executors the gang has.
+        told: path of a queue whose limit is told of already.
+    """
+    with_gpus = demand.container.gpus > 0
+    nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
+    used = total(node.used for node in nodes)
+    # "4 of 8 GPUs free, 0 of 4 in queue root.a".
+    what = "GPUs free" if with_gpus else "free"
+    free = [f"{_of(whole - used, whole, with_gpus)} {what}"]
+    if any(queue.path == told and whole.within(queue.maximum) for queue in snapshot.queues):
+        # What a queue has left that may have all there is, is what is free.
+        free = []
+    for queue in snapshot.queues[:-1]:
+        # Of one that may have all there is, what it has not does not tell what it can get.
+        if queue.path != told and not whole.within(queue.maximum):
+            left = queue.maximum - queue.used
+            free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
+    own = snapshot.granted(demand.container) * held
+    return Facts(_holders(snapshot, used, own, with_gpus), ", ".join(free))
+
+
+def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:
+    if with_gpus:
+        return f"{max(free.gpus, 0)} of {whole.gpus}"
+    cores = f"{max(free.cores, 0)} of {counted(whole.cores, 'core')}"
+    return f"{cores} and {max(free.memory_mib, 0)} of {whole.memory_mib} MiB"
+
+
+def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> str:
+    def key(amount: Amount) -> tuple[int, ...]:
+        return amount.parts[:1] if with_gpus else amount.parts[1:]
+
+    # What the gang itself has is nobody's fault.
+    apps = [
+        replace(app, used=app.used - own) if app.id == snapshot.application_id else app
+        for app in snapshot.applications
+    ]
+    holding = [app for app in apps if any(part > 0 for part in key(app.used))]
+    holding.sort(key=lambda app: key(app.used), reverse=True)
+    said = [_holder(app, snapshot.application_id, with_gpus) for app in holding]
+    shown = said[:_HOLDERS_SHOWN]
+    if len(said) > _HOLDERS_SHOWN:
+        shown.append(f"{len(said) - _HOLDERS_SHOWN} more")
+    hidden = used - total(app.used for app in snapshot.applications)
+    if key(hidden)[0] > 0:
+        # A node's share is used until the node has reported the container's end.
+        size = _size(hidden, with_gpus)
+        shown.append(f"applications that are not shown or just ended ({size})")
+    return f"held by {', '.join(shown)}" if shown else ""
+
+
+def _holder(app: App, own: str, with_gpus: bool) -> str:
+    size = _size(app.used, with_gpus)
+    if app.id == own:
+        return f"this application ({size})"
+    # Its name tells a person more; its id is what `yarn application -kill` takes.
+    if app.name:
+        return f"'{app.name}' of {app.user} ({size}, {app.id})"
+    return f"{app.id} of {app.user} ({size})"
+
+
+def _size(amount: Amount, with_gpus: bool) -> str:
+    return (
+        counted(amount.gpus, "GPU")
+        if with_gpus
+        else f"{counted(amount.cores, 'core')}, {amount.memory_mib} MiB"
+    )

@@ -1,0 +1,318 @@
+"""The ResourceManager's REST answers, read as values. Pure.
+
+Both schedulers' queues are read as the same Queue; a FifoScheduler has one queue, the cluster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hopsgpu.yarn.resources import (
+    GPU,
+    NOTHING,
+    Amount,
+    amount_of,
+    dominates,
+    multiplied_down,
+    others_of,
+    total,
+)
+from hopsgpu.yarn.snapshot import App, Container, Master, Node, Queue, Rounding, User
+
+Answer = Mapping[str, Any]
+_MASTER = re.compile(r"/container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+/")
+
+
+def nodes_of(answer: Answer) -> tuple[Node, ...]:
+    """All nodes, from `/nodes`."""
+    return tuple(
+        Node(
+            id=node["id"],
+            host=node["nodeHostName"],
+            state=node["state"],
+            total=amount_of(node.get("totalResource")),
+            used=amount_of(node.get("usedResource")),
+            partition=next(iter(node.get("nodeLabels") or ()), ""),
+            web=node.get("nodeHTTPAddress") or "",
+            health=" ".join((node.get("healthReport") or "").split()),
+            others=others_of(node.get("totalResource")),
+        )
+        for node in (answer.get("nodes") or {}).get("node", [])
+    )
+
+
+def shared_partitions(answer: Answer) -> frozenset[str]:
+    """Partitions whose idle nodes anybody may get, from `/get-node-labels`."""
+    return frozenset(
+        label["name"]
+        for label in answer.get("nodeLabelInfo") or []
+        if str(label.get("exclusivity")).lower() == "false"
+    )
+
+
+def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Queue, ...]:
+    """All queues in a partition, from `/scheduler`; each parent before its children."""
+    said = answer["scheduler"]["schedulerInfo"]
+    running = [node.total for node in nodes if node.state == "RUNNING"]
+    biggest = NOTHING
+    for size in running:
+        biggest = biggest.most(size)
+    if said["type"] == "fairScheduler":
+        return tuple(_fair(said["rootQueue"], biggest))
+    if said["type"] == "capacityScheduler":
+        return tuple(_capacity(said, "", partition, biggest))
+    used = total(node.used for node in nodes if node.state == "RUNNING")
+    return (Queue("default", "RUNNING", True, total(running), NOTHING, used, biggest),)
+
+
+def _children(queue: Answer, name: str) -> list[Answer]:
+    return list((queue.get(name) or {}).get("queue", []))
+
+
+def _capacity(queue: Answer, above: str, partition: str, biggest: Amount) -> Iterator[Queue]:
+    path = f"{above}.{queue['queueName']}" if above else queue["queueName"]
+    below = [list(_capacity(q, path, partition, biggest)) for q in _children(queue, "queues")]
+    capacities = _in_partition(queue.get("capacities"), "queueCapacitiesByPartition", partition)
+    # The root has no usage of its own in the answer.
+    inside = total(queues[0].used for queues in below)
+    asked = [queues[0].pending for queues in below]
+    yield Queue(
+        path=path,
+        state=queue.get("state") or "RUNNING",
+        leaf=_is_leaf(queue),
+        maximum=amount_of(capacities.get("effectiveMaxResource")),
+        guaranteed=amount_of(capacities.get("effectiveMinResource")),
+        used=_used(queue.get("resources"), partition) if above else inside,
+        largest=amount_of(queue.get("maximumAllocation")).least(biggest),
+        children=queue.get("autoCreationEligibility", "off") != "off",
+        pending=_pending(queue.get("resources"), partition) if above else _sum_told(asked),
+    )
+    for queues in below:
+        yield from queues
+
+
+def _fair(queue: Answer, biggest: Amount) -> Iterator[Queue]:
+    below = _children(queue, "childQueues")
+    leaf = _is_leaf(queue)
+    used, wanted = amount_of(queue.get("usedResources")), queue.get("demandResources")
+    yield Queue(
+        path=queue["queueName"],
+        state="RUNNING",
+        leaf=leaf,
+        maximum=amount_of(queue.get("maxResources")),
+        guaranteed=amount_of(queue.get("minResources")),
+        used=used,
+        largest=amount_of(queue.get("maxContainerAllocation")).least(biggest),
+        children=not leaf,
+        # The demand is what is used and what is asked for.
+        pending=None if wanted is None else (amount_of(wanted) - used).most(NOTHING),
+    )
+    for child in below:
+        yield from _fair(child, biggest)
+
+
+def _is_leaf(queue: Answer) -> bool:
+    return "LeafQueue" in queue.get("type", "")
+
+
+def _in_partition(answer: Answer | None, name: str, partition: str) -> Answer:
+    listed: list[Answer] = (answer or {}).get(name) or []
+    return next((one for one in listed if one.get("partitionName", "") == partition), {})
+
+
+def _used(resources: Answer | None, partition: str) -> Amount:
+    return amount_of(_in_partition(resources, "resourceUsagesByPartition", partition).get("used"))
+
+
+def _sum_told(amounts: Sequence[Amount | None]) -> Amount | None:
+    told = [amount for amount in amounts if amount is not None]
+    return total(told) if told else None
+
+
+def _pending(resources: Answer | None, partition: str) -> Amount | None:
+    said = _in_partition(resources, "resourceUsagesByPartition", partition)
+    return amount_of(said["pending"]) if "pending" in said else None
+
+
+def user_of(
+    answer: Answer, queue: Queue, name: str, partition: str, inside: Amount, smallest: Amount
+) -> User:
+    """A user's share of a leaf queue, from `/scheduler`.
+
+    Args:
+        answer: the scheduler's.
+        queue: the leaf.
+        name: the user's.
+        partition: the node label.
+        inside: all that the partition has.
+        smallest: the smallest container.
+    """
+    leaf = _leaf(answer["scheduler"]["schedulerInfo"], "", queue.path)
+    users = (leaf.get("users") or {}).get("user") or []
+    said: Answer = next((user for user in users if user["username"] == name), {})
+    factor = float(leaf.get("userLimitFactor", -1))
+    limit = None
+    # Without a guarantee, as with -1, only the queue's maximum bounds a user.
+    if factor != -1 and queue.guaranteed != NOTHING:
+        guaranteed = queue.guaranteed
+        base = smallest if dominates(smallest, guaranteed, inside) else guaranteed
+        limit = multiplied_down(base, factor).rounded_up(smallest)
+        weight = float(said.get("userWeight", 1))
+        limit = limit if weight == 1 else multiplied_down(limit, weight)
+    return User(name, _used(said.get("resources"), partition), limit)
+
+
+def _leaf(queue: Answer, above: str, path: str) -> Answer:
+    name = queue.get("queueName")
+    own = f"{above}.{name}" if above else name or ""
+    if own == path:
+        return queue
+    found = (_leaf(child, own, path) for child in _children(queue, "queues"))
+    return next((leaf for leaf in found if leaf), {})
+
+
+Containers = Sequence[Container]
+
+
+def apps_of(
+    answer: Answer, partitions: frozenset[str], containers: Mapping[str, Containers]
+) -> tuple[App, ...]:
+    """Running applications, from `/apps`.
+
+    Args:
+        answer: the applications'.
+        partitions: what they have in these is counted.
+        containers: of applications that do not tell it, by their ids.
+    """
+    return tuple(
+        App(
+            id=app["id"],
+            name=app.get("name") or "",
+            user=app.get("user") or "",
+            queue=app.get("queue") or "",
+            used=_app_used(app, partitions, containers.get(app["id"])),
+            started=(app.get("startedTime") or 0) / 1000,
+        )
+        for app in (answer.get("apps") or {}).get("app", [])
+    )
+
+
+def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | None) -> Amount:
+    if containers is not None:
+        return total(container.size for container in containers)
+    if "resourceInfo" not in app:
+        told = (app.get("allocatedVCores") or 0, app.get("allocatedMB") or 0)
+        return Amount(0, *(max(value, 0) for value in told))
+    return total(
+        amount_of(usage.get("used"))
+        for usage in app["resourceInfo"].get("resourceUsagesByPartition") or []
+        if usage.get("partitionName", "") in partitions
+    )
+
+
+def silent_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
+    """Applications that may have GPUs and do not tell: ids of some, with that of their attempt.
+
+    Args:
+        answer: of `/apps`.
+        own: id of our application, which is always among them.
+        most: how many to name; those with the most GPU-seconds.
+    """
+    found = {}
+    for app in (answer.get("apps") or {}).get("app", []):
+        spent = (app.get("resourceSecondsMap") or {}).get("entry") or []
+        seconds = sum(int(entry["value"]) for entry in spent if entry["key"] == GPU)
+        attempt = _attempt_of(app)
+        if "resourceInfo" not in app and attempt and (seconds or app["id"] == own):
+            found[app["id"]] = (app["id"] != own, -seconds, attempt)
+    chosen = sorted(found, key=lambda name: found[name])[:most]
+    return {name: found[name][2] for name in chosen}
+
+
+def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str, str]:
+    """Applications that have GPUs, or may have and do not tell: ids with that of their attempt.
+
+    Args:
+        answer: of `/apps`.
+        partitions: what they have in these is counted.
+        most: how many to name; those with the most GPUs, then those that do not tell.
+    """
+    having = [app for app in apps_of(answer, partitions, {}) if app.used.gpus]
+    having.sort(key=lambda app: app.used.gpus, reverse=True)
+    listed = (answer.get("apps") or {}).get("app", [])
+    attempts = {app["id"]: attempt for app in listed if (attempt := _attempt_of(app))}
+    found = {app.id: attempts[app.id] for app in having if app.id in attempts}
+    return dict(list((found | silent_apps(answer, "", most)).items())[:most])
+
+
+def _attempt_of(app: Answer) -> str | None:
+    match = _MASTER.search(app.get("amContainerLogs") or "")
+    return f"appattempt_{match[1]}_{int(match[2]):06d}" if match else None
+
+
+def containers_of(answer: Answer | None) -> Containers:
+    """Containers of an application's attempt."""
+    return tuple(
+        Container(
+            # Old ResourceManagers tell the second only (Hadoop's ContainerInfo).
+            node=container.get("nodeId") or container.get("assignedNodeId") or "",
+            id=container["containerId"],
+            size=_allocated(container),
+            granted=int(container.get("startedTime") or 0) / 1000,
+        )
+        for container in (answer or {}).get("container", [])
+    )
+
+
+def _allocated(container: Answer) -> Amount:
+    listed = (container.get("allocatedResources") or {}).get("entry") or []
+    values = {entry["key"]: int(entry["value"]) for entry in listed}
+    return Amount(values.get(GPU, 0), values.get("vcores", 0), values.get("memory-mb", 0))
+
+
+def app_answer(answer: Answer, application_id: str) -> Answer | None:
+    """One application's part of `/apps`."""
+    listed = (answer.get("apps") or {}).get("app", [])
+    return next((app for app in listed if app["id"] == application_id), None)
+
+
+def master_of(app: Answer, containers: Containers) -> Master | None:
+    """The application master's container, from an application's part of `/apps`.
+
+    Args:
+        app: the application's part.
+        containers: its containers, where it does not tell what its master has.
+    """
+    usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
+    size = total(amount_of(usage.get("amUsed")) for usage in usages)
+    logs = app.get("amContainerLogs") or ""
+    size += total(one.size for one in containers if f"/{one.id}/" in logs)
+    node = app.get("masterNodeId")
+    return Master(node, size) if node and size != NOTHING else None
+
+
+def rounding_of(conf: Mapping[str, int | None], fair: bool) -> Rounding:
+    """What containers are rounded up to, from the ResourceManager's own configuration.
+
+    Args:
+        conf: values of MINIMUMS and INCREMENTS; None for one that is not set or not told.
+        fair: whether the FairScheduler runs.
+    """
+    cores, memory = (conf.get(name) for name in MINIMUMS)
+    smallest = Amount(0, cores or 0, memory or 0)
+    if not fair:
+        return Rounding(smallest, smallest)
+    old_memory, old_cores, new_memory, new_cores = (conf.get(name) for name in INCREMENTS)
+    step = Amount(0, new_cores or old_cores or 1, new_memory or old_memory or 1024)
+    return Rounding(smallest, step)
+
+
+MINIMUMS = ("yarn.scheduler.minimum-allocation-vcores", "yarn.scheduler.minimum-allocation-mb")
+INCREMENTS = (
+    "yarn.scheduler.increment-allocation-mb",
+    "yarn.scheduler.increment-allocation-vcores",
+    "yarn.resource-types.memory-mb.increment-allocation",
+    "yarn.resource-types.vcores.increment-allocation",
+)
