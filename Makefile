@@ -7,14 +7,18 @@ BIN := $(VENV)/bin
 # workers all tests.
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGING := setup.py pyproject.toml
-# Two files at a time, each time on a cluster of its own; the longest files first, for the last
-# one runs alone.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-# What needs Spark on that cluster, and what does not.
+# Several files at a time; the longest ones first, for the last one runs alone.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+# Each time on a cluster of its own.
+PARALLEL := -n 2 $(BY_FILE)
+# What needs Spark on that cluster or disturbs others on its HDFS, and what does not.
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
 SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
+SPARK += tests/contract/test_safe_mode.py
 LONGEST := $(addprefix tests/cluster/test_,lease.py submit.py ranks.py launch.py)
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
+LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
+LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
 
 .PHONY: help install demo test unit soak bench check docs python java clean
@@ -62,7 +66,9 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m pytest -q tests/docs
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q $(PARALLEL) $(LIGHT) tests/unit
+	@# Most of these wait for most of their time.
+	$(BIN)/python -m pytest -q -n 4 $(BY_FILE) --one-cluster \
+	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT)) tests/unit
 	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
 unit: $(VENV)/.installed-dev

@@ -1,4 +1,4 @@
-"""One real YARN and HDFS for the session, and one Spark application on it.
+"""One real YARN and HDFS for each worker, or for all, and one Spark application on it.
 
 GPUs are simulated where this machine has none; everything else is the real thing.
 """
@@ -6,6 +6,7 @@ GPUs are simulated where this machine has none; everything else is the real thin
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -27,6 +28,29 @@ from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BACK_SECONDS = 10.0
 CONTAINERS_ENV = "yarn.nodemanager.admin-env"
+# Names the directory of the cluster that all workers of a session have.
+ONE_CLUSTER = "HOPSGPU_TESTS_ONE_CLUSTER"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-cluster",
+        action="store_true",
+        help="give all workers one cluster: for tests that use its HDFS, and no daemons and GPUs",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
+        # Workers inherit it.
+        os.environ[ONE_CLUSTER] = tempfile.mkdtemp(prefix="hopsgpu-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
+        directory = os.environ.pop(ONE_CLUSTER)
+        devcluster.down(Path(directory, "cluster"))
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,14 +65,19 @@ def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Iterator[Path]:
-    directory = tmp_path_factory.mktemp("cluster")
+    if shared := os.environ.get(ONE_CLUSTER):
+        # Of workers that come at the same time the first one starts it, and the others wait.
+        directory, tmpdir = Path(shared, "cluster"), Path(shared)
+    else:
+        directory, tmpdir = tmp_path_factory.mktemp("cluster"), own_tmpdir
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
-    tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": str(own_tmpdir)}
-    devcluster.up(directory, conf={"yarn-site": tmpdir}, keep_classes=True)
+    conf = {"yarn-site": {f"{CONTAINERS_ENV}.TMPDIR": str(tmpdir)}}
+    devcluster.up(directory, conf=conf, keep_classes=True)
     try:
         yield directory
     finally:
-        devcluster.down(directory)
+        if not shared:
+            devcluster.down(directory)
 
 
 @pytest.fixture(scope="session")
