@@ -19,6 +19,9 @@ LONGEST := $(addprefix tests/cluster/test_,lease.py submit.py ranks.py launch.py
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
 LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
 LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
+# With variants of what other tests have.
+SOAK := $(wildcard tests/soak/test_*.py)
+SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
 
 .PHONY: help install demo test unit soak bench check docs python java clean
@@ -67,16 +70,17 @@ docs: $(VENV)/.installed-docs
 
 test: java $(VENV)/.installed-dev
 	@# Most of these wait for most of their time.
-	$(BIN)/python -m pytest -q -n 4 $(BY_FILE) --one-cluster \
+	$(BIN)/python -m pytest -q -m 'not soak' -n 4 $(BY_FILE) --one-cluster \
 	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT)) tests/unit
-	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
+	$(BIN)/python -m pytest -m 'not soak' --durations=20 $(PARALLEL) \
+	  $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit
 
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
-	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
-	  $(filter-out $(SOAK_LONGEST),$(wildcard tests/soak/test_*.py))
+	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
+	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
 bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks

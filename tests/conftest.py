@@ -28,6 +28,10 @@ from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BACK_SECONDS = 10.0
 CONTAINERS_ENV = "yarn.nodemanager.admin-env"
+# Who closes a file asks again when the NameNode has not heard of its last block yet, which is the
+# rule for small files; by default after 400 ms, in which WebHDFS serves nobody else either.
+CLOSE = "dfs.client.block.write.locateFollowingBlock"
+HDFS_SITE = {f"{CLOSE}.initial.delay.ms": "10", f"{CLOSE}.retries": "11"}
 # Names the directory of the cluster that all workers of a session have.
 ONE_CLUSTER = "HOPSGPU_TESTS_ONE_CLUSTER"
 
@@ -71,7 +75,10 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> I
     else:
         directory, tmpdir = tmp_path_factory.mktemp("cluster"), own_tmpdir
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
-    conf = {"yarn-site": {f"{CONTAINERS_ENV}.TMPDIR": str(tmpdir)}}
+    conf = {
+        "yarn-site": {f"{CONTAINERS_ENV}.TMPDIR": str(tmpdir)},
+        "hdfs-site": HDFS_SITE,
+    }
     devcluster.up(directory, conf=conf, keep_classes=True)
     try:
         yield directory

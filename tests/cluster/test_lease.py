@@ -265,7 +265,10 @@ def test_an_error_within_hold_gives_back(
 STATES = ("requested", "waiting", "granted", "ready", "starting", "running")
 
 
-@pytest.mark.parametrize("state", STATES[:-1])
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(s, marks=pytest.mark.soak if s == "ready" else ()) for s in STATES[:-1]],
+)
 def test_cancel_at_any_state(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], state: str
 ) -> None:
