@@ -9,13 +9,14 @@ unexport PYTHONDONTWRITEBYTECODE
 PACKAGING := setup.py pyproject.toml
 # Several files at a time; the longest ones first, for the last one runs alone.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Each time on a cluster of its own.
-PARALLEL := -n 2 $(BY_FILE)
+# Each worker with a cluster of its own: 5 GB.
+PARALLEL := -n 3 $(BY_FILE)
 # What needs Spark on that cluster or disturbs others on its HDFS, and what does not.
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
 SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
 SPARK += tests/contract/test_safe_mode.py
-LONGEST := $(addprefix tests/cluster/test_,lease.py submit.py ranks.py launch.py)
+LONGEST := lease.py search.py submit.py docs.py notebooks.py publishing.py pipeline.py launch.py
+LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) ranks.py)
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
 LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
 LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
