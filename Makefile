@@ -17,9 +17,12 @@ SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
 SPARK += tests/contract/test_safe_mode.py
 LONGEST := lease.py search.py submit.py docs.py notebooks.py publishing.py pipeline.py launch.py
 LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) ranks.py)
-LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
+LIGHT := $(wildcard $(addsuffix /test_*.py,tests/cluster tests/contract tests/unit))
+LIGHT := $(filter-out $(SPARK),$(LIGHT))
 LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
 LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
+LIGHT_LONGEST += $(addprefix tests/unit/test_,agent.py discovery_script.py forkserver.py)
+LIGHT_LONGEST += $(addprefix tests/unit/test_,heartbeat.py links.py)
 # With variants of what other tests have.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
@@ -72,7 +75,7 @@ docs: $(VENV)/.installed-docs
 test: java $(VENV)/.installed-dev
 	@# Most of these wait for most of their time.
 	$(BIN)/python -m pytest -q -m 'not soak' -n 4 $(BY_FILE) --one-cluster \
-	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT)) tests/unit
+	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT))
 	$(BIN)/python -m pytest -m 'not soak' --durations=20 $(PARALLEL) \
 	  $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
