@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hopsgpu
 from hopsgpu.frameworks import VARIABLES
 
 # Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
@@ -159,4 +158,4 @@ def own_part(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]
 
 def package_path() -> str:
     """What to put on a Python path so that the hopsgpu is found that this process runs."""
-    return str(Path(hopsgpu.__file__).absolute().parents[1])
+    return str(Path(__file__).absolute().parents[2])

@@ -42,6 +42,8 @@ class ModelStore:
         ConfigError: another URL.
     """
 
+    __module__ = "hopsgpu"
+
     @public
     def __init__(self, url: str) -> None:
         if not isinstance(url, str):

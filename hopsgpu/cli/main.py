@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-import hopsgpu
 from hopsgpu.cli.cluster import cluster
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.doctor import doctor
@@ -19,6 +18,7 @@ from hopsgpu.cli.models import models
 from hopsgpu.cli.runs import runs
 from hopsgpu.cli.submit import submit
 from hopsgpu.cli.tensorboard import tensorboard
+from hopsgpu.core.version import __version__
 from hopsgpu.errors import HopsGpuError
 
 
@@ -63,7 +63,7 @@ def _drop_output() -> None:
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(hopsgpu.__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
 def main() -> None:
     """Gang-scheduled distributed training on YARN's GPUs."""
 

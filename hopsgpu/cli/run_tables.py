@@ -10,7 +10,7 @@ from hopsgpu.artifacts.runs import LOST, OTHER_SCHEMA
 from hopsgpu.cli import trial_tables
 from hopsgpu.cli.formats import duration, moment, size
 from hopsgpu.cli.tables import Fact, Layout, Row, headers
-from hopsgpu.core.results import Timeline
+from hopsgpu.core.run_values import Timeline
 from hopsgpu.display import phrases
 from hopsgpu.units import counted
 

@@ -85,7 +85,7 @@ def submit(
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.backends.spark.submission import ship, spark_defaults, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
-    from hopsgpu.packaging.python_env.argument import wanted_of
+    from hopsgpu.packaging.python_env.kinds import wanted_of
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -127,8 +127,8 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
     Raises:
         ConfigError, StoreError: as `put_on_lake`.
     """
-    from hopsgpu.packaging.python_env.argument import wanted_of
     from hopsgpu.packaging.python_env.builder import put_on_lake, warnings_of
+    from hopsgpu.packaging.python_env.kinds import wanted_of
 
     root, wanted = _root(properties), wanted_of(python_env)
     _say(f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be")
@@ -145,8 +145,8 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
     Raises:
         ConfigError: as `url_on_lake`, or nothing tells where the lake is.
     """
-    from hopsgpu.packaging.python_env.argument import wanted_of
     from hopsgpu.packaging.python_env.builder import url_on_lake
+    from hopsgpu.packaging.python_env.kinds import wanted_of
     from hopsgpu.packaging.python_env.recipes import OnLake
 
     url, wanted = (

@@ -128,6 +128,8 @@ class GpuRequest:
             one container on one GPU.
     """
 
+    __module__ = "hopsgpu"
+
     per_worker: float = 1
 
     def __post_init__(self) -> None:
@@ -180,6 +182,8 @@ class GangSpec:
         env_vars: the user's environment variables of every rank.
         python_env: the Python environment of the ranks, as its user named it, or None.
     """
+
+    __module__ = "hopsgpu"
 
     name: str
     workers: int = 1
@@ -339,6 +343,8 @@ class LaunchPlan:
         hosts: nodes that have GPUs of the wanted type; None where any will do.
         warnings: what a person should know before.
     """
+
+    __module__ = "hopsgpu"
 
     spec: GangSpec
     executors: int

@@ -36,6 +36,8 @@ class Data:
         ConfigError: another remainder, or a seed that is no whole number of at least 0.
     """
 
+    __module__ = "hopsgpu"
+
     source: Any
     remainder: str = "drop"
     seed: int = 0

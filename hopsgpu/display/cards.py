@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, RunOutcome, RunStatus, Timeline
 from hopsgpu.display.phrases import gang, lasted, seconds, state, uuid
 from hopsgpu.display.picture import how_ended
 
@@ -33,7 +33,7 @@ def run_card(status: RunStatus) -> str:
     return html.box(html.title("Run", status.run_id), html.facts(told(pairs)))
 
 
-def result_card(result: GangResult) -> str:
+def result_card(result: RunOutcome) -> str:
     """A run's result, each rank with its value."""
     pairs: dict[str, object] = {
         "model": "" if result.model is None else result.model.url,
@@ -48,7 +48,7 @@ def result_card(result: GangResult) -> str:
     )
 
 
-def _rows(result: GangResult) -> Iterable[list[object]]:
+def _rows(result: RunOutcome) -> Iterable[list[object]]:
     reports = {report.rank: report for report in result.ranks}
     count = max(len(result.values), len(result.metrics), *(rank + 1 for rank in reports), 0)
     for rank in range(count):

@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.html import Html
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display import cell, search_cell, search_terminal, terminal
 from hopsgpu.display.base import Display, PlainLines, S, S_contra, W, W_contra

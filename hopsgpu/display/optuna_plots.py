@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.core.trials import COMPLETE, SearchResult
+from hopsgpu.core.trials import COMPLETE, SearchOutcome
 
 if TYPE_CHECKING:
     import optuna
@@ -50,7 +50,7 @@ class Plotted:
     missing: str = ""
 
 
-def optuna_plots(result: SearchResult, seconds: float = _SECONDS) -> Sequence[Plotted]:
+def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[Plotted]:
     """Optuna's plots of a search; each of them with what it lacks where it cannot be drawn.
 
     Args:

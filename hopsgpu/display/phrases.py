@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hopsgpu.core.gang import ENDS, GangState
-from hopsgpu.core.results import RunStatus, Timeline
+from hopsgpu.core.run_values import RunStatus, Timeline
 from hopsgpu.display.picture import Gpu, Picture, Plot, Row
 from hopsgpu.units import counted
 

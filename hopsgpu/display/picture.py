@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import RankReport, RunStatus
+from hopsgpu.core.run_values import RankReport, RunStatus
 
 # Of a large gang so many ranks have plots and logs of their own.
 SHOWN_RANKS = 12

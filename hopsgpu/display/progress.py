@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
 from hopsgpu.core.gang import ENDS, GangState
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display.base import Display, Off, PlainLines, Shield, display_of
 from hopsgpu.units import counted

@@ -13,7 +13,7 @@ from hopsgpu.core.trials import (
     FAILED,
     PRUNED,
     Best,
-    SearchResult,
+    SearchOutcome,
     SearchStatus,
     TrialReport,
     Writer,
@@ -127,7 +127,7 @@ def unit(status: SearchStatus) -> str:
     return "GPUs" if status.gpus else "executors"
 
 
-def best_of(found: SearchStatus | SearchResult) -> str:
+def best_of(found: SearchStatus | SearchOutcome) -> str:
     """The best value and whose it is; "" without any."""
     best = found.best
     if best is None:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hopsgpu
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
@@ -19,6 +18,7 @@ from hopsgpu.doctor.container_logs import Logs
 from hopsgpu.doctor.node_probe import NodeFacts, look
 from hopsgpu.doctor.yarn_checks import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
+from hopsgpu.launcher.api import plan, submit
 from hopsgpu.launcher.run import Run
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import counted
@@ -66,7 +66,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     """
     try:
         workers = _most(len(hosts))
-        run = hopsgpu.submit(
+        run = submit(
             look,
             workers=workers,
             placement="spread",
@@ -105,7 +105,7 @@ def _most(nodes: int) -> int:
     Raises:
         CapacityError: not even on one.
     """
-    shape = hopsgpu.plan(look, workers=1, placement="spread", **_SHAPE).shape
+    shape = plan(look, workers=1, placement="spread", **_SHAPE).shape
     application = application_of(None)
     assert isinstance(application, Application), "the doctor's session is on YARN"
     return most_at_once(nodes, shape, application)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import hopsgpu
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.bounded_calls import Bounded
 from hopsgpu.yarn.application_state import Standing
@@ -55,7 +54,7 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
     given = {**conf, "spark.yarn.tags": tags}
     with _stderr_in_file() as log:
-        starting = Bounded("hopsgpu-session", lambda: hopsgpu.session(_NAME, conf=given))
+        starting = Bounded("hopsgpu-session", lambda: session(_NAME, conf=given))
         try:
             session = starting.result(seconds)
         except TimeoutError:

@@ -8,10 +8,10 @@ import threading
 
 from hopsgpu.backends.grant import leased
 from hopsgpu.backends.spark.jvm_threads import start_daemon
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.options import Arguments, HeldArguments, arguments, held_arguments

@@ -16,7 +16,7 @@ from hopsgpu.backends.spark.token_renewal import Handover
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
 from hopsgpu.core.gang import Avoid, RankPlace, World
-from hopsgpu.core.results import RankReport
+from hopsgpu.core.run_values import RankReport
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
 from hopsgpu.launcher import rank_start

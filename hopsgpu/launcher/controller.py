@@ -19,12 +19,12 @@ from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.lease_request import Request, Watcher
 from hopsgpu.core.gang import Avoid, GangState, assign_ranks
 from hopsgpu.core.rank_requirements import DATA
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.launcher.attempt import Trained, Training, train_on
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.data_staging import Feed
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.options import Arguments
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
 from hopsgpu.launcher.publisher import check_writable

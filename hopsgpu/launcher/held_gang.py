@@ -19,11 +19,11 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import Avoid, GangState
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute, request_of, state_of_failure
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import check_call, interruption, interrupts_noted, wait_for
 from hopsgpu.launcher.options import HeldArguments, launch_on
 from hopsgpu.launcher.planner import new_run_id, plan_on
@@ -247,6 +247,8 @@ class Gang:
     `idle_timeout` without a launch all are let go, and the next launch acquires them again. On
     exit they are released.
     """
+
+    __module__ = "hopsgpu"
 
     def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
         self._given = given

@@ -23,8 +23,8 @@ from hopsgpu.packaging.modules import PackedModules, Packer
 from hopsgpu.packaging.pickling import name_of
 from hopsgpu.packaging.preload import Foreseen, foresee, likely_preloads
 from hopsgpu.packaging.provenance import Provenance, provenance_of
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.storage.names import file_name, model_name
 from hopsgpu.tracking.mlflow import Tracking, tracking_to

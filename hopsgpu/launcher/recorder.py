@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hopsgpu.artifacts.runs import CANCEL
-from hopsgpu.core.results import GangResult, RankReport
+from hopsgpu.core.run_values import RankReport
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import run_record
 from hopsgpu.launcher.background import Background, Work
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.storage.lake import Lake
 
 if TYPE_CHECKING:

@@ -12,9 +12,10 @@ from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState, may_follow
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.launcher.gang_result import GangResult
 
 R = TypeVar("R")
 
@@ -307,6 +308,8 @@ class Handle(Generic[R]):
 
 class Run(Handle[GangResult]):
     """A run that `submit` started."""
+
+    __module__ = "hopsgpu"
 
     def __init__(
         self,

@@ -61,6 +61,8 @@ class Context:
         script: the driver's, as `sys.argv[0]` names it there and in the rank; "" in a notebook.
     """
 
+    __module__ = "hopsgpu"
+
     rank: int
     local_rank: int
     world_size: int

@@ -28,6 +28,8 @@ class Trial:
             as its repr().
     """
 
+    __module__ = "hopsgpu"
+
     number: int
     params: Mapping[str, Any] = field(hash=False)
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.core.spec import check_count
-from hopsgpu.core.trials import COMPLETE, FAILED, AblationResult, AblationRow, TrialReport
+from hopsgpu.core.trials import COMPLETE, FAILED, AblationRow, TrialReport
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.interrupts import takes
 from hopsgpu.launcher.options import Duration, check_call, check_callable, keywords
 from hopsgpu.tuning.search import searched
 from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.search_results import AblationResult
 from hopsgpu.tuning.space import check_optuna
 
 if TYPE_CHECKING:

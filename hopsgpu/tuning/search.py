@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 from hopsgpu.artifacts.runs import RECORD, parse
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
-from hopsgpu.core.trials import SearchResult
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import request_of, state_of_failure
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
@@ -28,6 +27,7 @@ from hopsgpu.launcher.run_record import environment
 from hopsgpu.packaging.python_env.builder import warnings_of
 from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.search_results import SearchResult
 from hopsgpu.tuning.status_board import SearchBoard
 from hopsgpu.units import counted
 

@@ -27,8 +27,8 @@ from hopsgpu.packaging.modules import PackedModules, Packer
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.preload import Foreseen, foresee
 from hopsgpu.packaging.provenance import code_digest
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import Wanted
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.storage.names import file_name
 from hopsgpu.tuning.scheduler import Terms
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of

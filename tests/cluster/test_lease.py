@@ -18,7 +18,7 @@ import hopsgpu
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.backends.spark.package_archive import pack_package
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.storage.lake import Lake
 from tests.travelling import PYTHON, whole_environment
 from tests.unit.test_agent import Gang, gang, reserve  # noqa: F401

@@ -10,9 +10,10 @@ import pytest
 
 from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
 from hopsgpu.display.progress import Off
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.run import Board, Run
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
 

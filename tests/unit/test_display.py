@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.results import RankReport, RunStatus, Timeline
+from hopsgpu.core.run_values import RankReport, RunStatus, Timeline
 from hopsgpu.display import screens
 from hopsgpu.display.cell import page, summary
 from hopsgpu.display.charts import ASCII, SHARES, bars_image, lines_image, sparkline

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.devcluster.site_files import xml_text
 from hopsgpu.doctor import facts as gather

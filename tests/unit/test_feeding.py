@@ -16,7 +16,7 @@ from pyarrow import parquet
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark.dataframe_writer import Written
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
 from hopsgpu.data.rank_shards import Dealt

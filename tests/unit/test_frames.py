@@ -22,9 +22,9 @@ import hopsgpu
 from hopsgpu import tracebacks
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import GangResult
 from hopsgpu.display.progress import Off
 from hopsgpu.errors import Cancelled, StoreError
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
 from hopsgpu.launcher.run import Board, Run
 from hopsgpu.packaging.sources import with_sources
@@ -82,7 +82,7 @@ FAILS = as_own(
 def test_an_error_that_leaves_a_public_call_has_the_callers_frames_alone() -> None:
     text = shown(lambda: public(FAILS["refuse"])("no such model"))
     assert set(files_in(text)) == {__file__}
-    assert text.endswith("hopsgpu.errors.StoreError: no such model\n")
+    assert text.endswith("hopsgpu.StoreError: no such model\n")
     # Those too that are nested: the outer one's frame is hopsgpu's.
     outer = as_own("def outer(words): return inner(words)", inner=public(FAILS["refuse"]))["outer"]
     assert set(files_in(shown(lambda: public(outer)("nested")))) == {__file__}
@@ -194,7 +194,7 @@ def test_a_traceback_of_another_process_is_without_them_too() -> None:
                          ^^^^^^^^^^
           File "{OWN}", line 7, in batches
             raise StoreError("gone")
-        hopsgpu.errors.StoreError: gone
+        hopsgpu.StoreError: gone
         """
     )
     with pytest.raises(RuntimeError) as raised:
@@ -202,7 +202,7 @@ def test_a_traceback_of_another_process_is_without_them_too() -> None:
     text = tracebacks.text_of(raised.value)
     assert files_in(text) == [__file__, "/env/torch/worker.py"]
     assert "fetcher.fetch(index)" in text and "for batch in" not in text and "^^^" not in text
-    assert "hopsgpu.errors.StoreError: gone" in text
+    assert "hopsgpu.StoreError: gone" in text
     drawn = textwrap.indent(told, "  | ")
     assert files_in(tracebacks.without_own(drawn)) == ["/env/torch/worker.py"]
 
@@ -381,7 +381,7 @@ def test_a_plain_script_ends_with_its_own_frames_and_the_error(tmp_path: Path, d
     assert ran.returncode == 1
     lines = ran.stderr.splitlines()
     assert lines[-1] == (
-        f"hopsgpu.errors.StoreError: there is no model 'digits' in file://{tmp_path}; there is none"
+        f"hopsgpu.StoreError: there is no model 'digits' in file://{tmp_path}; there is none"
     )
     files = files_in(ran.stderr)
     assert (set(files) == {str(script)}) is not debug

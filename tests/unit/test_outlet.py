@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.nonblocking import Outlet
 from hopsgpu.display.progress import Lines, Shielded
 from tests.conftest import until
@@ -144,7 +144,7 @@ def test_what_has_no_reader_is_written_at_once(tmp_path: Path) -> None:
 SCRIPT = """
     import sys
     from hopsgpu.display.progress import Lines
-    from hopsgpu.core.results import RunStatus
+    from hopsgpu.core.run_values import RunStatus
 
     lines = Lines()
     for state in ("running", sys.argv[1]):

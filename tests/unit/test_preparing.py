@@ -13,9 +13,9 @@ import pytest
 
 from hopsgpu.agent.environment_unpacker import places_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.storage.lake import Lake
 from tests.unit.containers import SECONDS, Container, container
 

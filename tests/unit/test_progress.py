@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.results import RunStatus, Timeline
+from hopsgpu.core.run_values import RunStatus, Timeline
 from hopsgpu.display.progress import Lines, describe, progress_of
 from hopsgpu.errors import ConfigError
 

@@ -21,9 +21,9 @@ import pytest
 from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.packaging.python_env import commands, conda, unpacker
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import put_on_lake, ready, this_python
 from hopsgpu.packaging.python_env.environment import PythonEnv, mark_in
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.packaging.python_env.requirements import pip_variables
 from hopsgpu.storage.lake import Lake
 from tests.conftest import gone, until

@@ -10,9 +10,9 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import packing
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import this_python
 from hopsgpu.packaging.python_env.conda import CondaEnvironment, prefix_of
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.packaging.python_env.recipes import Archive, Directory, OnLake, Packages
 
 PYTHON = f"python3.{sys.version_info[1]}"

@@ -16,12 +16,13 @@ import pytest
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.runs import parse
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.display.progress import Off
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import recorder as recording_module
 from hopsgpu.launcher.background import Background, Work
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Board
 from hopsgpu.launcher.run_record import Standing, content, packages, write

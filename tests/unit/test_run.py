@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import GangResult, RunStatus, Timeline
+from hopsgpu.core.run_values import RunStatus, Timeline
 from hopsgpu.display.progress import Lines, Off, Shielded, describe
 from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
 from hopsgpu.launcher.run import Board, Run, gpu_seconds
 

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, AblationResult, AblationRow, SearchResult
+from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, AblationRow
 from hopsgpu.display import optuna_plots as plots
 from hopsgpu.display.charts import held_image
 from hopsgpu.display.search_cards import best_trials
 from hopsgpu.display.search_page import page
+from hopsgpu.tuning.search_results import AblationResult, SearchResult
 from tests.unit.searches import result, trial
 
 NASTY = "<script>alert(1)</script>"

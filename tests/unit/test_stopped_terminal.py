@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.live import Live
 from hopsgpu.display.nonblocking import wait_for_room
 from tests.conftest import until
@@ -129,7 +129,7 @@ def test_a_reader_that_does_not_read_holds_up_no_run(
 SCRIPT = """
     import sys
     from hopsgpu.display.live import Live
-    from hopsgpu.core.results import RunStatus
+    from hopsgpu.core.run_values import RunStatus
 
     live = Live()
     live.status(RunStatus("run-1", "running", 0, 1, 1, ("node1",), "", 1.0))

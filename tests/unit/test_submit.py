@@ -31,8 +31,8 @@ from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.packaging.modules import SHIPPED, pack_modules, roots_of
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import ready, this_python
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.packaging.python_env.recipes import Packages
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.application_state import Standing, standing_of

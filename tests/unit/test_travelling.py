@@ -18,9 +18,9 @@ from hopsgpu.launcher.preflight import asked_of_executors
 from hopsgpu.packaging.import_scan import Imported
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.python_env import missing_modules as lacking
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.packaging.python_env.missing_modules import lacking_error
 from hopsgpu.storage.lake import Lake
 from tests.travelling import make_wheel

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from hopsgpu.units import counted
 
-if TYPE_CHECKING:
-    from hopsgpu.artifacts.models import ModelVersion
+class Published(Protocol):
+    """A published model."""
+
+    @property
+    def url(self) -> str:
+        """Where it is on the lake."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Timeline:
         published: the model was on the lake.
         released: the ResourceManager showed the GPUs gone.
     """
+
+    __module__ = "hopsgpu"
 
     requested: float | None = None
     prepared: float | None = None
@@ -95,6 +99,8 @@ class GpuSeconds:
         idle: held minus the others.
     """
 
+    __module__ = "hopsgpu"
+
     held: float = 0.0
     training: float = 0.0
     publishing: float = 0.0
@@ -124,6 +130,8 @@ class RankReport:
         stopped: True where hopsgpu ended it before it had returned.
     """
 
+    __module__ = "hopsgpu"
+
     rank: int
     role: str
     host: str
@@ -137,49 +145,17 @@ class RankReport:
 
 
 @dataclass(frozen=True)
-class GangResult:
-    """What a run left.
-
-    Attributes:
-        values: what the function returned, one per rank, in order.
-        run_id: names the run's directory on the lake.
-        metrics: per rank what it reported last, by name, with "step"; and of its n-th GPU
-            "gpu.n.utilisation", "gpu.n.memory_peak" and what else NVML tells.
-        warnings: what a person should know.
-        ranks: a report for each rank that has ended, in order; none of one whose executor was
-            lost.
-        model: the published version, or None.
-        timeline: when each point was passed.
-        gpu_seconds: where the GPU time went.
-    """
+class RunOutcome:
+    """What a run left, as values; `GangResult` is what users get of it."""
 
     run_id: str
     values: tuple[Any, ...] = ()
     metrics: tuple[Mapping[str, float], ...] = ()
     warnings: tuple[str, ...] = ()
     ranks: tuple[RankReport, ...] = ()
-    model: ModelVersion | None = None
+    model: Published | None = None
     timeline: Timeline = Timeline()
     gpu_seconds: GpuSeconds = GpuSeconds()
-
-    @property
-    def value(self) -> Any:
-        """Rank 0's value; None where there is none."""
-        return self.values[0] if self.values else None
-
-    def __repr__(self) -> str:
-        # Values can be of any size; what a person looks for must be seen beside them.
-        parts = [f"run_id={self.run_id!r}", f"values={reprlib.repr(self.values)}"]
-        if self.model is not None:
-            parts.append(f"model={self.model.url!r}")
-        parts += [f"warnings={self.warnings!r}"] if self.warnings else []
-        parts += [counted(len(self.ranks), "rank"), str(self.timeline), str(self.gpu_seconds)]
-        return f"GangResult({', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        from hopsgpu.display.cards import result_card
-
-        return result_card(self)
 
 
 @dataclass(frozen=True)
@@ -202,6 +178,8 @@ class RunStatus:
         metrics: last reported ones, per rank.
         timeline: when each point was passed so far.
     """
+
+    __module__ = "hopsgpu"
 
     run_id: str
     state: str
