@@ -25,7 +25,7 @@ class HopsGpuError(Exception):
 
     result: Any = None
     # Its message says all: tracebacks leave out the frames of libraries below it.
-    hides_library_frames = True
+    _hides_library_frames = True
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:

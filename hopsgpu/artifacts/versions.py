@@ -55,6 +55,8 @@ class ModelVersion:
         url: its directory on the lake.
     """
 
+    __module__ = "hopsgpu"
+
     name: str
     version: int
     url: str
