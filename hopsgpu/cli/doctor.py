@@ -73,5 +73,5 @@ def shown(check: Check) -> str:
 def _property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ConfigError(f"--conf {text}: NAME=VALUE is wanted, as spark.yarn.queue=training")
+        raise ConfigError(f"--conf {text}: must be NAME=VALUE, as spark.yarn.queue=training")
     return name, value

@@ -138,7 +138,7 @@ def show_version(name: str, version: str, as_json: bool) -> None:
 def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
     """Copy a version's files to a directory, and check them on the way."""
     if len(words) > 2:
-        raise click.UsageError("NAME [VERSION] DIR is wanted")
+        raise click.UsageError("expected NAME [VERSION] DIR")
     version = words[0] if len(words) == 2 else _LATEST
     store = _store()
     found = store.get(name, version)

@@ -126,4 +126,4 @@ def _text(value: Any, where: str) -> str:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise ConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")

@@ -167,7 +167,7 @@ def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]
         elif not gpus.free:
             why[gpus.host] = f"{_its(gpus.total)} in use{_by(yarn.gpus, gpus)}"
         elif not (node.total - node.used).room_for(CONTAINER):
-            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are wanted"
+            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are needed"
         else:
             free.append(gpus.host)
     return tuple(free), why

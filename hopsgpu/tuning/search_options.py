@@ -145,9 +145,9 @@ def search_arguments(
         trials, max_concurrent, min_concurrent, gpus_per_trial, workers_per_trial, max_failures
     )
     if direction not in _DIRECTIONS:
-        raise ConfigError(f"direction={direction!r}: 'minimize' or 'maximize' is wanted")
+        raise ConfigError(f"direction={direction!r}: must be 'minimize' or 'maximize'")
     if metric is not None and (not isinstance(metric, str) or not metric):
-        raise ConfigError(f"metric={metric!r}: the name of a metric or None is wanted")
+        raise ConfigError(f"metric={metric!r}: must be the name of a metric or None")
     if name is not None and resume is not None:
         raise ConfigError(
             f"name={name!r} and resume={resume!r}: a search goes on by either, give one of them"
@@ -210,8 +210,8 @@ def _terms(
     check_count(workers, "workers_per_trial", 1)
     if least > most:
         raise ConfigError(
-            f"min_concurrent={least} with max_concurrent={most}: at most {most} is wanted, as no"
-            " more trials run at a time"
+            f"min_concurrent={least} with max_concurrent={most}: min_concurrent must be at"
+            f" most {most}, as no more trials run at a time"
         )
     if max_failures is not None:
         check_count(max_failures, "max_failures", 0)

@@ -335,7 +335,7 @@ def test_what_is_refused_leaves_nothing(
         with pytest.raises(ConfigError, match=f"local_dir={odd!r}: the path of a local directory"):
             store.publish(odd, "net")  # type: ignore[arg-type]
     for odd in (None, 3):
-        with pytest.raises(ConfigError, match=f"ModelStore.{odd}.: a URL is wanted"):
+        with pytest.raises(ConfigError, match=f"ModelStore.{odd}.: must be a URL"):
             ModelStore(odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; a number"):
         store.publish(model, "net", metrics={"accuracy": "high"})

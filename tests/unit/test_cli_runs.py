@@ -155,14 +155,14 @@ def test_a_runs_data_is_shown(root: Path) -> None:
     ("words", "said"),
     [
         (("runs", "show", "nothing"), "there is no run 'nothing'"),
-        (("runs", "show", "../etc"), "is no run's id"),
+        (("runs", "show", "../etc"), "is not a run id"),
         (("runs", "show", "broken"), "no record of a run"),
         (("runs", "cancel", "broken"), "no record of a run"),
         (("runs", "prune"), "--older-than 30d, --keep 100, or both"),
-        (("runs", "prune", "--older-than", "soon"), "a duration above zero is wanted"),
+        (("runs", "prune", "--older-than", "soon"), "must be a duration above zero"),
         (("logs", "broken"), "there are no logs in"),
         (("logs", "broken", "--rank", "3", "--attempt", "1"), "no logs of rank 3 in attempt 1 in"),
-        (("runs", "--root", "http://lake/"), "is no place for runs"),
+        (("runs", "--root", "http://lake/"), "cannot hold runs and models"),
         (("tensorboard", "nothing"), "hopsgpu: "),
     ],
 )

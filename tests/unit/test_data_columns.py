@@ -107,7 +107,7 @@ def test_tensors() -> None:
         assert (found == values[1:]).all()
         flat = column(pa.field("c", kind), (3, 2, 1)).convert(array)
         assert (flat == values.reshape(2, 3, 2, 1)).all()
-        with pytest.raises(ConfigError, match=r"'c' is .*lists of 5 elements are wanted"):
+        with pytest.raises(ConfigError, match=r"'c' is .*it must hold lists of 5 elements"):
             column(pa.field("c", kind), 5)
 
 

@@ -77,9 +77,9 @@ def test_other_data_is_refused(data: Any, words: str) -> None:
     ("arguments", "words"),
     [
         ({"remainder": "half"}, "remainder='half': 'drop'"),
-        ({"seed": -1}, "seed=-1: a whole number"),
-        ({"seed": 1.5}, "seed=1.5: a whole number"),
-        ({"seed": True}, "seed=True: a whole number"),
+        ({"seed": -1}, "seed=-1: must be an integer"),
+        ({"seed": 1.5}, "seed=1.5: must be an integer"),
+        ({"seed": True}, "seed=True: must be an integer"),
     ],
 )
 def test_data_is_checked_where_it_is_made(arguments: dict[str, Any], words: str) -> None:

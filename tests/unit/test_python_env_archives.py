@@ -207,16 +207,16 @@ def test_zip(tmp_path: Path) -> None:
 def test_what_is_no_archive(name: str, tmp_path: Path) -> None:
     archive = tmp_path / name
     archive.write_bytes(b"no archive of any kind")
-    with pytest.raises(ConfigError, match=f"{name} is no whole archive"):
+    with pytest.raises(ConfigError, match=f"{name} is not a complete archive"):
         inspected(archive)
 
 
 def test_an_archive_that_was_cut_off(tmp_path: Path) -> None:
     whole = tar_of(tmp_path / "env.tar.gz", **{"a.py": random.Random(1).randbytes(100_000)})
     whole.write_bytes(whole.read_bytes()[:-5000])
-    with pytest.raises(ConfigError, match="is no whole archive"):
+    with pytest.raises(ConfigError, match="is not a complete archive"):
         inspected(whole)
-    with pytest.raises(ConfigError, match="is no whole archive"):
+    with pytest.raises(ConfigError, match="is not a complete archive"):
         unpack(whole, "", tmp_path / "home", ())
 
 

@@ -126,7 +126,7 @@ def test_runs_are_found_by_a_beginning_and_the_newest_first(
 @pytest.mark.parametrize("given", ["..", "a/b", "../x", "", ".", "a..b", "x\n", "a#b", "-x", "a b"])
 def test_what_cannot_be_an_id_is_refused(store: RunStore, given: str) -> None:
     for call in (store.find, store.directory, store.record, store.ask_to_cancel, store.remove):
-        with pytest.raises(ConfigError, match="is no run's id"):
+        with pytest.raises(ConfigError, match="is not a run id"):
             call(given)
 
 
@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_told_and_hides_nothing(tmp_path: Path, store: Ru
     assert found[NEW].record is not None and found[NEW].problem == ""
     assert {run.state_at(0.0) for run in found.values() if run.record is None} == {"unreadable"}
     assert "cannot read" in found["empty"].problem
-    assert "is no run's id" in found["odd name#"].problem
+    assert "is not a run id" in found["odd name#"].problem
     said = f"{store.url}/{MIDDLE}/run.json is no record of a run (JSONDecodeError: "
     assert found[MIDDLE].problem.startswith(said)
     assert "written by another version of hopsgpu? `hopsgpu logs ID` may" in found[MIDDLE].problem

@@ -173,7 +173,7 @@ def test_outside_a_gang_it_is_there_on_return(file: Path, monkeypatch: pytest.Mo
 def test_what_is_no_path_is_refused(monkeypatch: pytest.MonkeyPatch, file: Path, path: Any) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.chdir(file.parent)
-    with pytest.raises(ConfigError, match="path=.*: the path of a local directory is wanted"):
+    with pytest.raises(ConfigError, match="path=.*: must be the path of a local directory"):
         hopsgpu.context().save_checkpoint(path, 1)
 
 
@@ -182,7 +182,7 @@ def test_a_step_out_of_bounds_is_refused(
     monkeypatch: pytest.MonkeyPatch, file: Path, step: int
 ) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    with pytest.raises(ConfigError, match=r"step=.*: a whole number .* below 2\*\*63 is wanted"):
+    with pytest.raises(ConfigError, match=r"step=.*: must be an integer ≥ .* < 2\*\*63"):
         hopsgpu.context().save_checkpoint(file, step)
 
 

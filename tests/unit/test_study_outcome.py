@@ -48,8 +48,8 @@ def test_the_metric_is_found(returned: Any, metric: str | None, found: Any) -> N
     ("returned", "metric", "said"),
     [
         (None, None, "returned None, where the metric"),
-        ("0.5", None, "where the metric, a number, is wanted"),
-        (Tensor(1, 2), None, "where the metric, a number, is wanted"),
+        ("0.5", None, "where the metric, a number, is expected"),
+        (Tensor(1, 2), None, "where the metric, a number, is expected"),
         (math.nan, None, "is NaN"),
         ({"a": 1, "b": 2}, None, r"several \(a, b\): name one, metric="),
         ({}, None, "returned several|nothing"),

@@ -142,7 +142,7 @@ def test_what_cannot_work_is_refused_before_anything(
 def test_properties_have_a_form() -> None:
     assert parse_conf(["spark.a=b=c", "spark.a=d", "spark.e="]) == {"spark.a": "d", "spark.e": ""}
     for wrong in ("spark.a", "a=b", "=b"):
-        with pytest.raises(ConfigError, match="a Spark property is wanted"):
+        with pytest.raises(ConfigError, match="must be a Spark property"):
             parse_conf([wrong])
 
 
@@ -413,7 +413,7 @@ def test_the_line_of_a_dry_run_can_be_pasted(home: Path, script: str) -> None:
     [
         ([], "HADOOP_CONF_DIR is not set"),
         (["--detach", "--deploy-mode", "client"], "--detach needs --deploy-mode cluster"),
-        (["--conf", "x"], "a Spark property is wanted"),
+        (["--conf", "x"], "must be a Spark property"),
         (["--dry-run", "--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
         (["--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
         (["--python-env", ""], "python_env='': "),

@@ -22,7 +22,7 @@ def application_of(spark: SparkSession | None) -> Site:
         ConfigError: no session, one that has ended, or one that cannot hold gangs.
     """
     if spark is not None and not isinstance(spark, SparkSession):
-        raise ConfigError(f"spark={spark!r}: a classic SparkSession is wanted")
+        raise ConfigError(f"spark={spark!r}: must be a classic SparkSession")
     # Not the active session: that is a matter of each thread, and a context one of the process.
     context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
     if context is None:

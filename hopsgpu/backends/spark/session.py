@@ -269,17 +269,17 @@ def _checked_conf(
     name: object, master: object, conf: Mapping[str, object] | None
 ) -> dict[str, str]:
     if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"name={name!r}: the application's name, a string, is wanted")
+        raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):
-        raise ConfigError(f"master={master!r}: 'yarn', 'local[*]', 'local[N]' or None is wanted")
+        raise ConfigError(f"master={master!r}: must be 'yarn', 'local[*]', 'local[N]' or None")
     if conf is not None and not isinstance(conf, Mapping):
-        raise ConfigError(f"conf={conf!r}: a mapping of Spark properties to values is wanted")
+        raise ConfigError(f"conf={conf!r}: must be a mapping of Spark properties to values")
     settings = {}
     for key, value in (conf or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
             raise ConfigError(
-                f"conf has {key!r}: {value!r}; a property's name with a string, a number or a"
-                " truth value is wanted"
+                f"conf has {key!r}: {value!r}; must be a property's name with a string, a number"
+                " or a bool"
             )
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     if master is not None:

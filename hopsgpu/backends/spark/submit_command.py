@@ -150,7 +150,7 @@ def parse_conf(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise ConfigError(f"--conf {text}: a Spark property is wanted, as spark.NAME=VALUE")
+            raise ConfigError(f"--conf {text}: must be a Spark property, as spark.NAME=VALUE")
         found[name] = value
     return found
 
