@@ -175,7 +175,7 @@ class GangSpec:
         visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
             own only, None to go by the GPUs of a rank: "rank" where ranks share a GPU.
         model: name under which the model is published, or None.
-        resume: id of the run whose checkpoints are gone on from, or None.
+        resume: id of the run whose checkpoints are resumed from, or None.
         acquire_timeout: seconds the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
         retries: how often the gang starts again where it fails.
@@ -339,7 +339,7 @@ class LaunchPlan:
         queue: YARN's queue; "" on a local master.
         environment: variables that every rank gets with the same value.
         paths: what goes where on the lake: "root", "run", "model", "resume" for the run that is
-            gone on from, and "data", or "data.NAME" for each of several.
+            resumed from, and "data", or "data.NAME" for each of several.
         hosts: nodes that have GPUs of the wanted type; None where any will do.
         warnings: what a person should know before.
     """

@@ -256,7 +256,7 @@ class Searching:
             self._placement.closing = True
             self._board.warn(
                 f"the search took {self._given.timeout:g} s, and its time was over: trials that ran"
-                " were stopped, and can be gone on with by resume="
+                " were stopped; resume= continues the search"
             )
         self._board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)

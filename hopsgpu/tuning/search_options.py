@@ -63,8 +63,8 @@ class SearchArguments:
         progress: what is shown.
         application: in which it runs.
         python_env: that the ranks run with, to be made or there already; or None.
-        named: the name of the search, under which it is gone on with; None for one of its own.
-        resume: id of the search that is gone on with, which must be there; or None.
+        named: the name of the search, under which it is resumed; None for one of its own.
+        resume: id of the search to resume, which must exist; or None.
         needs: top-level modules that the ranks' Python must have to unpickle the function.
     """
 

@@ -374,7 +374,7 @@ def test_of_a_damaged_checkpoint_it_is_told_how_to_go_on_without_it(
     assert damaged.value.kind == "damaged"
     assert str(damaged.value).endswith(
         f"remove the directory {(lake / '2').url}: then it is step 1, in {(lake / '1').url}, that"
-        " is gone on from"
+        " training resumes from"
     )
     (lake / "2").remove()
     found = latest([mine], tmp_path / "got")
