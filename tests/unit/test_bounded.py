@@ -124,11 +124,11 @@ def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
 
 ENDING = """
     import atexit, sys, threading
-    from hopsgpu.artifacts import bounded
+    from hopsgpu.storage import bounded_calls
 
-    bounded._LAST_SECONDS = float(sys.argv[1])
+    bounded_calls._LAST_SECONDS = float(sys.argv[1])
     begun = threading.Event()
-    hands = bounded.Hands("t")
+    hands = bounded_calls.Hands("t")
     atexit._clear()
     atexit.register(lambda: print("main", ask("main"), flush=True))
     import weakref

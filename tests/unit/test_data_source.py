@@ -122,7 +122,7 @@ def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
     shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
     with RankData(shard, tmp_path / "kept") as rank:
         for asked in (rank.to_arrow, lambda: rank.batches(1)):
-            with pytest.raises(ConfigError, match="each once, of a, a, b"):
+            with pytest.raises(ConfigError, match="without repetition, out of a, a, b"):
                 asked()
         assert rank.to_arrow(["b"]).to_pydict() == {"b": [3]}
 

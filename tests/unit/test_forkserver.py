@@ -398,25 +398,25 @@ def test_a_spare_that_cannot_be_set_up_is_the_same_error(here: Container) -> Non
 # Has the fork server stop itself once it has forked, before it tells of it.
 FREEZES = """
 import os, signal
-from hopsgpu.agent import lines
+from hopsgpu.agent import json_lines
 
-send = lines.Lines.send
+send = json_lines.Lines.send
 
 def stop_and_send(self, **fields):
     if "pid" in fields:
         os.kill(os.getpid(), signal.SIGSTOP)
     return send(self, **fields)
 
-lines.Lines.send = stop_and_send
+json_lines.Lines.send = stop_and_send
 """
 
 # A keeper that waits for a moment where others wait for 15 s.
 IMPATIENT = """
 import sys
 from pathlib import Path
-from hopsgpu.agent import keeper, pool
-pool._ANSWER_SECONDS = 5.0
-keeper.main(Path(sys.argv[1]), int(sys.argv[2]))
+from hopsgpu.agent import fork_server_pool, process_daemon
+fork_server_pool._ANSWER_SECONDS = 5.0
+process_daemon.main(Path(sys.argv[1]), int(sys.argv[2]))
 """
 SILENT = "the fork server did not answer for 5 s"
 

@@ -404,7 +404,7 @@ def test_a_value_that_cannot_be_made_shows_who_made_it() -> None:
         lambda: hopsgpu.GpuRequest(-1),
     ):
         text = shown(make)
-        assert names_in(text) == ["shown", "<lambda>"] and "errors.ConfigError: " in text
+        assert names_in(text) == ["shown", "<lambda>"] and "hopsgpu.ConfigError: " in text
 
 
 def test_all_public_calls_are_such() -> None:

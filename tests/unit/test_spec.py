@@ -22,13 +22,13 @@ from hopsgpu.errors import ConfigError
 
 @pytest.mark.parametrize("workers", [0, -1, 1.0, "2", True, None])
 def test_workers(workers: object) -> None:
-    with pytest.raises(ConfigError, match="workers=.*must be an integer of at least 1"):
+    with pytest.raises(ConfigError, match="workers=.*must be an integer ≥ 1"):
         GangSpec("run", workers=workers)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("gpus", [-1, 1.5, "1", True, None])
 def test_gpus(gpus: object) -> None:
-    with pytest.raises(ConfigError, match="gpus_per_worker=.*must be an integer of at least 0"):
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*must be an integer ≥ 0"):
         GpuRequest(gpus)  # type: ignore[arg-type]
 
 

@@ -163,7 +163,7 @@ def test_lines_are_those_that_a_terminal_shows() -> None:
 
 def test_hopsgpus_frames_can_be_kept() -> None:
     assert sum("hopsgpu/" in line for line in last_lines(STACKS, keep_own=True)) == 3
-    assert "forkserver" in (besides(STACKS, keep_own=True) or "")
+    assert "fork_server" in (besides(STACKS, keep_own=True) or "")
     assert OwnFrames(keep=True).without(STACKS.encode()) == STACKS.encode()
 
 
@@ -180,7 +180,7 @@ def test_own_frames_are_left_out_of_a_stream_wherever_it_is_cut() -> None:
         line for line in lines if not line.startswith((b'  File "hopsgpu', b'  File "<frozen'))
         and str(HOME).encode() not in line
     )  # fmt: skip
-    assert b"forkserver" not in expected and b"train.py" in expected
+    assert b"fork_server" not in expected and b"train.py" in expected
     for cut in range(len(data) + 1):
         assert streamed(data, cut) == expected, cut
     assert streamed(data, *range(1, len(data))) == expected

@@ -303,7 +303,7 @@ def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(talk: Callable[
 @pytest.mark.parametrize(
     ("space", "said"),
     [
-        ({}, "distributions by parameter name"),
+        ({}, "must be a mapping of parameter names to Optuna distributions"),
         ({"x": (0, 1)}, "Float-, Int- or CategoricalDistribution"),
         ({"no name": FLOAT(0, 1)}, "no name of a parameter"),
         (3, "a function"),
