@@ -240,6 +240,8 @@ def test_what_is_no_choice_of_columns_is_refused(columns: Any, shapes: Any) -> N
 
 def test_names_that_are_twice_in_the_data_are_no_choice() -> None:
     twice = pa.schema([("a", pa.int8()), ("a", pa.int8()), ("b", pa.int8())])
-    with pytest.raises(ConfigError, match="columns=None: must be names .* without repetition, out of a, a, b"):
+    with pytest.raises(
+        ConfigError, match="columns=None: must be names .* without repetition, out of a, a, b"
+    ):
         checked_names(twice, None)
     assert checked_names(twice, ["b"]) == ["b"]

@@ -120,7 +120,10 @@ def itself() -> list[object]:
         ({"signature": {"a": [0, {1, 2}]}}, r"signature\.a\[1\]=\{1, 2\}: not a JSON value"),
         ({"signature": {3: 1}}, "signature: keys must be strings, not 3"),
         ({"signature": b"bytes"}, "signature=b'bytes': not a JSON value"),
-        ({"data": Unprintable()}, "data=<Unprintable, whose repr failed: RuntimeError>: not a JSON value"),
+        (
+            {"data": Unprintable()},
+            "data=<Unprintable, whose repr failed: RuntimeError>: not a JSON value",
+        ),
         ({"parameters": itself()}, "parameters: JSON cannot say it"),
         ({"parameters": 10**5000}, "parameters: JSON cannot say it"),
         ({"metrics": {"a": 10**5000}}, r"metrics\.a: JSON cannot say it \(Exceeds the limit"),

@@ -162,7 +162,9 @@ def test_a_directory_of_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(packing, "MOST_FILES", 2)
     for name in "abc":
         (tmp_path / f"{name}.py").touch()
-    with pytest.raises(ConfigError, match="holds more than 2 files: name the directory of the modules"):
+    with pytest.raises(
+        ConfigError, match="holds more than 2 files: name the directory of the modules"
+    ):
         key_of(tmp_path)
 
 
