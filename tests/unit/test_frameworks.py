@@ -89,18 +89,6 @@ def test_all_variables_of_a_worker() -> None:
         "JAX_LOCAL_DEVICE_IDS": "0",
         "PL_TRAINER_DEVICES": "1",
         "PL_TRAINER_NUM_NODES": "2",
-        "HOROVOD_RANK": "1",
-        "HOROVOD_SIZE": "2",
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": "1",
-        "HOROVOD_CROSS_SIZE": "2",
-        "HOROVOD_HOSTNAME": "container-1",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": "1002",
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": "eth1",
     }
 
 
@@ -113,7 +101,7 @@ def test_nodes_are_containers_for_torchelastic_too() -> None:
 
 def test_an_interface_that_is_not_known_is_not_set() -> None:
     found = variables(gang(), 0)
-    assert not [name for name in found if name.endswith(("IFNAME", "IFACE"))]
+    assert not [name for name in found if name.endswith("IFNAME")]
 
 
 def test_a_hosted_store_has_its_own_port() -> None:
@@ -209,8 +197,8 @@ def test_a_share_of_the_gpu_is_told_where_there_is_one() -> None:
 
 def test_users_may_set_interfaces_and_defaults_and_nothing_else_of_ours() -> None:
     ours = {name for name in frameworks.VARIABLES if not name.startswith("HOPSGPU_")}
-    interfaces = {name for name in ours if name.endswith(("_IFNAME", "_IFACE"))}
-    assert len(interfaces) == 4
+    interfaces = {name for name in ours if name.endswith("_IFNAME")}
+    assert len(interfaces) == 3
     assert ours - RESERVED_VARIABLES == interfaces | set(lightning.VARIABLES)
 
 
