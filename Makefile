@@ -3,6 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Without bytecode each process of thousands would compile what it imports, and each of the tests'
+# workers all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PACKAGING := setup.py pyproject.toml
 # Two files at a time, each time on a cluster of its own; the longest files first, for the last
 # one runs alone.

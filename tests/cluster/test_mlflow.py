@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mlflow.tracking import MlflowClient
 from pyspark.sql import SparkSession
 
 import hopsgpu
@@ -26,6 +25,8 @@ def fits(rate: float, steps: int = 5) -> None:
 def test_launches_on_a_held_gang_are_in_mlflow_when_it_is_closed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow.tracking import MlflowClient
+
     # A store that needs neither a server nor a database.
     uri = (tmp_path / "mlflow").as_uri()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -1,4 +1,7 @@
-"""Runs in a real tracking store of MLflow, read back by its own client."""
+"""Runs in a real tracking store of MLflow, read back by its own client.
+
+It is imported within the tests: its import takes each of the tests' workers a second.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,9 @@ import json
 import math
 import socket
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import FEATURE_DISABLED, ErrorCode
-from mlflow.tracking import MlflowClient
 
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.packaging.provenance import Provenance
@@ -19,6 +19,9 @@ from hopsgpu.storage.lake import Lake
 from hopsgpu.tracking.mlflow import Tracking, log
 from hopsgpu.tracking.mlflow_logger import log_run
 from tests.unit.records import put_run
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 RUN = "fit-20261122-120000-cccccc"
 MODEL = "hdfs://nn/user/alice/hopsgpu/models/net/3"
@@ -51,8 +54,14 @@ def put(root: Path, state: str = "succeeded", **changes: Any) -> Lake:
     return Lake(directory.as_uri())
 
 
+def client_of(store: str) -> MlflowClient:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=store)
+
+
 def logged(store: str, experiment: str) -> tuple[MlflowClient, Any]:
-    client = MlflowClient(tracking_uri=store)
+    client = client_of(store)
     found = client.get_experiment_by_name(experiment)
     assert found is not None
     (run,) = client.search_runs([found.experiment_id])
@@ -91,7 +100,7 @@ def test_a_second_run_finds_experiment_and_model_there(store: str, tmp_path: Pat
     for number, state in enumerate(("succeeded", "cancelled", "failed")):
         directory = put(tmp_path / str(number), state, model=MODEL, spec=SPEC, error="boom")
         assert log_run(store, "digits", directory, {}) == []
-    client = MlflowClient(tracking_uri=store)
+    client = client_of(store)
     found = client.get_experiment_by_name("digits")
     assert found is not None
     runs = client.search_runs([found.experiment_id])
@@ -103,6 +112,8 @@ def test_a_second_run_finds_experiment_and_model_there(store: str, tmp_path: Pat
 def test_a_part_that_mlflow_refuses_leaves_the_rest(
     store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from mlflow.tracking import MlflowClient
+
     def refuse(*args: object, **kwargs: object) -> None:
         raise OSError("the registry is full")
 
@@ -114,10 +125,16 @@ def test_a_part_that_mlflow_refuses_leaves_the_rest(
     assert run.data.params["rate"] == "1" and run.data.metrics["loss"] == 1 / 2503
 
 
-@pytest.mark.parametrize("code", [ErrorCode.Value("ENDPOINT_NOT_FOUND"), FEATURE_DISABLED])
+@pytest.mark.parametrize("name", ["ENDPOINT_NOT_FOUND", "FEATURE_DISABLED"])
 def test_a_server_without_models_gets_tags_only(
-    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import ErrorCode
+    from mlflow.tracking import MlflowClient
+
+    code = ErrorCode.Value(name)
+
     def refuse(*args: object, **kwargs: object) -> None:
         raise MlflowException("there is no such endpoint", error_code=code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ sys.stdin.read()
 """
 
 
+@functools.cache
 def pythons() -> dict[str, str]:
     """Version → path of every Python of this machine that the nodes may have."""
     homes = [Path(sys.executable).parent]
