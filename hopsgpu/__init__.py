@@ -7,6 +7,7 @@ The names below are the whole public interface. They are loaded on first use, so
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.errors import (
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
 __version__ = "0.1.0"
+
+# Nothing is printed where nobody configured logging: not even warnings.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOMES = {
     "AblationResult": "hopsgpu.core.trials",
