@@ -7,6 +7,7 @@ The names below are the whole public interface. They are loaded on first use, so
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.core.version import __version__ as __version__
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
     from hopsgpu.tuning.search import search
     from hopsgpu.tuning.search_results import AblationResult, SearchResult
     from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
+
+# Nothing is printed where nobody configured logging: not even warnings.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOMES = {
     "AblationResult": "hopsgpu.tuning.search_results",

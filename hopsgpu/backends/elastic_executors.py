@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +16,8 @@ from hopsgpu.control.server import ControlServer, Event
 from hopsgpu.core.gang import Avoid, Container
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 # Executors that get no trial are held aside, so that they are not given again; as many as a large
 # node has GPUs.
@@ -95,6 +98,9 @@ class ElasticLease(ABC):
     def let_go(self, keys: Iterable[int]) -> None:
         """Gives executors back, by the keys of their agents; returns at once."""
         leaving = {key: self.here.pop(key) for key in keys if key in self.here}
+        if leaving:
+            hosts = sorted(container.host for container in leaving.values())
+            log.info("executors given back: %s", ", ".join(hosts))
         self.server.hang_up(leaving)
         self._let_go(leaving)
 
@@ -130,6 +136,7 @@ class ElasticLease(ABC):
         """
         if event.message is None:
             if event.peer in self.here or event.peer in self._aside:
+                log.info("executor lost: agent %d: %s", event.peer, event.reason)
                 self.here.pop(event.peer, None)
                 self._aside.pop(event.peer, None)
                 self._lost(self._jobs[event.peer])
@@ -147,11 +154,18 @@ class ElasticLease(ABC):
             return None
         refuse_duplicates([*self.here.values(), container])
         self.here[event.peer] = container
+        log.info(
+            "executor arrived: %s on %s (%d here)",
+            container.container_id,
+            container.host,
+            len(self.here),
+        )
         self._come()
         return container
 
     def _put_aside(self, container: Container, reason: str) -> None:
         self._aside[container.key] = container
+        log.info("executor held aside: %s: %s", container.container_id, reason)
         self.request.watcher.warn(f"an executor got no trial: {reason}")
         if len(self._aside) > _MOST_ASIDE:
             raise HopsGpuError(

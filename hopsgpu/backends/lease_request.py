@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import counted
 from hopsgpu.yarn.demand import Demand, container_of
+
+log = logging.getLogger(__name__)
 
 _MOST_TOLD = 5
 
@@ -92,6 +95,7 @@ class Patience:
     def __init__(self, request: Request, since: float | None = None) -> None:
         self._request = request
         began = time.monotonic() if since is None else since
+        self._began = began
         self._deadline = None if request.timeout is None else began + request.timeout
         self._why = "nothing yet"
         self._aside: set[str] = set()
@@ -106,6 +110,9 @@ class Patience:
         if before:
             more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
             why = f"{why}; held aside before: {', '.join(before[:_MOST_TOLD])}{more}"
+        if why != self._why:
+            waited = time.monotonic() - self._began
+            log.debug("%s has waited %.1f s, now for: %s", self._request.run_id, waited, why)
         self._why = why
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 

@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import struct
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ from typing import Any
 
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, Signs, look
 from hopsgpu.control.streams import Inbox
+
+log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
 MOST_JSON = 2**20
@@ -82,6 +85,7 @@ class Channel:
 
     Attributes:
         reason: why the connection ended, in words; empty while it lasts.
+        peer: the other end, for the log.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Channel:
         heartbeat: float = HEARTBEAT_SECONDS,
     ) -> None:
         self.reason = ""
+        self.peer = "the driver"
         self._inbox = inbox
         self._writer = writer
         self._send_key = send_key
@@ -125,6 +130,7 @@ class Channel:
                 f"a {kind!r} frame of {len(body)} + {len(payload)} bytes is over the limit of"
                 f" {MOST_JSON} + {MOST_PAYLOAD}"
             )
+        log.debug("to %s: %s, %d bytes", self.peer, kind, len(body) + len(payload))
         if not self.reason:
             self._write(body, payload)
             await self._writer.drain()
@@ -160,6 +166,7 @@ class Channel:
         try:
             while (message := await self._frame()) is None:
                 pass
+            log.debug("from %s: %s, %d bytes", self.peer, message.kind, message.size)
             return message
         except asyncio.IncompleteReadError as error:
             self._end("closed in the middle of a frame" if error.partial else "closed")
@@ -195,6 +202,9 @@ class Channel:
         now = self._loop.time()
         signs = Signs(self._sent_at, self._inbox.heard, self._inbox.listening, self._missed)
         seen = look(signs, heartbeat=self._heartbeat, now=now)
+        if seen.missed and not self._missed:
+            silent = now - self._inbox.heard
+            log.debug("%s gives no sign of life for %.1f s", self.peer, silent)
         self._missed = seen.missed
         if seen.lost:
             self.abort(f"no sign of life for {self._heartbeat:g} s")
@@ -207,6 +217,8 @@ class Channel:
         self._looking = self._loop.call_at(seen.again, self._look)
 
     def _end(self, reason: str) -> None:
+        if not self.reason:
+            log.debug("connection to %s has ended: %s", self.peer, reason)
         self.reason = self.reason or reason
         self._looking.cancel()
 

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import logging
 import socket
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
@@ -22,6 +23,8 @@ from hopsgpu.control.tls import Identity, new_identity
 from hopsgpu.errors import ConfigError, HopsGpuError
 
 __all__ = ["ControlServer", "Event", "serve"]
+
+log = logging.getLogger(__name__)
 
 _SEND_SECONDS = 60.0
 # The kernel takes less where it is set so (net.core.somaxconn).
@@ -104,6 +107,7 @@ class ControlServer:
             return sent.result(_SEND_SECONDS)
         except concurrent.futures.TimeoutError:
             sent.cancel()
+            log.info("a message was not taken by an agent within %g s", _SEND_SECONDS)
             return False
 
     async def _keep(self, peer: int, name: str, content: bytes) -> bool:
@@ -196,7 +200,8 @@ class ControlServer:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 channel = await self._greeted(connection)
-        except (ChannelError, OSError, asyncio.IncompleteReadError):
+        except (ChannelError, OSError, asyncio.IncompleteReadError) as error:
+            log.debug("a connection was hung up on in its handshake: %s", type(error).__name__)
             return  # a stranger: hung up on, no harm done
         self._admission.leave(task)
         await self._listen_to(channel)
@@ -216,6 +221,8 @@ class ControlServer:
 
     async def _listen_to(self, channel: Channel) -> None:
         peer = next(self._numbers)
+        channel.peer = f"agent {peer}"
+        log.debug("agent %d has connected", peer)
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
@@ -256,6 +263,7 @@ def serve(
         server = ControlServer(secret, listener, heartbeat=heartbeat, identity=identity)
         thread = threading.Thread(target=server.run, name="hopsgpu-control", daemon=True)
         thread.start()
+        log.debug("listens for agents on %s, port %d", address, server.port)
         try:
             yield server
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 
@@ -19,6 +20,8 @@ from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.run import Board, Run
 from hopsgpu.packaging.code_variables import carried
 from hopsgpu.packaging.python_env.builder import warnings_of
+
+log = logging.getLogger(__name__)
 
 
 @takes(arguments)
@@ -159,6 +162,16 @@ def _planned(given: Arguments, run_id: str) -> LaunchPlan:
 def _started(given: Arguments) -> Run:
     run_id = new_run_id(given.spec.name)
     planned = _planned(given, run_id)
+    shape = planned.shape
+    log.info(
+        "launch asked for: %s of %d workers on %d executors, each of %d GPUs, %d cores and %d MiB",
+        run_id,
+        planned.spec.workers,
+        planned.executors,
+        shape.gpus,
+        shape.cores,
+        shape.heap_mib + shape.overhead_mib,
+    )
     board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
     cancelled = threading.Event()
     leasing = functools.partial(leased, given.application.lease)

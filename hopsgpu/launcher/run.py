@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 import traceback
@@ -16,6 +17,8 @@ from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.gang_result import GangResult
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -59,6 +62,7 @@ class Board:
                     self._uploaded = time.time()
                 if self._state is GangState.PREPARING:
                     self._mark("prepared", time.time())
+                log.debug("%s: %s after %s", self.run_id, state.value, self._state.value)
                 self._state = state
                 self._passed.add(state)
             self._why = why
@@ -270,6 +274,7 @@ class Handle(Generic[R]):
 
     def cancel(self) -> None:
         """Ends the run at whatever state it is; its executors go back. Returns at once."""
+        log.info("%s: to be cancelled", self.run_id)
         self._cancelled.set()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from hopsgpu.tuning.journal import Journal
     from hopsgpu.tuning.sampler_thread import Asker
     from hopsgpu.tuning.search_loop import Searching
+
+log = logging.getLogger(__name__)
 
 JOURNAL = "journal.log"
 PAGE = "search.html"
@@ -103,6 +106,13 @@ def searched(given: SearchArguments, interrupted: threading.Event) -> SearchResu
     _check_before(given, Lake(plan.paths["run"]), run_id)
     board = SearchBoard(
         run_id, given.terms, plan.shape.gpus, given.direction, given.metric, given.progress
+    )
+    log.info(
+        "search asked for: %s of %d trials, %d at a time at most, on executors of %d GPUs",
+        run_id,
+        given.terms.trials,
+        given.terms.most,
+        plan.shape.gpus,
     )
     cancelled = threading.Event()
     work = _Search(given, plan, board, cancelled).run

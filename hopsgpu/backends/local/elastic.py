@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import threading
@@ -21,6 +22,8 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, GangState
+
+log = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.1
 _END_SECONDS = 30.0
@@ -85,6 +88,7 @@ class LocalElasticLease(ElasticLease):
             (),
             os.getpid(),
         )
+        log.info("%s: process started", name)
         package = package_for(request, directory)
         self._live[name] = ContainerJob(wanted, directory, request.watcher.warn, package)
 

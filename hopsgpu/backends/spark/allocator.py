@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +21,8 @@ from hopsgpu.core.gang import Container, Grants, Verdict, shared_hosts
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.gpu_holders import Facts
 from hopsgpu.yarn.resource_manager import Held
+
+log = logging.getLogger(__name__)
 
 EVENT_SECONDS = 0.2
 _ASK_SECONDS = 1.0
@@ -73,6 +76,12 @@ class Bringing:
         self._start = start
         # All that are there must show themselves: an agent could come to one that has no holder.
         there = len(application.jvm.executors(profile.id))
+        log.info(
+            "%s: %d executors asked of YARN, %d of which are there",
+            request.run_id,
+            request.executors,
+            there,
+        )
         self.jobs = [start(max(request.executors, there))]
         self.parked: dict[int, Container] = {}
         self._patience = patience
@@ -104,12 +113,22 @@ class Bringing:
             )
             verdict = self._patience.check(self._grants)
             if verdict is Verdict.GIVE_BACK:
+                log.info(
+                    "%s: a part is given back: %d of %d granted and %d here, %d ended, %d aside",
+                    self._request.run_id,
+                    self._grants.allotted,
+                    self._request.executors,
+                    self._grants.connected,
+                    self._grants.lost,
+                    self._grants.parked,
+                )
                 return None
             if verdict is Verdict.GRANTED and not self._replace_surplus():
                 return self._holders
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
+                    log.info("%s: the turn was lost to others", self._request.run_id)
                     return None
                 self._refuse_hopeless()
                 self._look()
@@ -125,6 +144,9 @@ class Bringing:
                     raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
             return
         if event.message is None:
+            left = self._holders.get(event.peer)
+            if left is not None:
+                log.info("executor lost before the gang was whole: %s", left.host)
             self._holders.pop(event.peer, None)
             self.parked.pop(event.peer, None)
             self._arrivals.pop(event.peer, None)
@@ -137,7 +159,15 @@ class Bringing:
         reason = self._request.unwanted(container)
         if reason is None:
             self._holders[container.key] = container
+            log.info(
+                "executor arrived: %s on %s (%d of %d)",
+                container.container_id,
+                container.host,
+                len(self._holders),
+                self._request.executors,
+            )
             return
+        log.info("executor held aside: %s: %s", container.container_id, reason)
         self._patience.held_aside(reason)
         self.parked[container.key] = container
         # As many as are wanted must be left for what is not parked.
@@ -170,6 +200,8 @@ class Bringing:
         self._ended.look(held.containers)
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
+        if allotted != self._grants.allotted:
+            log.debug("YARN has granted %d of %d", allotted, self._request.executors)
         since = time.monotonic() if grown else self._grants.since
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
         if allotted >= self._request.executors:
@@ -205,6 +237,7 @@ class Bringing:
             # Spark still wants as many, and asks again, with the node that its task prefers.
             jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
         if shared:
+            log.info("executors that share a node are replaced: %s", ", ".join(shared))
             self._grants = replace(self._grants, since=time.monotonic())
             self._why = lambda: (
                 f"executors that came to one node ({', '.join(shared)}) are replaced"

@@ -14,6 +14,7 @@ from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.errors import ConfigError
+from hopsgpu.own_log import level_of
 from hopsgpu.storage.root import root_on
 from hopsgpu.units import parse_duration
 
@@ -103,6 +104,15 @@ class SparkApplication:
             raise ConfigError(f"spark.hopsgpu.keep_data={given!r}: must be 'true' or 'false'")
         return given.strip().lower() == "true"
 
+    @property
+    def log_level(self) -> str | None:
+        """How much hopsgpu logs, "info" or "debug"; None where nobody set it.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.log` is neither of the two.
+        """
+        return level_of(self.option("log"))
+
     @functools.cached_property
     def user(self) -> str:
         """Who submitted it, as YARN and HDFS know it."""
@@ -135,6 +145,7 @@ class SparkApplication:
             ConfigError: naming the option, what was given and what is accepted.
         """
         _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
+        _ = self.log_level
 
     def words_of(self, error: BaseException) -> str:
         """What a record tells of an error that ended a run."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -11,8 +13,11 @@ from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.on_local import on_local
 from hopsgpu.backends.spark.on_yarn import on_yarn
 from hopsgpu.errors import ConfigError
+from hopsgpu.own_log import show
 
 _ATTRIBUTE = "_hopsgpu_application"
+
+log = logging.getLogger(__name__)
 
 
 def application_of(spark: SparkSession | None) -> Site:
@@ -46,6 +51,8 @@ def application_of(spark: SparkSession | None) -> Site:
 
 def _application(context: SparkContext) -> Site:
     jvm = Jvm(context)
-    return (
-        on_local(context, jvm) if is_local(jvm.setting("spark.master")) else on_yarn(context, jvm)
-    )
+    master = jvm.setting("spark.master")
+    application = on_local(context, jvm) if is_local(master) else on_yarn(context, jvm)
+    show(application.log_level)
+    log.info("attached to %s: master %s, Spark %s", application.id, master, context.version)
+    return application

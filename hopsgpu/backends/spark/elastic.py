@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import random
 import threading
 import time
@@ -30,6 +31,8 @@ from hopsgpu.errors import Cancelled, HopsGpuError
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _GONE_SECONDS = 0.1
@@ -137,6 +140,7 @@ class YarnElasticLease(JobsLease):
             if not given_back:
                 return where
             self._leave.set()
+        log.info("%s: executors end again and again: %s", self.request.run_id, given_back)
         self._coming.tell(given_back)
         self._cancel(waiting)
         return ""
@@ -216,6 +220,7 @@ class YarnElasticLease(JobsLease):
 
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
         """Asks for so many, until YARN has granted them or does not for half a minute."""
+        log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
@@ -231,6 +236,7 @@ class YarnElasticLease(JobsLease):
                 patience.tell((), str(error))
                 continue
             if not missing:
+                log.debug("%s: YARN has granted them", self.request.run_id)
                 place.granted()
                 patience.tell((), where)
                 return
@@ -245,6 +251,8 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]
             given_up = self._surplus() if self._enough.is_set() else waiting
+        if given_up:
+            log.info("%s: executors asked for no longer: %d", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
     def _start(self, place: Queueing) -> GangJob:

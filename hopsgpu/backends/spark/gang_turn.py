@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
 
+log = logging.getLogger(__name__)
+
 _LOOK_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
 # A gang that does not seem to fit asks all the same after so long, and then ever more rarely:
@@ -51,6 +54,7 @@ class Queueing:
         self._probe_at = time.monotonic() + _PROBE_SECONDS
         self._before: Line | None = None
         self._refused_since: float | None = None
+        self._has_passed_on = False
 
     @contextlib.contextmanager
     def turn(self, has: int) -> Iterator[None]:
@@ -62,6 +66,7 @@ class Queueing:
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
         """
+        began, self._has_passed_on = time.monotonic(), False
         while not self._is_ours(has):
             self._request.cancelled.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
         lock = self._application.acquiring
@@ -70,6 +75,8 @@ class Queueing:
                 self.keep()
                 self._patience.tell((), "another gang of this application acquires its executors")
                 self._patience.check(Grants(connected=has))
+            waited = time.monotonic() - began
+            log.info("%s: turn to ask YARN taken after %.1f s", self._request.run_id, waited)
             try:
                 yield
             finally:
@@ -90,6 +97,9 @@ class Queueing:
 
     def granted(self) -> None:
         """YARN has granted all, and they only have to start: the next gang may ask."""
+        if not self._has_passed_on:
+            self._has_passed_on = True
+            log.info("%s: all granted: the turn is passed on", self._request.run_id)
         self._give_back()
 
     def facts(self, held: int) -> Facts:
@@ -151,6 +161,7 @@ class Queueing:
         turn = self._look(missing, snapshot, probe)
         if turn.take and self._still(has, probe):
             if probe:
+                log.info("%s: asks, though it does not seem to fit", self._request.run_id)
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
@@ -180,6 +191,7 @@ class Queueing:
         ticket = dataclasses.replace(place.ticket, bound=missing.bound, queue=queue)
         if not place.is_filed:
             place.file(ticket)
+            log.info("%s: stands in the queue of gangs", self._request.run_id)
             self._before = None
         line = place.look()
         ticket = dataclasses.replace(ticket, filed=place.ticket.filed)
@@ -189,7 +201,10 @@ class Queueing:
         turn = decide_turn(Own(place.ticket, place.owner, queues), line, gpus, probe)
         if not turn.take:
             return turn
-        return turn if place.take(line) else Turn(False, "another gang was quicker")
+        if place.take(line):
+            return turn
+        log.info("%s: another gang was quicker to take the turn", self._request.run_id)
+        return Turn(False, "another gang was quicker")
 
     def _still(self, has: int, probe: bool) -> bool:
         """Looks again once the turn is taken: whoever had it before may have taken the rest."""
@@ -200,6 +215,7 @@ class Queueing:
         except HopsGpuError as error:
             missing = Shortage(Bound.CLUSTER, str(error))
         if missing.bound is not Bound.NONE:
+            log.info("%s: turn given back, it fits no more: %s", self._request.run_id, missing.text)
             self._give_back()
         return missing.bound is Bound.NONE
 
@@ -224,6 +240,7 @@ class Queueing:
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
             return Turn(False, f"the line of waiting gangs cannot be read ({error})")
         self._place = None
+        log.info("%s: goes without the queue of gangs: %s", self._request.run_id, error.kind)
         self._request.watcher.warn(_without_line(error))
         return alone
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 30.0
 _ENDED_SECONDS = 0.5
@@ -66,12 +69,18 @@ def let_go(
         server: the tasks' control channel.
         whole: whether the gang was; of one that was not, requests may still be on their way.
     """
+    began = time.monotonic()
     letting = _Letting(application, profile, jobs, server, whole)
     try:
-        return letting.run()
+        release = letting.run()
     except Exception as error:  # noqa: BLE001 - must not hide what ended the run; it is told
         # The context was stopped meanwhile, or its JVM has died: YARN takes all it had.
-        return Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
+        release = Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
+    if release.confirmed:
+        log.info("executors released, and confirmed after %.1f s", time.monotonic() - began)
+    else:
+        log.warning("executors released, and not confirmed: %s", release.problem)
+    return release
 
 
 def let_part_go(
@@ -140,6 +149,7 @@ class _Letting:
         self._no_kill: str | None = None
 
     def run(self) -> Release:
+        log.debug("%d Spark jobs are ended, within %g s", len(self._jobs), RELEASE_SECONDS)
         self._server.end_all()
         for job in self._jobs:
             # Repeated: a job that is not submitted yet cannot be cancelled, and one of its tasks
@@ -147,6 +157,7 @@ class _Letting:
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
                 self._server.end_all()
+        log.debug("jobs ended; waits until the ResourceManager shows the executors gone")
         if not self._until(self._confirmed):
             no_kill = "" if self._no_kill is None else f"; no direct kill: {self._no_kill}"
             return Release(False, _unconfirmed(self._shown + no_kill))

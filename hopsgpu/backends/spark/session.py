@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -31,13 +32,17 @@ from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
+from hopsgpu.own_log import level_of, show
 from hopsgpu.rank.context import VARIABLE
+from hopsgpu.tracebacks import VARIABLE as LOG
 from hopsgpu.yarn.hadoop_conf import is_configured
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 _STARTS = 3
 _HERE = "local[*]"
@@ -87,6 +92,7 @@ def session(
             ' `if __name__ == "__main__":` in modules that ranks import, and give rows by data='
         )
     given = _checked_conf(name, master, conf)
+    show(level_of(given.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(given, os.environ)
     if master is not None and not is_local(master):
         # What can be refused is refused before a JVM is started.
@@ -102,12 +108,14 @@ def session(
         )
     running = SparkContext._active_spark_context
     if running is not None:
+        log.info("session asked for: %s runs already", running.applicationId)
         _check_running(dict(running.getConf().getAll()), given)
         return SparkSession.builder.getOrCreate()
     if master is None:
         # spark-submit has started the JVM, which alone knows.
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", _HERE)
+    log.info("session asked for: master %s", master)
     return _started_here(name, master, given) if is_local(master) else _started(name, given)
 
 
@@ -256,6 +264,7 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
             if start == _STARTS or _IN_UI not in str(error):
                 raise
             why = str(error.java_exception.toString()).splitlines()[0]
+        log.info("start %d of Spark failed: %s", start, why)
         print(
             "hopsgpu: Spark's user interface failed as it started, which happens on busy machines"
             f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
