@@ -54,7 +54,7 @@ check: $(VENV)/.installed-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py \
-	  tests/unit/test_discovery_check.py::test_the_file_is_what_the_modules_are
+	  tests/process/gpu/test_health_check.py::test_the_file_is_what_the_modules_are
 
 # The pages, into docs/_build/html: built, and their links, code and completeness checked.
 docs: $(VENV)/.installed-docs
@@ -62,11 +62,11 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m pytest -q tests/docs
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q $(PARALLEL) $(LIGHT) tests/unit
+	$(BIN)/python -m pytest -q $(PARALLEL) $(LIGHT) tests/unit tests/process
 	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 tests/unit
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
 	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(SOAK_LONGEST) \

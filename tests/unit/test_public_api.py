@@ -11,7 +11,7 @@ import pytest
 
 import hopsgpu
 
-SNAPSHOT = Path(__file__).parent / "data" / "public_api.json"
+SNAPSHOT = Path(__file__).parent / "public_api.json"
 Described = str | dict[str, "Described"]
 
 
