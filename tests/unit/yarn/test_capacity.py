@@ -1,7 +1,7 @@
 """What can be granted, ever and now: from answers of real ResourceManagers, and at the borders.
 
-tests/unit/hadoop_answers holds answers of Hadoop 3.5.0, shortened. `granted` is what YARN then gave to an
-application that asked for four executors.
+tests/unit/hadoop_answers holds answers of Hadoop 3.5.0, shortened. `granted` is what YARN then gave
+to an application that asked for four executors.
 """
 
 from __future__ import annotations
