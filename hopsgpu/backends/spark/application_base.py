@@ -13,8 +13,8 @@ from pyspark import SparkContext, SparkFiles
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.core.own_log import level_of
 from hopsgpu.errors import ConfigError
-from hopsgpu.own_log import level_of
 from hopsgpu.storage.root import root_on
 from hopsgpu.units import parse_duration
 

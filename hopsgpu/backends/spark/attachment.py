@@ -12,8 +12,8 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.on_local import on_local
 from hopsgpu.backends.spark.on_yarn import on_yarn
+from hopsgpu.core.own_log import show
 from hopsgpu.errors import ConfigError
-from hopsgpu.own_log import show
 
 _ATTRIBUTE = "_hopsgpu_application"
 

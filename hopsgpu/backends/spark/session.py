@@ -30,9 +30,9 @@ from hopsgpu.backends.spark.settings import (
 from hopsgpu.backends.spark.submission import spark_defaults
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.core.own_log import level_of, show
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
-from hopsgpu.own_log import level_of, show
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.tracebacks import VARIABLE as LOG
 from hopsgpu.yarn.hadoop_conf import is_configured

@@ -143,7 +143,7 @@ class Gang:
 
 @functools.cache
 def _modules() -> PackedModules:
-    return pack_modules([Path(__file__).parents[2] / "unit"])
+    return pack_modules([Path(__file__).parents[2] / "scripts"])
 
 
 @pytest.fixture
@@ -588,7 +588,7 @@ def test_a_native_abort_shows_its_reason_and_no_frames_of_hopsgpu(gang: Gang) ->
             "Current thread (most recent call first):",
         ]
         (frame,) = ended["log_tail"][4:]
-        assert re.fullmatch(r'  File ".*test_agent.py", line \d+ in aborts', frame)
+        assert re.fullmatch(r'  File ".*test_supervisor.py", line \d+ in aborts', frame)
         # Nor has the log, but for threads of the user's.
         log = gang.output().decode()
         assert why in log and "in aborts" in log and "Thread 0x" in log

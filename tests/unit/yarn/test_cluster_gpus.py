@@ -223,7 +223,7 @@ def test_an_executor_above_the_largest_container_is_not_obtainable() -> None:
 
 @pytest.mark.parametrize("acls", ["true", "false", None])
 def test_whether_queues_have_acls(acls: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.unit import test_capacity
+    from tests.unit.yarn import test_capacity
 
     if acls is not None:
         monkeypatch.setitem(test_capacity.MINIMUM, "yarn.acl.enable", acls)

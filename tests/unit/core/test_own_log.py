@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hopsgpu import own_log
 from hopsgpu.backends.spark.application_base import SparkApplication
+from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
 
 OURS = logging.getLogger("hopsgpu")
@@ -36,7 +36,7 @@ def told(code: str) -> tuple[str, str]:
 
 def test_an_import_installs_no_handler_but_one_that_does_nothing() -> None:
     code = (
-        "import logging, hopsgpu, hopsgpu.own_log; ours = logging.getLogger('hopsgpu');"
+        "import logging, hopsgpu, hopsgpu.core.own_log; ours = logging.getLogger('hopsgpu');"
         "print([type(h).__name__ for h in ours.handlers], ours.level, ours.propagate,"
         " logging.getLogger().handlers)"
     )
