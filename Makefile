@@ -7,14 +7,22 @@ BIN := $(VENV)/bin
 # workers all tests.
 unexport PYTHONDONTWRITEBYTECODE
 PACKAGING := setup.py pyproject.toml
-# Two files at a time, each time on a cluster of its own; the longest files first, for the last
-# one runs alone.
-PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
-# What needs Spark on that cluster, and what does not.
+# Several files at a time; the longest ones first, for the last one runs alone.
+BY_FILE := --dist loadfile --no-loadscope-reorder
+# Each worker with a cluster of its own: 5 GB.
+PARALLEL := -n 3 $(BY_FILE)
+# What needs Spark on that cluster or disturbs others on its HDFS, and what does not.
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
 SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
-LONGEST := $(addprefix tests/cluster/test_,lease.py submit.py ranks.py launch.py)
+SPARK += tests/contract/test_safe_mode.py
+LONGEST := lease.py search.py submit.py docs.py notebooks.py publishing.py pipeline.py launch.py
+LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) ranks.py)
 LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
+LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
+LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
+# With variants of what other tests have.
+SOAK := $(wildcard tests/soak/test_*.py)
+SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
 SOAK_LONGEST := $(addprefix tests/soak/test_,soak.py other_libraries.py nodes.py gpus.py)
 
 .PHONY: help install demo test unit soak bench check docs python java clean
@@ -62,15 +70,18 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m pytest -q tests/docs
 
 test: java $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q $(PARALLEL) $(LIGHT) tests/unit tests/process
-	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
+	@# Most of these wait for most of their time.
+	$(BIN)/python -m pytest -q -m 'not soak' -n 4 $(BY_FILE) --one-cluster \
+	  $(LIGHT_LONGEST) $(filter-out $(LIGHT_LONGEST),$(LIGHT)) tests/unit tests/process
+	$(BIN)/python -m pytest -m 'not soak' --durations=20 $(PARALLEL) \
+	  $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
 unit: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
-	$(BIN)/python -m pytest --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
-	  $(filter-out $(SOAK_LONGEST),$(wildcard tests/soak/test_*.py))
+	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \
+	  $(filter-out $(SOAK_LONGEST),$(SOAK))
 
 bench: java $(VENV)/.installed-bench
 	$(BIN)/python -m benchmarks

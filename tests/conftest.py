@@ -1,4 +1,4 @@
-"""One real YARN and HDFS for the session, and one Spark application on it.
+"""One real YARN and HDFS for each worker, or for all, and one Spark application on it.
 
 GPUs are simulated where this machine has none; everything else is the real thing.
 """
@@ -6,9 +6,11 @@ GPUs are simulated where this machine has none; everything else is the real thin
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -21,12 +23,41 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
+from hopsgpu.devcluster.class_archive import archive_of, make_archive
+from hopsgpu.devcluster.layout import Layout
 from hopsgpu.launcher import options
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BACK_SECONDS = 10.0
 CONTAINERS_ENV = "yarn.nodemanager.admin-env"
+# Who closes a file asks again when the NameNode has not heard of its last block yet, which is the
+# rule for small files; by default after 400 ms, in which WebHDFS serves nobody else either.
+CLOSE = "dfs.client.block.write.locateFollowingBlock"
+HDFS_SITE = {f"{CLOSE}.initial.delay.ms": "10", f"{CLOSE}.retries": "11"}
+# Names the directory of the cluster that all workers of a session have.
+ONE_CLUSTER = "HOPSGPU_TESTS_ONE_CLUSTER"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--one-cluster",
+        action="store_true",
+        help="give all workers one cluster: for tests that use its HDFS, and no daemons and GPUs",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
+        # Workers inherit it.
+        os.environ[ONE_CLUSTER] = tempfile.mkdtemp(prefix="hopsgpu-tests-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if config.getoption("one_cluster") and not hasattr(config, "workerinput"):
+        directory = os.environ.pop(ONE_CLUSTER)
+        devcluster.down(Path(directory, "cluster"))
+        shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,14 +72,36 @@ def own_tmpdir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> Iterator[Path]:
-    directory = tmp_path_factory.mktemp("cluster")
+    shared = os.environ.get(ONE_CLUSTER)
+    directory = Path(shared, "cluster") if shared else tmp_path_factory.mktemp("cluster")
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
-    tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": str(own_tmpdir)}
-    devcluster.up(directory, conf={"yarn-site": tmpdir}, keep_classes=True)
-    try:
-        yield directory
-    finally:
-        devcluster.down(directory)
+    tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
+    conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
+    if not shared:
+        devcluster.up(directory, conf=conf, keep_classes=True)
+        try:
+            yield directory
+        finally:
+            devcluster.down(directory)
+        return
+    # Of workers that come at the same time the first one starts it, and the others wait.
+    filesystem = devcluster.up(directory, conf=conf).filesystem
+    # For those who come later: here nobody waits for it.
+    keeping = threading.Thread(target=keep_classes, args=(directory, filesystem))
+    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
+        keeping.start()
+    yield directory
+    if keeping.ident is not None:
+        keeping.join()
+
+
+def keep_classes(directory: Path, filesystem: str) -> None:
+    """As an `up` does that is asked to, of a cluster that runs."""
+    environ = devcluster.environment(directory)
+    archive = archive_of(Path(environ["JAVA_HOME"]), Path(environ["SPARK_HOME"]))
+    if archive is not None:
+        url = f"{filesystem}/tmp/hopsgpu-classes"
+        make_archive(archive, Layout.at(directory), environ, url, lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -185,14 +185,18 @@ def test_a_held_gang_serves_several_launches(
         gang.launch(where)
 
 
-def test_launches_of_several_threads_on_one_gang_take_turns(
-    spark: SparkSession, gpus_back: Callable[[], int]
+def test_launches_of_several_threads_on_one_gang_take_turns_and_an_error_gives_back(
+    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
 ) -> None:
-    with hopsgpu.hold(workers=2, progress="off") as gang, ThreadPoolExecutor(3) as threads:
-        values = list(
-            threads.map(lambda n: gang.launch(abs, (n,), progress="off").values, (1, 2, 3))
-        )
-    assert values == [(1, 1), (2, 2), (3, 3)]
+    with pytest.raises(ValueError, match="mine"), hopsgpu.hold(workers=2, progress="off") as gang:
+        with ThreadPoolExecutor(3) as threads:
+            values = list(
+                threads.map(lambda n: gang.launch(abs, (n,), progress="off").values, (1, 2, 3))
+            )
+        assert values == [(1, 1), (2, 2), (3, 3)]
+        assert gpus_become(manager, 2)
+        raise ValueError("mine")
+    assert gpus_become(manager, 0)
 
 
 def test_a_gang_that_is_not_entered_launches_nothing(spark: SparkSession) -> None:
@@ -253,19 +257,13 @@ def test_a_held_gang_that_idles_lets_go_and_comes_again(
     assert gpus_become(manager, 0)
 
 
-def test_an_error_within_hold_gives_back(
-    spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int]
-) -> None:
-    with pytest.raises(ValueError, match="mine"), hopsgpu.hold(workers=2, progress="off"):
-        assert gpus_become(manager, 2)
-        raise ValueError("mine")
-    assert gpus_become(manager, 0)
-
-
 STATES = ("requested", "waiting", "granted", "ready", "starting", "running")
 
 
-@pytest.mark.parametrize("state", STATES[:-1])
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(s, marks=pytest.mark.soak if s == "ready" else ()) for s in STATES[:-1]],
+)
 def test_cancel_at_any_state(
     spark: SparkSession, manager: ResourceManager, gpus_back: Callable[[], int], state: str
 ) -> None:

@@ -42,7 +42,14 @@ def test_all_notebooks_are_run_here_and_kept_without_outputs() -> None:
         assert all(not cell.outputs and cell.execution_count is None for cell in cells), path.name
 
 
-@pytest.mark.parametrize("name", sorted(TOLD))
+# Of searches and TensorFlow others tell here: tests/cluster/test_docs.py and test_frameworks.py.
+SOAK = ("search", "tensorflow_digits")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.soak if name in SOAK else ()) for name in sorted(TOLD)],
+)
 def test_a_notebook(
     name: str,
     manager: ResourceManager,

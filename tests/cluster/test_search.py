@@ -242,6 +242,7 @@ def test_bad_trials_are_pruned_and_their_gpu_serves_the_next(
     assert result.study.trials[pruned[0].number].state is optuna.trial.TrialState.PRUNED
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "pruner",
     [

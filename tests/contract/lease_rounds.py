@@ -26,9 +26,6 @@ from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins.node import holders
 
-ROUNDS = 200
-# Of owners, killed keepers and killed scripts; with fewer nothing would be shown.
-ENOUGH = ROUNDS // 4
 # More rounds are played within this, in seconds, where a slow machine has not shown enough.
 MOST_SECONDS = 180.0
 EXECUTORS = 8
@@ -147,8 +144,13 @@ def executors() -> Iterator[list[int]]:
             os.waitpid(pid, 0)
 
 
-def play(directory: Path, marks: Path, chance: random.Random) -> dict[str, int]:
-    """All rounds.
+def enough_of(rounds: int) -> int:
+    """Owners, killed keepers and killed scripts; with fewer of them nothing would be shown."""
+    return rounds // 4
+
+
+def play(directory: Path, marks: Path, chance: random.Random, rounds: int) -> dict[str, int]:
+    """So many rounds, and more of them where they have not shown enough.
 
     Returns:
         How many GPUs were had, and how many keepers and scripts killed.
@@ -163,12 +165,12 @@ def play(directory: Path, marks: Path, chance: random.Random) -> dict[str, int]:
     deadline = time.monotonic() + MOST_SECONDS
 
     def enough() -> bool:
-        return min(said_all["+"], said_all["-"], keepers_killed) >= ENOUGH
+        return min(said_all["+"], said_all["-"], keepers_killed) >= enough_of(rounds)
 
     with executors() as running:
-        while number < ROUNDS or (not enough() and time.monotonic() < deadline):
+        while number < rounds or (not enough() and time.monotonic() < deadline):
             # The later ones leave each executor more time.
-            span = ROUND * (1 + number // ROUNDS)
+            span = ROUND * (1 + number // rounds)
             number += 1
             begun = time.monotonic()
             ends = []
@@ -193,10 +195,10 @@ def play(directory: Path, marks: Path, chance: random.Random) -> dict[str, int]:
     return {"owners": said_all["+"], "scripts": said_all["-"], "keepers": keepers_killed}
 
 
-def main(place: Path, seed: int) -> None:
+def main(place: Path, seed: int, rounds: int) -> None:
     directory = lease_directory({"HOPSGPU_LEASE_DIR": str(place / "leases")})
-    print(json.dumps(play(directory, place / "marks", random.Random(seed))))
+    print(json.dumps(play(directory, place / "marks", random.Random(seed), rounds)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -9,15 +9,18 @@ import sys
 import time
 from pathlib import Path
 
-from tests.contract.lease_rounds import ENOUGH
+import pytest
+
+from tests.contract.lease_rounds import enough_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_never_two_owners_never_a_leak(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rounds", [50, pytest.param(200, marks=pytest.mark.soak)])
+def test_never_two_owners_never_a_leak(tmp_path: Path, rounds: int) -> None:
     seed = os.environ.get("HOPSGPU_TEST_SEED", str(int(time.time())))
     played = subprocess.run(
-        [sys.executable, "-m", "tests.contract.lease_rounds", str(tmp_path), seed],
+        [sys.executable, "-m", "tests.contract.lease_rounds", str(tmp_path), seed, str(rounds)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -28,4 +31,4 @@ def test_never_two_owners_never_a_leak(tmp_path: Path) -> None:
     killed = json.loads(played.stdout)
     print(killed)
     # Otherwise the executors were killed too early for anything to be shown.
-    assert min(killed.values()) >= ENOUGH
+    assert min(killed.values()) >= enough_of(rounds)

@@ -6,7 +6,6 @@ import concurrent.futures
 import getpass
 import io
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -17,10 +16,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from hopsgpu import devcluster
-from hopsgpu.devcluster.layout import DATANODE
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage import hdfs
 from hopsgpu.storage import lake as lake_module
 from hopsgpu.storage.error_messages import Refused
 from hopsgpu.storage.lake import Lake, is_draft
@@ -327,37 +323,6 @@ def test_nobody_there_is_told_within_seconds(hdfs_lake: Lake) -> None:
         Lake(f"{scheme}://127.0.0.1:1/x", quick=True).stat()
     assert told.value.kind == "unreachable"
     assert time.monotonic() - began < 30
-
-
-def test_a_datanode_that_says_nothing_is_waited_for_in_bounds(
-    cluster_dir: Path, hdfs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is frozen in mid-read, and goes on when the first attempt was given up."""
-    monkeypatch.setattr(hdfs, "_READ_SECONDS", 2.0)
-    (datanode,) = (
-        one.pid for one in devcluster.status(cluster_dir).daemons if one.name == DATANODE
-    )
-    lake = Lake(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
-    lake.make()
-    content = os.urandom(40 << 20)
-    (lake / "large").write(content)
-    try:
-        blocks = lake.files.blocks((lake / "large").path)
-        assert next(blocks)
-        os.kill(datanode, signal.SIGSTOP)
-        with pytest.raises(OSError, match="no answer in 2 s"):
-            for _ in blocks:
-                pass
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            fetching = pool.submit((lake / "large").download, tmp_path / "large")
-            with pytest.raises(concurrent.futures.TimeoutError):
-                fetching.result(3)  # it has given up once, and tries again
-            os.kill(datanode, signal.SIGCONT)
-            fetching.result(60)
-    finally:
-        os.kill(datanode, signal.SIGCONT)
-    assert (tmp_path / "large").read_bytes() == content
-    lake.remove()
 
 
 def test_readers_see_whole_records(lake: Lake) -> None:

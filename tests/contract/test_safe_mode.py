@@ -1,10 +1,16 @@
-"""What a publisher meets while the NameNode is in safe mode, and after it."""
+"""HDFS in trouble: its NameNode is in safe mode, or its DataNode says nothing.
+
+The cluster is this file's alone meanwhile.
+"""
 
 from __future__ import annotations
 
 import concurrent.futures
+import os
+import signal
 import subprocess
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,10 +18,10 @@ import pytest
 
 from hopsgpu import devcluster
 from hopsgpu.artifacts.models import ModelStore
-from hopsgpu.devcluster.layout import NAMENODE
+from hopsgpu.devcluster.layout import DATANODE, NAMENODE
 from hopsgpu.errors import StoreError
+from hopsgpu.storage import hdfs, retrying
 from hopsgpu.storage import lake as lake_module
-from hopsgpu.storage import retrying
 from hopsgpu.storage.error_messages import SAFE_MODE, Trouble, explain
 from hopsgpu.storage.lake import Lake
 
@@ -96,3 +102,34 @@ def test_a_publish_goes_on_when_safe_mode_ends(
         dfsadmin("-safemode", "leave")
         assert publishing.result(90).version == 2
     assert [version.version for version in store.versions("net")] == [1, 2]
+
+
+def test_a_datanode_that_says_nothing_is_waited_for_in_bounds(
+    cluster_dir: Path, hdfs_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is frozen in mid-read, and goes on when the first attempt was given up."""
+    monkeypatch.setattr(hdfs, "_READ_SECONDS", 2.0)
+    (datanode,) = (
+        one.pid for one in devcluster.status(cluster_dir).daemons if one.name == DATANODE
+    )
+    lake = Lake(f"{hdfs_url}/tmp/contract-{uuid.uuid4().hex}")
+    lake.make()
+    content = os.urandom(40 << 20)
+    (lake / "large").write(content)
+    try:
+        blocks = lake.files.blocks((lake / "large").path)
+        assert next(blocks)
+        os.kill(datanode, signal.SIGSTOP)
+        with pytest.raises(OSError, match="no answer in 2 s"):
+            for _ in blocks:
+                pass
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            fetching = pool.submit((lake / "large").download, tmp_path / "large")
+            with pytest.raises(concurrent.futures.TimeoutError):
+                fetching.result(3)  # it has given up once, and tries again
+            os.kill(datanode, signal.SIGCONT)
+            fetching.result(60)
+    finally:
+        os.kill(datanode, signal.SIGCONT)
+    assert (tmp_path / "large").read_bytes() == content
+    lake.remove()
