@@ -131,7 +131,7 @@ def choose(address: str, interface: str | None, interfaces: Mapping[str, Sequenc
     if not interfaces.get(interface):
         problem = "has no address" if interface in interfaces else "is not on this node"
         raise ConfigError(
-            f"spark.hopsgpu.interface={interface!r} {problem}; there are {_shown(interfaces)}"
+            f"spark.hopsgpu.interface={interface!r} {problem}; available: {_shown(interfaces)}"
         )
     addresses = interfaces[interface]
     if address in addresses:
@@ -237,7 +237,7 @@ def _held(address: str) -> socket.socket:
                 raise
         else:
             return holder
-    raise OSError(errno.EADDRINUSE, f"no port could be held on {address} in {_TRIES} tries")
+    raise OSError(errno.EADDRINUSE, f"no port could be reserved on {address} in {_TRIES} attempts")
 
 
 def _everywhere() -> socket.socket:

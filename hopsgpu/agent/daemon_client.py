@@ -189,7 +189,7 @@ class Keeper:
 
     async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
         if self.lost:
-            raise KeeperLost("the container's keeper has ended")
+            raise KeeperLost("the container's process daemon has ended")
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
@@ -222,7 +222,9 @@ class Keeper:
             self.lost = True
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(KeeperLost("the container's keeper ended meanwhile"))
+                    answer.set_exception(
+                        KeeperLost("the container's process daemon ended meanwhile")
+                    )
         for pid, end in self._ends.items():
             if not end.done():
                 end.set_result(Ended(pid, signal.SIGKILL, 0))
@@ -302,15 +304,15 @@ async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> Keeper:
     stack.callback(writer.transport.abort)
     connection: socket.socket = writer.get_extra_info("socket")
     if peer_user(connection) != os.geteuid():
-        raise PermissionError(f"{path} is another user's")
+        raise PermissionError(f"{path} belongs to another user")
     async with asyncio.timeout(_START_SECONDS):
         line = await reader.readline()
     if not line:
-        raise ConnectionResetError("the keeper hung up")
+        raise ConnectionResetError("the process daemon closed the connection")
     hello = json.loads(line)
     try:
         pidfd = os.pidfd_open(hello["pid"])
     except ProcessLookupError as error:
-        raise ConnectionResetError("the keeper has just ended") from error
+        raise ConnectionResetError("the process daemon has just ended") from error
     stack.callback(os.close, pidfd)
     return Keeper(reader, writer, pidfd, hello)

@@ -48,7 +48,9 @@ async def start_keeper(directory: Path, watched: int) -> None:
         code = starting.wait()
     if code != 0:
         said = (directory / keeper_module.LOG).read_text(errors="backslashreplace")
-        raise ChildProcessError(f"the keeper did not start (exit code {code}): {said[-1000:]}")
+        raise ChildProcessError(
+            f"the process daemon did not start (exit code {code}): {said[-1000:]}"
+        )
 
 
 async def exited(pid: int) -> None:

@@ -197,7 +197,7 @@ class ForkServer:
         """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
-            late = f"its set-up took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
+            late = f"its setup took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
             self._lines.send(id=number, error=late, errno=None)
         elif problem:
             self._lines.send(id=number, **json.loads(problem))

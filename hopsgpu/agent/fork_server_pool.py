@@ -97,7 +97,7 @@ class Pool:
         if surplus is not None:
             self._forget(surplus)
         elif len(self._servers) >= fork_servers.MOST_SERVERS:
-            raise BlockingIOError(f"{len(self._servers)} other fork servers are at work")
+            raise BlockingIOError(f"{len(self._servers)} other fork servers are busy")
         server = fork_servers.start(
             spec, self._mark, self._directory, self._temporary, next(self._numbers), now
         )
@@ -145,7 +145,7 @@ class Pool:
             return f"importing {modules} took more than {server.spec.import_seconds:g} s"
         if server.lines.connection in self._selector.get_map():
             return f"the fork server did not answer for {_ANSWER_SECONDS:g} s"
-        return "the fork server hung up"
+        return "the fork server closed the connection"
 
     def _forward(self, server: Server, request: Request) -> None:
         fields = request.fields

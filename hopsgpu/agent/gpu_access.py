@@ -55,7 +55,7 @@ async def _tried(gpu: str) -> str:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:
-        return f"it could not be tried: {error}"
+        return f"the attempt to open it could not start: {error}"
     try:
         async with asyncio.timeout(_SECONDS):
             said, _ = await process.communicate()
@@ -65,7 +65,7 @@ async def _tried(gpu: str) -> str:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     if process.returncode:
-        return f"the try to open it ended with {process.returncode}"
+        return f"the attempt to open it ended with exit code {process.returncode}"
     return said.decode(errors="replace").strip()
 
 
@@ -111,7 +111,7 @@ def tried(load: Callable[[str], Any]) -> str:
         load(_NVML)
     except OSError:
         return ""
-    return f"this node has {_NVML} and not CUDA's driver library: {refused}"
+    return f"this node has {_NVML} but not CUDA's driver library: {refused}"
 
 
 if __name__ == "__main__":

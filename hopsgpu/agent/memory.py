@@ -103,7 +103,7 @@ def excess(before: Use, now: Use, limit: int) -> str | None:
     named = [f"{now.names[p]} (pid {p}) {b / MIB:,.0f} MiB" for p, b in largest[:_MOST_NAMED]]
     which = "its process" if len(largest) == 1 else f"the largest of its {len(largest)} processes"
     return (
-        f"{_amounts(used, limit)} (memory_per_worker, which is what to raise);"
+        f"{_amounts(used, limit)} (the limit is memory_per_worker: raise it);"
         f" {which}: {', '.join(named)}"
     )
 

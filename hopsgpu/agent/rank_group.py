@@ -165,7 +165,7 @@ class Attempt:
             try:
                 ask_to_end(rank.directory)
             except OSError as error:
-                await self._warn(f"rank {rank.rank} could not be told to end its trial: {error}")
+                await self._warn(f"rank {rank.rank} could not be asked to end its trial: {error}")
 
     async def end(self) -> None:
         """Ends what still runs, and removes what the ranks left here."""
@@ -280,7 +280,7 @@ class Attempt:
             ended.set()
             killed = not ending.cancel()
         for problem in problems[:1]:
-            text = f"what rank {rank.rank} wrote did not come whole: {problem}"
+            text = f"the output of rank {rank.rank} is incomplete: {problem}"
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
         returned = end.outcome.get("status") in WELL and not end.stopped
@@ -400,7 +400,7 @@ def _explained(
     if problems:
         error = str(problems[0])
     elif end.exit_code == os.EX_IOERR:
-        error = "how it ended could not be written; why is at the end of its log, if that could be"
+        error = "its outcome could not be written; the end of its log says why, if the log could be"
     else:
         return end
     return replace(end, outcome={"status": _FILES_LOST, "error": error})

@@ -164,7 +164,7 @@ class RankProcess:
         Meanwhile the process is killed if it uses more memory than it may.
         """
         pid = self._pid
-        assert pid is not None, "start() comes first"
+        assert pid is not None, "call start() first"
         async with asyncio.TaskGroup() as tasks:
             watches = [
                 tasks.create_task(self._watch_memory(pid)),

@@ -284,7 +284,7 @@ class Agent:
             await asyncio.to_thread(keep_tokens, message.payload, os.environ, own)
         except (OSError, ValueError) as error:
             container = os.environ.get("CONTAINER_ID", "a container")
-            text = f"fresh HDFS tokens could not be kept in {container}: {error}"
+            text = f"renewed HDFS tokens could not be stored in {container}: {error}"
             await self._channel.tell("warning", run_id=message["run_id"], text=text)
             return
         digest = hashlib.sha256(message.payload).hexdigest()

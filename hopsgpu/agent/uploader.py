@@ -137,13 +137,13 @@ class Bringing:
     async def _tell_of_the_rest(self, seconds: float) -> None:
         if lost := len(self._saves.pending()):
             await self._warn(
-                f"{lost} of rank {self._rank}'s checkpoints did not come to the lake: they were"
-                f" given up after at most {seconds:.0f} s"
+                f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
+                f" was abandoned after at most {seconds:.0f} s"
             )
         if self._logging.stop.is_set():
             await self._warn(
-                f"the last logs of rank {self._rank} for TensorBoard did not come to the lake: they"
-                f" were given up after {_LOG_SECONDS:g} s"
+                f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
+                f" upload was abandoned after {_LOG_SECONDS:g} s"
             )
 
     async def _bring_saves(self) -> None:

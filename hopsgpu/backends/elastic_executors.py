@@ -152,10 +152,10 @@ class ElasticLease(ABC):
 
     def _put_aside(self, container: Container, reason: str) -> None:
         self._aside[container.key] = container
-        self.request.watcher.warn(f"an executor got no trial: {reason}")
+        self.request.watcher.warn(f"an executor cannot run trials: {reason}")
         if len(self._aside) > _MOST_ASIDE:
             raise HopsGpuError(
-                f"{counted(len(self._aside), 'executor')} came that can have no trial, the last"
+                f"{counted(len(self._aside), 'executor')} started that cannot run trials, the last"
                 f" because {reason}"
             )
 

@@ -165,6 +165,6 @@ def refuse_duplicates(containers: Sequence[Container]) -> None:
         gpu, one, other = twice
         raise DiscoveryError(
             f"{gpu} was given to two containers: {one.container_id} on {one.host} and"
-            f" {other.container_id} on {other.host}. Is the lease directory of the nodes shared"
-            " by all containers?"
+            f" {other.container_id} on {other.host}. Do all containers of the node share"
+            " its lease directory?"
         )

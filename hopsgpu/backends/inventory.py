@@ -108,7 +108,7 @@ def _runs_here() -> bool:
 
 def _check_user(user: object) -> None:
     if user is not None and not (isinstance(user, str) and user.strip()):
-        raise ConfigError(f"user={user!r}: the name of a user is wanted, or None for yourself")
+        raise ConfigError(f"user={user!r} must be the name of a user, or None for yourself")
 
 
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:

@@ -136,9 +136,9 @@ class Patience:
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {counted(request.executors, 'executor')} came within"
-                f" {request.timeout:g} s; all were let go. It waited for: {self._why}. Wait longer"
-                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                f"{grants.connected} of {counted(request.executors, 'executor')} arrived within"
+                f" {request.timeout:g} s; all were released. It waited for: {self._why}. Wait"
+                " longer (acquire_timeout), request fewer workers, or see who holds the rest",
                 granted=grants.connected,
                 wanted=request.executors,
             )

@@ -25,12 +25,12 @@ root_option: Callable[[Any], Any] = click.option(
     metavar="URL",
     expose_value=False,
     callback=_note,
-    help="Where runs and models are; by default where a session here would have them.",
+    help="Directory of runs and models.  [default: the one that a session here would use]",
 )
 
 
 json_option: Callable[[Any], Any] = click.option(
-    "--json", "as_json", is_flag=True, help="For programs."
+    "--json", "as_json", is_flag=True, help="Print JSON."
 )
 
 
@@ -80,7 +80,7 @@ def default_root(environ: Mapping[str, str]) -> str:
         files = HadoopConf.load(environ).get("fs.defaultFS") if is_configured(environ) else None
     except ConfigError as error:
         raise ConfigError(
-            "where runs and models are is not known: give --root URL, or set HOPSGPU_ROOT"
+            "the root of runs and models is unknown: give --root URL, or set HOPSGPU_ROOT"
             f" ({error})"
         ) from error
     return root_on(None, files, user)

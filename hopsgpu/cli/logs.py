@@ -36,19 +36,17 @@ Write = Callable[[bytes], object]
     type=click.IntRange(0),
     multiple=True,
     metavar="N",
-    help="Only this rank's; may be given several times.",
+    help="Show only this rank (repeatable).",
 )
-@click.option(
-    "--trial", type=click.IntRange(0), metavar="N", help="Those of this trial of a search."
-)
+@click.option("--trial", type=click.IntRange(0), metavar="N", help="Show this trial of a search.")
 @click.option(
     "--attempt",
     type=click.IntRange(0),
     metavar="N",
-    help="Those of this attempt; by default the last.",
+    help="Show this attempt.  [default: the last]",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: an object for each line.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the logs until the run has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.argument("run_id", metavar="ID")
 def logs(
     run_id: str,
@@ -58,17 +56,17 @@ def logs(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show what the ranks of a run wrote, also while it goes on.
+    """Show what the ranks of a run wrote, also while the run is active.
 
-    Of several ranks one after the other, each line with its rank and node; with --follow as it
-    comes, some seconds after it was written. Of a search those of one trial, once it has ended.
+    The ranks are shown one after the other, each line with its rank and node. With --follow,
+    lines appear a few seconds after they were written. For a search, name a trial that has ended.
     """
     from hopsgpu.artifacts.runs import RunStore
 
     if trial is not None and follow:
         raise ConfigError(
-            "--follow cannot go with --trial: a trial's logs come to the lake when it has ended;"
-            " leave one of them out"
+            "--follow cannot be combined with --trial: a trial's logs reach the lake when it has"
+            " ended; leave one of them out"
         )
     store = RunStore(lake_root())
     shown = _Shown(store, store.find(run_id), ranks, trial, attempt, as_json)
@@ -142,10 +140,10 @@ class _Shown:
     def _hint(self) -> str:
         """Where a search's logs are to be looked for."""
         if not self._is_search:
-            return "" if self._trial is None else f": {self._run_id} is no search"
+            return "" if self._trial is None else f": {self._run_id} is not a search"
         if self._trial is None:
-            return ": of a search, name a trial with --trial N"
-        return ": those of a trial come when it has ended"
+            return ": for a search, name a trial with --trial N"
+        return ": a trial's logs appear when it has ended"
 
     def follow(self) -> None:
         """Shows what comes, until the run has ended and all of it is there.
@@ -171,15 +169,15 @@ class _Shown:
             elif known:
                 known = False
                 click.echo(
-                    f"hopsgpu: {self._unread}; so it is not known whether the run goes on: this"
-                    f" ends once nothing has come for {LOST_SECONDS:g} s",
+                    f"hopsgpu: {self._unread}; so it is not known whether the run is active: this"
+                    f" command ends once no output has arrived for {LOST_SECONDS:g} s",
                     err=True,
                 )
             elif time.monotonic() - came_at > LOST_SECONDS:
                 self._end()
                 raise StoreError(
-                    f"{self._run_id}: nothing has come for {LOST_SECONDS:g} s, and whether the run"
-                    f" goes on is not known: {self._unread}"
+                    f"{self._run_id}: no output has arrived for {LOST_SECONDS:g} s, and it is not"
+                    f" known whether the run is active: {self._unread}"
                 )
             now = time.time()
             if record is not None and not record.goes_on(now):
@@ -193,7 +191,7 @@ class _Shown:
                     if told and not self._readers and not self._wanted(told):
                         raise self._none()
                     missing = "" if self._has_shown() else f"; {self._nothing()}"
-                    missing = missing if whole else "; the end of its logs is not there"
+                    missing = missing if whole else "; the end of its logs is missing"
                     click.echo(
                         f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True
                     )
@@ -218,7 +216,7 @@ class _Shown:
             except ODD_JSON as error:
                 click.echo(
                     f"hopsgpu: {self._run_id}: its trials were written by another version of"
-                    f" hopsgpu ({error!r}): on which nodes they were is not known",
+                    f" hopsgpu ({error!r}), so their nodes are not known",
                     err=True,
                 )
         return record

@@ -28,8 +28,8 @@ class Main(Commands):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         if sys.stdout is None:  # what Python makes of one that was closed before it began
             click.echo(
-                "hopsgpu: standard output is closed, and nothing was done: leave it open, or have"
-                " it lead to /dev/null",
+                "hopsgpu: standard output is closed, and nothing was done: leave it open, or"
+                " redirect it to /dev/null",
                 err=True,
             )
             sys.exit(1)
@@ -65,7 +65,7 @@ def _drop_output() -> None:
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(hopsgpu.__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
 def main() -> None:
-    """Gang-scheduled distributed training on YARN's GPUs."""
+    """Run gang-scheduled distributed training on YARN's GPUs."""
 
 
 main.add_command(cluster)

@@ -67,7 +67,7 @@ def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
             yield [(f"{run.run_id}: {run.problem}", "red")]
     # The same of all of them.
     if others:
-        more = f" (and so for {counted(len(others) - 1, 'more run')})" if others[1:] else ""
+        more = f" (the same for {counted(len(others) - 1, 'more run')})" if others[1:] else ""
         yield [(f"{others[0].run_id}: {others[0].problem}{more}", "red")]
 
 
@@ -171,7 +171,7 @@ def _data(told: Any) -> Iterator[tuple[str, str]]:
         if isinstance(one, dict) and isinstance(one.get("bytes"), int):
             rows = counted(one.get("rows", 0), "row")
             many = f"{rows}, {size(one['bytes'])}"
-            gone = "" if one.get("kept") else ", removed with the run's end"
+            gone = "" if one.get("kept") else ", removed at the end of the run"
             yield (name if name == "data" else f"data {name}"), f"{many} of {one.get('url')}{gone}"
 
 

@@ -177,7 +177,9 @@ class Channel:
         head = await self._inbox.readexactly(_LENGTHS.size)
         body_length, payload_length = _LENGTHS.unpack(head)
         if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
-            raise ChannelError(f"a frame of {body_length} + {payload_length} bytes announced")
+            raise ChannelError(
+                f"the peer announced a frame of {body_length} + {payload_length} bytes"
+            )
         body = await self._inbox.readexactly(body_length)
         payload = await self._inbox.readexactly(payload_length)
         tag = await self._inbox.readexactly(DIGEST)
@@ -210,7 +212,7 @@ class Channel:
         self.reason = self.reason or reason
         self._looking.cancel()
 
-    def abort(self, reason: str = "hung up on") -> None:
+    def abort(self, reason: str = "closed by this side") -> None:
         """Closes the connection at once, whatever is still unsent."""
         self._end(reason)
         self._writer.transport.abort()
@@ -233,5 +235,5 @@ def _message(body: bytes, payload: bytes) -> Message:
         raise ChannelError(f"a frame whose JSON cannot be read ({error})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str):
-        raise ChannelError("a frame that is no object with a kind")
+        raise ChannelError("a frame that is not a JSON object with a kind")
     return Message(kind, fields, payload, len(body) + len(payload))

@@ -60,7 +60,7 @@ def new_identity() -> Identity:
         from cryptography.x509.oid import NameOID
     except ImportError as error:
         raise ConfigError(
-            "Spark's network encryption is on, and hopsgpu's own connections are to be encrypted"
+            "Spark's network encryption is on, and hopsgpu's own connections must be encrypted"
             " too, which needs the package 'cryptography' in the driver's Python: pip install"
             " 'hopsgpu[encryption]'"
         ) from error

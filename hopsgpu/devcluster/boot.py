@@ -202,7 +202,7 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
 def _all_alive(layout: Layout, state: State) -> None:
     for daemon in state.dead:
         log = layout.log(daemon)
-        raise ClusterError(f"{daemon} ended while starting ({log}):\n{last_lines(log)}")
+        raise ClusterError(f"{daemon} ended during startup ({log}):\n{last_lines(log)}")
 
 
 def _directories(ports: dict[str, int], user: str) -> bool:

@@ -99,13 +99,13 @@ def make_archive(
     with _alone(archive.file) as alone:
         if not alone or archive.file.exists():
             return
-        say(f"keeping Spark's loaded classes (about 200 MB, once) in {archive.file}")
+        say(f"caching Spark's loaded classes (about 200 MB, once) in {archive.file}")
         log = layout.logs / f"{_MAKER}.log"
         with tempfile.TemporaryDirectory(dir=archive.file.parent, prefix="making-") as scratch:
             made = Path(scratch) / archive.file.name
             failed = _run(archive, made, layout, environ, url, log)
             if failed or not made.is_file():
-                say(f"Spark's JVMs start without them: they were not kept ({log}):")
+                say(f"Spark's JVMs start without the class cache, which could not be made ({log}):")
                 say(last_lines(log, 5))
                 return
             made.rename(archive.file)

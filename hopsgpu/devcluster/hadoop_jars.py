@@ -43,7 +43,7 @@ def hadoop_version(spark: Path) -> str:
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
         f"{spark / 'jars'} has no hadoop-client-api jar: the cluster needs a PySpark that "
-        "carries Hadoop 3 (the one that `pip install pyspark` brings)"
+        "includes Hadoop 3 (as the one of `pip install pyspark` does)"
     )
 
 
@@ -61,7 +61,7 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
     if kept.is_dir():
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
-    say(f"fetching Hadoop {version}'s daemons (about 65 MB, once) into {kept}")
+    say(f"downloading Hadoop {version}'s daemons (about 65 MB, once) to {kept}")
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
         jars = _resolve(java, spark, version, Path(scratch))
         try:
@@ -107,7 +107,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
         why = [line for line in said if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
             f"Spark's resolver could not fetch {', '.join(wanted)}: this needs the network once "
-            "(a mirror is given by spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
+            "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
             + "\n  ".join((why or said)[-8:])
         )
     jars = scratch / "jars"

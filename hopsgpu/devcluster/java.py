@@ -47,7 +47,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     for origin, binary in _candidates(environ):
         java = _ask(binary)
         if java is None:
-            seen.append(f"{origin} has no java that runs ({binary})")
+            seen.append(f"{origin} has no working java ({binary})")
         elif java.version not in ACCEPTED:
             seen.append(f"{origin} has Java {java.version} ({java.home})")
         else:

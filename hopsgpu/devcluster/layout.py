@@ -45,7 +45,7 @@ class Layout:
         """Refuses a path that YARN's own scripts and lists of directories do not bear."""
         if not BORNE.fullmatch(str(self.root)):
             raise ConfigError(
-                f"the cluster's directory is {str(self.root)!r}, but YARN bears only letters, "
+                f"the cluster's directory is {str(self.root)!r}, but YARN accepts only letters, "
                 "digits and / . _ + @ - in it: use another --dir"
             )
 

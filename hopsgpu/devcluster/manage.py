@@ -96,9 +96,9 @@ def up(
             if not missing:
                 # Ready as well: the `up` that started it may have been killed.
                 boot.wait_ready(layout, before, config_files.user_name(), {})
-                say(f"the cluster in {layout.root} runs already")
+                say(f"the cluster in {layout.root} is already running")
                 return _info(layout, before, ())
-            say(f"not alive, starting: {', '.join(missing)}")
+            say(f"restarting dead daemons: {', '.join(missing)}")
         else:
             spec = wanted
             missing = [*MASTERS, *node_names(spec.nodes)]
@@ -154,8 +154,8 @@ def _ports(
         moved = [n for n, port in held.items() if port != recorded.get(n)]
         if before and before.processes and moved:
             raise ClusterError(
-                f"another program has taken the port of {', '.join(moved)} meanwhile, and what "
-                f"still runs in {layout.root} relies on it: `hopsgpu cluster down`, then `up`"
+                f"another program has taken the port of {', '.join(moved)} meanwhile, and "
+                f"running daemons of {layout.root} rely on it: `hopsgpu cluster down`, then `up`"
             )
         yield {n: held.get(n, recorded.get(n, 0)) for n in names}
 
@@ -229,7 +229,7 @@ def _leave_nothing(layout: Layout, state: State | None) -> int:
         stop(left, 2.0)
         ended += len(left)
     pids = ", ".join(str(p.pid) for p in left)
-    raise ClusterError(f"cannot end every process of {layout.root}: {pids} are left")
+    raise ClusterError(f"cannot end every process of {layout.root}: {pids} remain")
 
 
 def _conf(conf: str | Path | Mapping[str, Any] | None) -> SiteConf | None:

@@ -68,8 +68,8 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
         has = f"{len(real)} GPU{'s' if len(real) > 1 else ''}"
         nodes_, each = (1, len(real)) if len(real) < nodes else (nodes, len(real) // nodes)
         why = (
-            f"simulated: this machine has {has}, {wanted} were asked for; "
-            f"--nodes {nodes_} --gpus-per-node {each} uses it"
+            f"simulated: this machine has {has}, {wanted} were requested; "
+            f"--nodes {nodes_} --gpus-per-node {each} uses the real ones"
         )
     else:
         why = "simulated: nvidia-smi does not answer"

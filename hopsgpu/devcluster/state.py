@@ -78,7 +78,7 @@ def load(layout: Layout) -> State | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ClusterError(
-            f"cannot read {layout.state}: {e}; end the daemons it names, if any, and remove it"
+            f"cannot read {layout.state}: {e}; stop the daemons it names, if any, and remove it"
         ) from e
 
 

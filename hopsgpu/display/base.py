@@ -150,7 +150,7 @@ class Shield(Generic[S, W]):
         try:
             tell()
         except Exception as error:  # noqa: BLE001 - becomes a warning of the result
-            self.problem = f"progress was shown no more ({type(error).__name__}: {error})"
+            self.problem = f"the progress display stopped ({type(error).__name__}: {error})"
 
 
 def display_of(
@@ -182,14 +182,13 @@ def display_of(
         _check_takes_one(given, kind)
         return Told(given)
     raise ConfigError(
-        f"progress={given!r}: 'rich', 'lines', 'off', None or a callable that takes a {kind}"
-        " is wanted"
+        f"progress={given!r} must be 'rich', 'lines', 'off', None or a callable that takes a {kind}"
     )
 
 
 def _check_takes_one(given: Callable[..., object], kind: str) -> None:
     if inspect.iscoroutinefunction(given):
-        raise ConfigError(f"progress={given!r}: a plain function is wanted, not a coroutine's")
+        raise ConfigError(f"progress={given!r} must be a plain function, not a coroutine function")
     try:
         signature = inspect.signature(given)
     except ValueError:
@@ -198,5 +197,5 @@ def _check_takes_one(given: Callable[..., object], kind: str) -> None:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"progress={given!r}: a callable that takes one argument, a {kind}, is wanted ({error})"
+            f"progress={given!r} must be a callable that takes one argument, a {kind} ({error})"
         ) from None

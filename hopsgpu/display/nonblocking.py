@@ -97,7 +97,9 @@ class Outlet:
     def _put_note(self, stream: Stream) -> None:
         if self._dropped:
             told, self._dropped = self._dropped, 0
-            self._put(stream, f"hopsgpu: {told:,} lines are not shown, for nobody read them here\n")
+            self._put(
+                stream, f"hopsgpu: {told:,} lines are not shown, because nobody read them here\n"
+            )
 
     def _next(self, taken: tuple[Stream, str] | None) -> tuple[Stream, str] | None:
         """What is to be written after the last one."""

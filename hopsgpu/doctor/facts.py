@@ -151,5 +151,7 @@ def lake_facts(root: str) -> LakeFacts:
             second.remove()
     except HopsGpuError as error:
         return LakeFacts(root, str(error), time.monotonic() - began)
-    problem = "" if moved and same else "a file that was renamed there is not what was written"
+    problem = (
+        "" if moved and same else "a file that was renamed there differs from what was written"
+    )
     return LakeFacts(root, problem, time.monotonic() - began)

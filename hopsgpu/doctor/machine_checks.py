@@ -8,9 +8,9 @@ from hopsgpu.devcluster.java import ACCEPTED
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
 from hopsgpu.yarn.resources import GPU
 
-_JAVA = "set JAVA_HOME to a JDK 17 or 21, the ones that Spark 4 runs on"
+_JAVA = "set JAVA_HOME to a JDK 17 or 21, the versions that Spark 4 runs on"
 _CONF_DIR = (
-    "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (of the development cluster:"
+    "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (for the development cluster:"
     ' eval "$(hopsgpu cluster env)")'
 )
 
@@ -65,7 +65,9 @@ def check_java(machine: Machine) -> Check:
     if machine.java in ACCEPTED:
         return ok("java", seen)
     if machine.java > max(ACCEPTED):
-        return unknown("java", f"{seen}, newer than what hopsgpu was tried with", _JAVA)
+        return unknown(
+            "java", f"{seen}, newer than the versions that hopsgpu was tested with", _JAVA
+        )
     return wrong("java", f"{seen} is too old for Spark 4", _JAVA)
 
 
@@ -98,7 +100,7 @@ def check_python(machine: Machine) -> Check:
 def check_hadoop_conf(client: Client) -> Check:
     """Whether the Hadoop configuration says where HDFS and YARN are."""
     if not client.places:
-        seen = f"HADOOP_CONF_DIR is not set, and no cluster was looked at: {_CONF_DIR}"
+        seen = f"HADOOP_CONF_DIR is not set, so no cluster was checked: {_CONF_DIR}"
         return wrong("hadoop conf", seen, _CONF_DIR)
     if client.problem:
         return wrong("hadoop conf", client.problem, _CONF_DIR)
@@ -109,19 +111,19 @@ def check_hadoop_conf(client: Client) -> Check:
     if not client.managers:
         missing.append("yarn-site.xml names no ResourceManager (yarn.resourcemanager.hostname)")
     if missing:
-        return wrong("hadoop conf", f"{where} is not complete", _CONF_DIR, missing)
+        return wrong("hadoop conf", f"{where} is incomplete", _CONF_DIR, missing)
     return ok("hadoop conf", f"{where}: {client.filesystem}, {', '.join(client.managers)}")
 
 
 def check_resource_types(client: Client) -> Check:
     """Whether this side knows GPUs, without which Spark cannot ask for them."""
     name = "resource types"
-    mend = (
+    fix = (
         "copy yarn-scripts/resource-types.xml into HADOOP_CONF_DIR (the ResourceManager and the"
-        " NodeManagers want it too)"
+        " NodeManagers need it too)"
     )
     if client.types is None:
-        return wrong(name, f"no resource-types.xml here names {GPU}", mend)
+        return wrong(name, f"no resource-types.xml here names {GPU}", fix)
     if GPU not in client.types:
-        return wrong(name, f"yarn.resource-types={','.join(client.types)} lacks {GPU}", mend)
+        return wrong(name, f"yarn.resource-types={','.join(client.types)} lacks {GPU}", fix)
     return ok(name, f"{GPU} is known here")

@@ -114,7 +114,7 @@ def _nvml() -> str:
     if importlib.util.find_spec("pynvml") is None:
         return ""
     # Its older name was that of the module.
-    return _version("nvidia-ml-py") or _version("pynvml") or "of no version"
+    return _version("nvidia-ml-py") or _version("pynvml") or "unknown version"
 
 
 def _leases() -> Leases:

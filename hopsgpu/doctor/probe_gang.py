@@ -90,7 +90,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
             return watched.unfinished(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     left = sorted(set(hosts) - {node.host for node in facts})
-    allowed = f"queue and user may have {workers} of {counted(len(hosts), 'container')} at once"
+    allowed = f"queue and user limit allow {workers} of {counted(len(hosts), 'container')} at once"
     line = result.timeline
     return Trial(
         facts=facts,
@@ -160,12 +160,12 @@ class _Watched:
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
         late = isinstance(error, GangTimeout | Cancelled)
         why = (self.why or str(error)) if late else "the gang failed"
-        missing = f"no container came there in time: {why}" if late else why
+        missing = f"no container started there in time: {why}" if late else why
         left = [host for host in hosts if late and host in self.came]
         if self.failed and not left:
             # Containers that end again may have ended the application, or kept others from coming.
             left = hosts
-        came = {host: f"its container came, and others did not: {why}" for host in self.came}
+        came = {host: f"its container started, but others did not: {why}" for host in self.came}
         return Trial(
             failed=self.failed,
             skipped={host: missing for host in hosts if host not in left},

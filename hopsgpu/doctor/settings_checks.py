@@ -38,13 +38,13 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
         return wrong(
             name,
             "hopsgpu.session() is refused",
-            "change these in spark-defaults.conf, or in conf= (--conf here)",
+            "change these settings in spark-defaults.conf, or in conf= (--conf here)",
             [str(error)],
         )
     try:
         check_session({**defaults, **conf})
     except ConfigError:
-        other = "other contexts not yet (`hopsgpu submit`, spark-conf/)"
+        other = "other contexts cannot yet (use `hopsgpu submit`, or spark-conf/)"
     else:
         other = "so can every context that reads spark-defaults.conf"
     return ok(name, f"hopsgpu.session() can hold gangs; {other}")

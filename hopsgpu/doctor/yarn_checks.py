@@ -61,7 +61,7 @@ def check_calculator(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"the ResourceManager does not know {GPU}",
-            f"copy {_TYPES}, set {_CALCULATOR}, and start them again",
+            f"copy {_TYPES}, set {_CALCULATOR}, and restart them",
         )
     if yarn.scheduler == _CAPACITY:
         # With any other it refuses to start once there are more resources than memory and cores.
@@ -70,12 +70,14 @@ def check_calculator(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"the FairScheduler's root queue shares by {yarn.policy or 'memory'}, not by GPUs",
-            "<defaultQueueSchedulingPolicy>drf</defaultQueueSchedulingPolicy> in its allocation"
+            "set <defaultQueueSchedulingPolicy>drf</defaultQueueSchedulingPolicy> in its allocation"
             " file",
         )
     if yarn.scheduler == _FAIR:
         return ok(name, "the FairScheduler counts GPUs (drf)")
-    return unknown(name, f"{yarn.scheduler} was never tried; use the CapacityScheduler")
+    return unknown(
+        name, f"hopsgpu was never tested with {yarn.scheduler}; use the CapacityScheduler"
+    )
 
 
 def check_gpus(yarn: Yarn) -> Check:
@@ -87,8 +89,8 @@ def check_gpus(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"no node has {GPU} ({counted(others, 'node')} running)",
-            "yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
-            " (yarn-scripts/yarn-site-gpus.xml), resource-types.xml there too",
+            "set yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
+            " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there",
         )
     where = listed(f"{node.host} {node.total}" for node in running)
     nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
@@ -99,10 +101,10 @@ def check_gpus(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"{seen}; not usable: {listed(node.host for node in ill)}",
-            "see to these nodes; one that is UNHEALTHY comes back when its health check passes",
-            [f"{node.host} is {node.state}: {node.health or 'it says no more'}" for node in ill],
+            "repair these nodes; an UNHEALTHY node returns when its health check passes",
+            [f"{node.host} is {node.state}: {node.health or 'it gives no reason'}" for node in ill],
         )
-    return ok(name, seen) if running else unknown(name, f"{seen}: no node with GPUs runs")
+    return ok(name, seen) if running else unknown(name, f"{seen}: no node with GPUs is running")
 
 
 def check_node_managers(yarn: Yarn) -> Check:
@@ -113,15 +115,15 @@ def check_node_managers(yarn: Yarn) -> Check:
     if found.problems:
         return unknown(
             name,
-            "some do not describe their GPUs, so that gpu_type cannot be used for them",
+            "some do not describe their GPUs, so gpu_type cannot be used for them",
             "open the NodeManagers' web ports to this machine; leave"
-            " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices at auto; start a"
-            " NodeManager again whose nvidia-smi failed ten times",
+            " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices at auto; restart a"
+            " NodeManager whose nvidia-smi failed ten times",
             found.problems,
         )
     kinds = listed(f"{each.count} × {each.name}" for each in found.types)
     drivers = listed(sorted({node.driver for node in found.nodes if node.driver}))
-    return ok(name, f"{kinds or 'no types'}; driver {drivers or 'not told'}")
+    return ok(name, f"{kinds or 'no types'}; driver {drivers or 'unknown'}")
 
 
 def check_submission(yarn: Yarn, name: str) -> Check:
@@ -135,14 +137,14 @@ def check_submission(yarn: Yarn, name: str) -> Check:
         chain = chain_of(yarn.queues, name)
     except HopsGpuError:
         # Made, or mapped to another, when an application is submitted.
-        return unknown("queue", f"{name} is not among the queues yet; the scheduler may make it")
+        return unknown("queue", f"{name} is not among the queues yet; the scheduler may create it")
     gpus = min(queue.maximum.gpus for queue in chain)
     own = chain[0]
     guaranteed = counted(own.guaranteed.gpus, "GPU")
     seen = f"{own.path}: {guaranteed} guaranteed, at most {gpus}, {own.used.gpus} used"
     if gpus == 0 and yarn.gpus.total:
         return wrong("queue", seen, f"give it a share of GPUs, or {another}")
-    acls = "; its access control is YARN's to decide at submission" if yarn.gpus.acls else ""
+    acls = "; YARN checks its access control at submission" if yarn.gpus.acls else ""
     return ok("queue", seen + acls)
 
 
@@ -167,7 +169,9 @@ def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]
         elif not gpus.free:
             why[gpus.host] = f"{_its(gpus.total)} in use{_by(yarn.gpus, gpus)}"
         elif not (node.total - node.used).room_for(CONTAINER):
-            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are wanted"
+            why[gpus.host] = (
+                f"it has {node.total - node.used} free, and the check needs {CONTAINER}"
+            )
         else:
             free.append(gpus.host)
     return tuple(free), why

@@ -84,7 +84,7 @@ def _tell_tensorflow(tensorflow: Any, share: float) -> None:
             limit = config.LogicalDeviceConfiguration(int(memory[number] * share) // MIB)
             config.set_logical_device_configuration(devices[number], [limit])
     except (ImportError, LookupError, ValueError, RuntimeError) as error:
-        problem = f"TensorFlow was not told its share ({share:g}) of the GPU's memory: {error!r}"
+        problem = f"TensorFlow's share ({share:g}) of the GPU's memory could not be set: {error!r}"
         print(f"hopsgpu: {problem}", file=sys.stderr)
 
 

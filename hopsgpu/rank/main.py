@@ -80,7 +80,7 @@ def run(directory: Path) -> int:
         (directory / CALL).rename(directory / TAKEN)
     except FileNotFoundError:
         if not (directory / OUTCOME).exists():
-            begun = "it had begun, and was killed with its fork server, which hung or crashed"
+            begun = "it had started, and was killed with its fork server, which hung or crashed"
             _leave(directory, {"status": "not started", "error": begun})
         return 1
     except OSError as error:

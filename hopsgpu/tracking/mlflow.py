@@ -135,4 +135,4 @@ def _told(tracking: Tracking, run_url: str, why: str) -> str:
     # MLflow's own words name the server as it was given.
     user = urllib.parse.urlsplit(tracking.uri).netloc.rpartition("@")[0]
     why = why.replace(f"{user}@", "") if user else why
-    return f"not all of {run_url} is in MLflow at {tracking.shown}: {why}"
+    return f"{run_url} is not completely in MLflow at {tracking.shown}: {why}"

@@ -92,7 +92,7 @@ def log_run(
     with _told(problems, "the run"):
         record = parse((directory / RECORD).read())
         if not record.has_ended:
-            raise StoreError(f"its record does not tell how it ended: it is {record.state!r}")
+            raise StoreError(f"its record has no final state: it is {record.state!r}")
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)

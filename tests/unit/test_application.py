@@ -56,5 +56,5 @@ def test_whether_data_is_kept(given: str, keeps: bool) -> None:
 
 
 def test_keeping_data_is_true_or_false() -> None:
-    with pytest.raises(ConfigError, match=r"spark.hopsgpu.keep_data='yes': 'true' or 'false'"):
+    with pytest.raises(ConfigError, match=r"keep_data='yes' must be 'true' or 'false'"):
         _ = application(keep_data="yes").keeps_data

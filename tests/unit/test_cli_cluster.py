@@ -46,8 +46,8 @@ def test_the_environment_survives_a_shell(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["up", "--nodes", "0"], "nodes must be a whole number from 1 to 32, not 0"),
-        (["up", "--gpus-per-node", "99"], "gpus_per_node must be a whole number"),
+        (["up", "--nodes", "0"], "nodes must be an integer from 1 to 32, not 0"),
+        (["up", "--gpus-per-node", "99"], "gpus_per_node must be an integer"),
         (["up", "--conf", "/none.yaml"], "cannot read /none.yaml"),
         (["env"], "no cluster runs in"),
     ],

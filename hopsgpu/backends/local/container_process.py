@@ -90,7 +90,7 @@ class ContainerJob:
             return str(self.problem)
         code = self._process.poll()
         if code is None:
-            return "its process goes on"
+            return "its process is still running"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
             said = self._log.read_text(errors="backslashreplace").strip()

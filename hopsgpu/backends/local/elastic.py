@@ -99,7 +99,7 @@ class LocalElasticLease(ElasticLease):
     def _let_go(self, leaving: Mapping[int, Container]) -> None:
         for key in leaving:
             job = self._jobs[key]
-            assert isinstance(job, ContainerJob), "there are no others here"
+            assert isinstance(job, ContainerJob), "this machine has no others"
             self._end(job)
 
     def _lost(self, job: Job) -> None:

@@ -98,9 +98,7 @@ def check_gpus(
     """
     if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
         there = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
-        raise ConfigError(
-            f"gpu_type={gpu_type!r}: this machine has no such GPU. There are: {there}"
-        )
+        raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {there}")
     found = len(usable(gpus, gpu_type, avoided))
     if found >= wanted:
         return
@@ -109,10 +107,10 @@ def check_gpus(
     ]
     why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
     raise CapacityError(
-        f"the gang wants {counted(wanted, 'GPU')}, and this machine has {found} that it may have"
-        f"{''.join(f'; {text}' for text in why)}. On a local master all ranks are on this machine:"
-        " ask for fewer workers, for gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs), or run"
-        " it on a cluster"
+        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {found} that it can use"
+        f"{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"
+        " machine: request fewer workers, gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs),"
+        " or run it on a cluster"
     )
 
 
@@ -137,7 +135,7 @@ def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape,
     memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
     if spec.cores_per_worker is not None and cores > machine.cores:
         warnings.append(
-            f"the ranks want {counted(cores, 'core')}, and share the {machine.cores} of this"
+            f"the ranks request {counted(cores, 'core')}, and share the {machine.cores} of this"
             " machine"
         )
     if memory > machine.memory_mib:

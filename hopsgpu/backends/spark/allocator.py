@@ -122,7 +122,7 @@ class Bringing:
             for job in self.jobs:
                 if job.ended.is_set():
                     refuse_other_python(str(job.error))
-                    raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
+                    raise HopsGpuError(f"Spark's job of placeholders failed: {job.reason(0)}")
             return
         if event.message is None:
             self._holders.pop(event.peer, None)
@@ -206,9 +206,7 @@ class Bringing:
             jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
         if shared:
             self._grants = replace(self._grants, since=time.monotonic())
-            self._why = lambda: (
-                f"executors that came to one node ({', '.join(shared)}) are replaced"
-            )
+            self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
         return bool(shared)
 
 

@@ -48,7 +48,8 @@ class SparkApplication:
         match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
         if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
             raise ConfigError(
-                f"spark.hopsgpu.ports={given!r}: a first and a last port are wanted, as 40000-40100"
+                f"spark.hopsgpu.ports={given!r} must be a first and a last port, such as"
+                " 40000-40100"
             )
         return range(int(match[1]), int(match[2]) + 1)
 
@@ -86,8 +87,8 @@ class SparkApplication:
         given = self.option("retry") or "failures"
         if given not in ("failures", "all"):
             raise ConfigError(
-                f"spark.hopsgpu.retry={given!r}: 'failures' is accepted, or 'all' to try again"
-                " what looks like an error of the code too"
+                f"spark.hopsgpu.retry={given!r} must be 'failures', or 'all' to also retry"
+                " what looks like an error in the code"
             )
         return given == "all"
 
@@ -100,7 +101,7 @@ class SparkApplication:
         """
         given = self.option("keep_data") or "false"
         if given.strip().lower() not in ("true", "false"):
-            raise ConfigError(f"spark.hopsgpu.keep_data={given!r}: 'true' or 'false' is wanted")
+            raise ConfigError(f"spark.hopsgpu.keep_data={given!r} must be 'true' or 'false'")
         return given.strip().lower() == "true"
 
     @functools.cached_property

@@ -22,16 +22,16 @@ def application_of(spark: SparkSession | None) -> Site:
         ConfigError: no session, one that has ended, or one that cannot hold gangs.
     """
     if spark is not None and not isinstance(spark, SparkSession):
-        raise ConfigError(f"spark={spark!r}: a classic SparkSession is wanted")
+        raise ConfigError(f"spark={spark!r} must be a classic SparkSession")
     # Not the active session: that is a matter of each thread, and a context one of the process.
     context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
     if context is None:
         raise ConfigError(
-            "there is no active SparkSession: make one by hopsgpu.session(name), or pass spark="
+            "there is no active SparkSession: create one with hopsgpu.session(name), or pass spark="
         )
     if context._jsc is None or context._jsc.sc().isStopped():
         raise ConfigError(
-            "this Spark application has ended: spark.stop(), and make a session by"
+            "this Spark application has ended: call spark.stop(), and create a session with"
             " hopsgpu.session(name)"
         )
     # PySpark's own lock around its one context: two first launches make one Site.

@@ -89,7 +89,7 @@ class Attended:
             why = f" ({found.id} is {found.state}: {found.diagnostics})" if found else ""
             raise HopsGpuError(
                 f"spark-submit ended with exit code {code}, and the application does not run{why}."
-                f" The last of what it said:\n{said}"
+                f" The end of its output:\n{said}"
             )
         self._say(f"{found.id} {found.name!r} is in queue {found.queue}")
         return found
@@ -190,11 +190,11 @@ class Attended:
         try:
             text = self._nodes.log(standing.web, standing.master, name, _LAST_BYTES)
         except HopsGpuError as error:
-            words = f"  (not to be had from its node: {error})"
+            words = f"  (its node does not return it: {error})"
         else:
             words = _last_lines(_OF_SPARK.sub("", text), most_lines)
         if words:
-            self._say(f"the last of the driver's {name}:\n{words}")
+            self._say(f"the end of the driver's {name}:\n{words}")
 
 
 def _where(standing: Standing) -> str:

@@ -45,7 +45,7 @@ class Written:
     def __str__(self) -> str:
         told = f"{self.done} of {counted(self.tasks, 'task')}"
         if self.done == self.tasks:
-            return told if self.tasks else "Spark plans it"
+            return told if self.tasks else "Spark is planning it"
         waits = "" if self.running else "; none runs: Spark waits for executors"
         return told + waits
 
@@ -71,7 +71,7 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
             raise ConfigError(f"{what} is a DataFrame of Spark Connect, which has no JVM to ask")
         if frame.sparkSession.sparkContext is not application.context:
             raise ConfigError(
-                f"{what} is a DataFrame of another Spark application than the launch's"
+                f"{what} is a DataFrame of a different Spark application than the launch"
             )
         if frame.isStreaming:
             raise ConfigError(f"{what} is a stream: write it to the lake, and pass the path")

@@ -88,7 +88,7 @@ class YarnElasticLease(JobsLease):
         except HopsGpuError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more
-            why = f"Spark could not be asked for executors: {type(error).__name__}: {error}"
+            why = f"executors could not be requested from Spark: {type(error).__name__}: {error}"
             self._fail(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
@@ -187,7 +187,7 @@ class YarnElasticLease(JobsLease):
         for job in over:
             refuse_hopeless(str(job.error))
         if failed >= _MOST_FAILED:
-            raise HopsGpuError(f"executors came and failed, the last one: {over[-1].reason(0)}")
+            raise HopsGpuError(f"executors started and failed, the last one: {over[-1].reason(0)}")
 
     def _ask(self) -> None:
         with self._changed:

@@ -36,7 +36,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
     warnings: tuple[str, ...] = ()
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
-        told = f"pack: not more than {least} of the {spec.workers} ranks fit into one container"
+        told = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings = (told,)
     return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
 
@@ -84,7 +84,7 @@ def _hosts(
         if not nodes:
             raise ConfigError(
                 f"gpu_type={gpu_type!r}: no node that this application can use has {marker}, which"
-                " spark.hopsgpu.markers names for it; the administrator gives it to nodes by"
+                " spark.hopsgpu.markers names for it; the administrator adds it to nodes with"
                 f" yarn.nodemanager.resource-type.{marker}"
             )
     told = application.node_managers.devices(list(nodes.values()))

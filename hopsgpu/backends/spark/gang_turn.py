@@ -258,9 +258,9 @@ def queueing(
 
 def _without_line(error: StoreError) -> str:
     return (
-        f"the gang did not stand in the line of waiting gangs ({error}), so gangs of several"
+        f"the gang did not join the line of waiting gangs ({error}), so gangs of several"
         " applications may have taken GPUs from each other; an administrator can name another"
-        " directory for it by spark.hopsgpu.locks"
+        " directory for the line with spark.hopsgpu.locks"
     )
 
 

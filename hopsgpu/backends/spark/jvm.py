@@ -63,7 +63,7 @@ class Jvm:
         # Of what Java threw the JVM itself has told.
         lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
         if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
-            return "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
+            return "the driver's JVM has ended: a signal ended spark-submit, or it crashed"
         return ""
 
     def _has_ended(self) -> bool:

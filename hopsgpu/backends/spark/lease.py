@@ -153,7 +153,7 @@ class GpuLease(Owner):
             try:
                 jvm.kill(jvm.busy(profile))
             except Py4JError as error:
-                told = f"an executor that does not answer could not be killed: {error}"
+                told = f"an unresponsive executor could not be killed: {error}"
                 self.request.watcher.warn(told)
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
@@ -221,7 +221,7 @@ class GpuLease(Owner):
     def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
         """`Lease.let_go`."""
         lease = self._lease
-        assert lease is not None, "executors are let go of a gang that was whole"
+        assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
         leaving = [container for container in lease.containers if container.key in keys]
         parting = let_part_go(

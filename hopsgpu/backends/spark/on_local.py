@@ -63,7 +63,7 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
     application.check_options()
     print(
         f"hopsgpu: spark.master is {jvm.setting('spark.master')}, so gangs run on this machine"
-        f" ({_has()}): no YARN, no queue, nothing reserved but GPUs; runs and models go to"
+        f" ({_has()}): no YARN, no queue, and only GPUs are reserved; runs and models go to"
         f" {application.root}",
         file=sys.stderr,
         flush=True,

@@ -84,7 +84,7 @@ def session(
     if VARIABLE in os.environ:
         raise ConfigError(
             "a rank cannot start a Spark session: call session() at the driver, under"
-            ' `if __name__ == "__main__":` in modules that ranks import, and give rows by data='
+            ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     given = _checked_conf(name, master, conf)
     master = default_master(given, os.environ)
@@ -97,7 +97,7 @@ def session(
 
     if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
         raise ConfigError(
-            "Spark Connect has no JVM to ask; hopsgpu.session() needs a classic session:"
+            "Spark Connect has no JVM to ask, and hopsgpu.session() needs a classic session:"
             " unset SPARK_REMOTE and spark.remote"
         )
     running = SparkContext._active_spark_context
@@ -166,9 +166,9 @@ def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
     if late:
         raise ConfigError(
-            "an application runs already, and these settings count only at its start: "
+            "an application already runs, and these settings take effect only at its start: "
             + ", ".join(f"{key}={value} (it has {facts.get(key)})" for key, value in late.items())
-            + ". Leave them out, or spark.stop() first"
+            + ". Remove them, or call spark.stop() first"
         )
 
 
@@ -257,7 +257,7 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
                 raise
             why = str(error.java_exception.toString()).splitlines()[0]
         print(
-            "hopsgpu: Spark's user interface failed as it started, which happens on busy machines"
+            "hopsgpu: Spark's user interface failed to start, which happens on busy machines"
             f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
             file=sys.stderr,
             flush=True,
@@ -269,17 +269,17 @@ def _checked_conf(
     name: object, master: object, conf: Mapping[str, object] | None
 ) -> dict[str, str]:
     if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"name={name!r}: the application's name, a string, is wanted")
+        raise ConfigError(f"name={name!r} must be a string, the name of the application")
     if master is not None and not isinstance(master, str):
-        raise ConfigError(f"master={master!r}: 'yarn', 'local[*]', 'local[N]' or None is wanted")
+        raise ConfigError(f"master={master!r} must be 'yarn', 'local[*]', 'local[N]' or None")
     if conf is not None and not isinstance(conf, Mapping):
-        raise ConfigError(f"conf={conf!r}: a mapping of Spark properties to values is wanted")
+        raise ConfigError(f"conf={conf!r} must be a mapping of Spark properties to values")
     settings = {}
     for key, value in (conf or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
             raise ConfigError(
-                f"conf has {key!r}: {value!r}; a property's name with a string, a number or a"
-                " truth value is wanted"
+                f"conf has {key!r}: {value!r}; it must map the name of a property to a string, a"
+                " number or a bool"
             )
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     if master is not None:

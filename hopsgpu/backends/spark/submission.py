@@ -117,7 +117,7 @@ def pack(
     except OSError as error:
         raise ConfigError(
             f"cannot write {directory}: {error.strerror or error}; set XDG_CACHE_HOME to a"
-            " directory that is yours"
+            " directory of your own"
         ) from error
     return shipped
 

@@ -93,16 +93,18 @@ class Handover:
             keep_tokens(tokens, self._environment, Path("hopsgpu").absolute())
             self._kept_here = tokens
         except (OSError, ValueError) as error:
-            self._warn(f"fresh HDFS tokens could not be kept in the driver's container: {error}")
+            self._warn(
+                f"renewed HDFS tokens could not be stored in the driver's container: {error}"
+            )
 
     def _hand(self, tokens: bytes) -> None:
         server = self._lease.server
         if server.certificate is None:
             self._warn(
-                "fresh HDFS tokens are not handed to the ranks, as it would be in the clear: a"
-                " training that outlives the tokens that YARN gave its containers (7 days by"
-                " default) loses the lake. spark.network.crypto.enabled=true encrypts Spark's"
-                " network, and hopsgpu's with it"
+                "renewed HDFS tokens are not sent to the ranks, because they would be sent"
+                " unencrypted: a training that outlives the tokens that YARN gave its containers (7"
+                " days by default) loses access to the lake. spark.network.crypto.enabled=true"
+                " encrypts Spark's network, and hopsgpu's with it"
             )
             return
         digest = hashlib.sha256(tokens).hexdigest()
