@@ -28,7 +28,7 @@ _SUCCESS = 0
 
 
 async def unopened(gpus: Sequence[str]) -> dict[str, str]:
-    """Why GPUs cannot be opened, by address; all are tried at once.
+    """Return why GPUs cannot be opened, by address; all are tried at once.
 
     Simulated ones are not tried.
     """
@@ -70,7 +70,7 @@ async def _tried(gpu: str) -> str:
 
 
 def why_not(cuda: Any) -> str:
-    """Why the one visible GPU cannot be opened, "" where it can.
+    """Return why the one visible GPU cannot be opened, "" where it can.
 
     Args:
         cuda: the driver's library.
@@ -96,7 +96,7 @@ def _error(cuda: Any, code: int) -> str:
 
 
 def tried(load: Callable[[str], Any]) -> str:
-    """Why the one visible GPU cannot be opened, "" where it can, or there is nothing to try it by.
+    """Return why the one visible GPU cannot be opened, "" where it can, or there is nothing to try it by.
 
     Where neither of the driver's libraries is found, the ranks' own variables may lead to them.
 

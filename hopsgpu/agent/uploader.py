@@ -50,7 +50,7 @@ class _Way:
         self.task = asyncio.create_task(bringing)
 
     def overdue(self, now: float) -> None:
-        """Ends it where its time is over, gently first."""
+        """End it where its time is over, gently first."""
         if self.task is None or self.task.done():
             return
         if now >= self.until:
@@ -105,7 +105,7 @@ class Bringing:
         return bool(self._saves.pending())
 
     async def finish(self, sign: Callable[[], Awaitable[None]], *, returned: bool) -> None:
-        """Waits until all is there, for a bounded time; what is not by then is warned of.
+        """Wait until all is there, for a bounded time; what is not by then is warned of.
 
         Args:
             sign: awaited every second meanwhile.
@@ -182,7 +182,7 @@ class Bringing:
                 return
 
     async def _pause(self, seconds: float) -> None:
-        """Waits for some seconds, or until the rank has ended."""
+        """Wait for some seconds, or until the rank has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()

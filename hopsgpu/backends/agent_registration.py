@@ -15,12 +15,12 @@ from hopsgpu.units import counted
 
 
 def is_hello(message: Message, job: str) -> bool:
-    """Whether a message introduces a task of this job; a late one of an earlier job does not."""
+    """Return whether a message introduces a task of this job; a late one of an earlier job does not."""
     return message.kind == "hello" and message["job"] == job
 
 
 def greeted(event: Event, hello: Message, request: Request) -> Container:
-    """The container that has introduced itself, which is to serve a request.
+    """Return the container that has introduced itself, which is to serve a request.
 
     Raises:
         ConfigError: it cannot serve; what it lacks is named.
@@ -59,7 +59,7 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
 
 
 def check_data(container: Container, needs: Collection[str]) -> None:
-    """Whether the Python of a container has what ranks with data need.
+    """Check whether the Python of a container has what ranks with data need.
 
     Raises:
         ConfigError: it lacks some, which are named.

@@ -69,7 +69,7 @@ class Request:
     imports: tuple[str, ...] = ()
 
     def unwanted(self, container: Container) -> str | None:
-        """Why a container gets no rank, or None.
+        """Return why a container gets no rank, or None.
 
         It is held aside until the gang is whole, or YARN would give it again.
         """
@@ -77,7 +77,7 @@ class Request:
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
-    """What a gang wants of YARN."""
+    """Return what a gang wants of YARN."""
     return Demand(container_of(shape), executors, spread=placement == "spread")
 
 
@@ -101,7 +101,7 @@ class Patience:
         self._aside.add(reason)
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
-        """Tells the watcher what the gang waits for."""
+        """Tell the watcher what the gang waits for."""
         before = sorted(reason for reason in self._aside if reason not in why)
         if before:
             more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
@@ -110,7 +110,7 @@ class Patience:
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
     def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
-        """What to do next.
+        """Return what to do next.
 
         Raises:
             Cancelled: the gang is no longer wanted.

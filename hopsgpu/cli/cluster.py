@@ -92,7 +92,7 @@ def exports(environ: Mapping[str, str]) -> str:
 
 
 def describe(found: ClusterStatus) -> str:
-    """A cluster's status, for people."""
+    """Return a cluster's status, for people."""
     if not found.daemons:
         return f"no cluster runs in {found.directory}"
     rows = [("DAEMON", "PID", "STATE", "RPC", "WEB", "LOG")]

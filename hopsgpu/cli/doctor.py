@@ -66,7 +66,7 @@ def doctor(
 
 
 def shown(check: Check) -> str:
-    """A check, for people: a line, and more only where something is to be done."""
+    """Return a check, for people: a line, and more only where something is to be done."""
     state = click.style(check.state.value.ljust(_STATE), fg=_COLOURS[check.state.value], bold=True)
     lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]
     if check.state.value != "ok":

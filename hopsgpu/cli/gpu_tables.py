@@ -32,7 +32,7 @@ _LAYOUT = Layout(
 
 
 def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
-    """What is free, who has the rest, what one could get.
+    """Return what is free, who has the rest, what one could get.
 
     Args:
         found: the GPUs.
@@ -65,7 +65,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
 
 
 def _shortened(found: ClusterGpus) -> ClusterGpus:
-    """The same without what the names of all hosts, products and applications have."""
+    """Return the same without what the names of all hosts, products and applications have."""
     firsts = Counter(node.host.partition(".")[0] for node in found.nodes)
 
     def short(host: str) -> str:

@@ -61,7 +61,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
 
 
 def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], None]) -> None:
-    """Looks and shows once, or until Ctrl-C."""
+    """Look and show once, or until Ctrl-C."""
     if seconds is None:
         show(look())
         return

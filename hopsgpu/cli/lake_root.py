@@ -35,7 +35,7 @@ json_option: Callable[[Any], Any] = click.option(
 
 
 def lake_root() -> str:
-    """The root: --root, else as a session finds it, without Spark.
+    """Return the root: --root, else as a session finds it, without Spark.
 
     Raises:
         ConfigError: nothing tells where it is.
@@ -45,7 +45,7 @@ def lake_root() -> str:
 
 
 def unset_hint() -> str:
-    """What to say beside finding nothing where nothing tells of a root or a cluster; else ""."""
+    """Return what to say beside finding nothing where nothing tells of a root or a cluster; else ""."""
     from hopsgpu.yarn.hadoop_conf import is_configured
 
     given = click.get_current_context().meta.get(_KEY) or _named(os.environ)
@@ -87,7 +87,7 @@ def default_root(environ: Mapping[str, str]) -> str:
 
 
 def _named(environ: Mapping[str, str]) -> str | None:
-    """The root that an administrator or the user has set, or None."""
+    """Return the root that an administrator or the user has set, or None."""
     from hopsgpu.backends.spark.submission import spark_defaults
 
     return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")

@@ -108,7 +108,7 @@ class _Shown:
         self._is_search = False
 
     def once(self) -> None:
-        """Shows what there is, rank by rank.
+        """Show what there is, rank by rank.
 
         Raises:
             ConfigError: there is nothing.
@@ -124,7 +124,7 @@ class _Shown:
             click.echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
 
     def _none(self) -> ConfigError:
-        """What is said where there is no log of those that are wanted."""
+        """Return what is said where there is no log of those that are wanted."""
         which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
         when = "" if self._attempt is None else f" in attempt {self._attempt}"
         return ConfigError(
@@ -138,7 +138,7 @@ class _Shown:
         )
 
     def _hint(self) -> str:
-        """Where a search's logs are to be looked for."""
+        """Return where a search's logs are to be looked for."""
         if not self._is_search:
             return "" if self._trial is None else f": {self._run_id} is not a search"
         if self._trial is None:
@@ -146,7 +146,7 @@ class _Shown:
         return ": a trial's logs appear when it has ended"
 
     def follow(self) -> None:
-        """Shows what comes, until the run has ended and all of it is there.
+        """Show what comes, until the run has ended and all of it is there.
 
         Raises:
             ConfigError: at the end there are logs, and none of those that are wanted.
@@ -222,7 +222,7 @@ class _Shown:
         return record
 
     def _locate(self, search: Any, trial: int) -> None:
-        """Notes on which node a trial was."""
+        """Note on which node a trial was."""
         for one in search["trials"]:
             # Of ranks on several nodes nothing tells which was where.
             if one["number"] == trial and one["host"] and "," not in one["host"]:
@@ -273,7 +273,7 @@ class _Shown:
         }
 
     def _host(self, log: Log) -> str | None:
-        """Where it was written, where that is known."""
+        """Return where it was written, where that is known."""
         known = self._located is None or self._located == log.attempt
         return self._hosts.get(log.rank) if known else None
 
@@ -289,7 +289,7 @@ class _Shown:
         sys.stdout.flush()
 
     def _is_whole(self, record: RunRecord) -> bool:
-        """Whether all was shown of which the record tells."""
+        """Return whether all was shown of which the record tells."""
         return all(
             log in self._readers and self._readers[log].at >= size
             for log, size in self._wanted(self._told_of(record)).items()
@@ -297,7 +297,7 @@ class _Shown:
 
     @staticmethod
     def _told_of(record: RunRecord) -> dict[Log, int]:
-        """The logs of which a record tells."""
+        """Return the logs of which a record tells."""
         return {log: size for name, size in record.logs.items() if (log := log_of(name))}
 
 
@@ -312,7 +312,7 @@ class Whole:
         self._write = write
 
     def take(self, chunk: bytes) -> None:
-        """Writes it."""
+        """Write it."""
         self._write(chunk)
 
     def end(self) -> None:
@@ -331,7 +331,7 @@ class Lines:
         self._rest = b""
 
     def take(self, chunk: bytes) -> None:
-        """Writes the lines that a chunk completes."""
+        """Write the lines that a chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._write(line + b"\n")
@@ -339,7 +339,7 @@ class Lines:
             self.end()
 
     def end(self) -> None:
-        """Writes what has no end."""
+        """Write what has no end."""
         if self._rest:
             self._write(self._rest + b"\n")
             self._rest = b""

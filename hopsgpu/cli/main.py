@@ -46,7 +46,7 @@ class Main(Commands):
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Whether it is standard output that refuses."""
+    """Return whether it is standard output that refuses."""
     try:
         sys.stdout.flush()  # what was refused is in the buffer still
         os.write(sys.stdout.fileno(), b"")  # with PYTHONUNBUFFERED there is no buffer
@@ -56,7 +56,7 @@ def _is_of_output(error: OSError) -> bool:
 
 
 def _drop_output() -> None:
-    """Lets what is in the buffer go where nothing refuses it: Python writes it at its end."""
+    """Let what is in the buffer go where nothing refuses it: Python writes it at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -178,7 +178,7 @@ def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
 
 
 def _listed(run: StoredRun, now: float) -> dict[str, Any]:
-    """A run in a list for programs."""
+    """Return a run in a list for programs."""
     if run.record is None:
         return {"run_id": run.run_id, "state": run.state_at(now), "problem": run.problem}
     record = run.record

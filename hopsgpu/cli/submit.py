@@ -122,7 +122,7 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """The URL of a Python environment, made if it is not there, for whoever runs the script.
+    """Return the URL of a Python environment, made if it is not there, for whoever runs the script.
 
     Args:
         python_env: as of `launch`.
@@ -144,7 +144,7 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
 
 
 def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """The URL that `_on_lake` would give, of an environment that may not be there; that is said.
+    """Return the URL that `_on_lake` would give, of an environment that may not be there; that is said.
 
     Raises:
         ConfigError: as `url_on_lake`, or nothing tells where the lake is.
@@ -166,7 +166,7 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
 
 
 def _root(properties: Mapping[str, str]) -> Lake:
-    """Where environments are on the lake.
+    """Return where environments are on the lake.
 
     Raises:
         ConfigError: there is no Hadoop configuration; a directory of this machine is no lake.
@@ -186,7 +186,7 @@ def _say(text: str) -> None:
 
 
 def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
-    """Submits in cluster mode; the exit code."""
+    """Submit in cluster mode; the exit code."""
     from hopsgpu.backends.spark.cluster_mode import Attended
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
@@ -204,7 +204,7 @@ def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
 
 
 def _cache() -> Path:
-    """Where what is shipped lies until spark-submit has read it.
+    """Return where what is shipped lies until spark-submit has read it.
 
     Raises:
         ConfigError: there is no place for it.

@@ -100,7 +100,7 @@ def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[b
 
 
 def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
-    """Copies what has come, until TensorBoard ends."""
+    """Copy what has come, until TensorBoard ends."""
     while True:
         try:
             # The lake announces no change.

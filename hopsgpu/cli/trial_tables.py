@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 def described(told: Any, left: str, now: float) -> list[Row | Fact]:
-    """What a record tells of a search and its trials.
+    """Return what a record tells of a search and its trials.
 
     Args:
         told: `search` of the record.

@@ -65,7 +65,7 @@ class Message:
 
 
 def new_secret() -> bytes:
-    """A fresh secret of 32 bytes."""
+    """Return a fresh secret of 32 bytes."""
     return secrets.token_bytes(32)
 
 
@@ -112,7 +112,7 @@ class Channel:
         return str(self._writer.get_extra_info("sockname")[0])
 
     async def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends one frame and waits until the transport takes more.
+        """Send one frame and wait until the transport takes more.
 
         Raises:
             ChannelError: the frame is over the limits; nothing was sent.
@@ -142,7 +142,7 @@ class Channel:
         self._writer.writelines((head, body, payload, tag))
 
     async def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends one frame, if somebody is there: `receive` says where nobody is.
+        """Send one frame, if somebody is there: `receive` says where nobody is.
 
         Raises:
             ChannelError: the frame is over the limits; nothing was sent.
@@ -151,7 +151,7 @@ class Channel:
             await self.send(kind, payload, **fields)
 
     async def receive(self) -> Message | None:
-        """The next message, or None at the end of the connection; `reason` tells its cause.
+        """Return the next message, or None at the end of the connection; `reason` tells its cause.
 
         Raises:
             ChannelError: a frame over the limits, one that the peer did not send so, or one
@@ -173,7 +173,7 @@ class Channel:
         return None
 
     async def _frame(self) -> Message | None:
-        """The next frame; None for a sign of life."""
+        """Return the next frame; None for a sign of life."""
         head = await self._inbox.readexactly(_LENGTHS.size)
         body_length, payload_length = _LENGTHS.unpack(head)
         if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
@@ -190,7 +190,7 @@ class Channel:
         return _message(body, payload) if body or payload else None
 
     def _look(self) -> None:
-        """Gives a sign of life where one is due, and ends a connection that gives none."""
+        """Give a sign of life where one is due, and ends a connection that gives none."""
         transport = self._writer.transport
         if self.reason or transport.is_closing():
             return
@@ -213,12 +213,12 @@ class Channel:
         self._looking.cancel()
 
     def abort(self, reason: str = "closed by this side") -> None:
-        """Closes the connection at once, whatever is still unsent."""
+        """Close the connection at once, whatever is still unsent."""
         self._end(reason)
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Closes the connection once all is sent; a peer that is gone or stuck is no error."""
+        """Close the connection once all is sent; a peer that is gone or stuck is no error."""
         self._looking.cancel()
         self._writer.close()
         try:

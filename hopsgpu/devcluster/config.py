@@ -61,7 +61,7 @@ class ClusterSpec:
 
 
 def read_conf(path: str | Path) -> SiteConf:
-    """The overrides of a `--conf` file.
+    """Return the overrides of a `--conf` file.
 
     Raises:
         ConfigError: no such file, no YAML, or not of the accepted form.
@@ -79,7 +79,7 @@ def read_conf(path: str | Path) -> SiteConf:
 
 
 def parse_conf(said: Any, origin: str = "conf") -> SiteConf:
-    """Overrides from a mapping as a `--conf` file holds it.
+    """Override from a mapping as a `--conf` file holds it.
 
     Raises:
         ConfigError: an unknown key or a wrong value; says what is accepted.

@@ -30,7 +30,7 @@ _CARRIED = (
 
 
 def pyspark_home() -> Path:
-    """The directory of the installed PySpark, found without importing it."""
+    """Return the directory of the installed PySpark, found without importing it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ClusterError("PySpark is not installed: pip install pyspark")
@@ -38,7 +38,7 @@ def pyspark_home() -> Path:
 
 
 def hadoop_version(spark: Path) -> str:
-    """The version of Hadoop that a PySpark carries."""
+    """Return the version of Hadoop that a PySpark carries."""
     for jar in sorted((spark / "jars").glob("hadoop-client-api-*.jar")):
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
@@ -48,7 +48,7 @@ def hadoop_version(spark: Path) -> str:
 
 
 def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
-    """A directory with what the daemons need beside PySpark's jars: `*.jar` and `webapps`.
+    """Return a directory with what the daemons need beside PySpark's jars: `*.jar` and `webapps`.
 
     The directory appears by one rename, so it is whole where it exists, and nothing is asked
     of the network or the resolver then.
@@ -74,14 +74,14 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
 
 
 def cache() -> Path:
-    """What is made once for all clusters of a user lies there."""
+    """Return what is made once for all clusters of a user lies there."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative one.
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hopsgpu"
 
 
 def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
-    """Runs spark-submit for its resolver alone; the class that it starts prints a version."""
+    """Run spark-submit for its resolver alone; the class that it starts prints a version."""
     wanted = (
         f"org.apache.hadoop:hadoop-client-minicluster:{version}",
         f"org.bouncycastle:bcprov-jdk18on:{_BOUNCY_CASTLE}",
@@ -120,7 +120,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:
-    """Unpacks the daemons' pages: found in a jar, each daemon unpacks all of it at each start."""
+    """Unpack the daemons' pages: found in a jar, each daemon unpacks all of it at each start."""
     with zipfile.ZipFile(jar) as opened:
         pages = [name for name in opened.namelist() if name.startswith("webapps/")]
         opened.extractall(target, pages)

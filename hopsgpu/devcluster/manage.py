@@ -66,7 +66,7 @@ def up(
     say: Say = print,
     keep_classes: bool = False,
 ) -> ClusterInfo:
-    """Starts a cluster, or what is missing of one, and waits until it is ready.
+    """Start a cluster, or what is missing of one, and waits until it is ready.
 
     Args:
         dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
@@ -161,7 +161,7 @@ def _ports(
 
 
 def down(dir: str | Path | None = None, say: Say = print) -> None:
-    """Ends every process of a cluster; its files in HDFS, its logs and its ports are kept.
+    """End every process of a cluster; its files in HDFS, its logs and its ports are kept.
 
     Args:
         dir: the cluster's directory.
@@ -184,7 +184,7 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
 
 
 def environment(dir: str | Path | None = None) -> dict[str, str]:
-    """The environment variables that point any Spark or Hadoop client at a cluster.
+    """Return the environment variables that point any Spark or Hadoop client at a cluster.
 
     Raises:
         ClusterError: no cluster runs there.
@@ -210,7 +210,7 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
 
 
 def _leave_nothing(layout: Layout, state: State | None) -> int:
-    """Ends daemons, then what their containers left; how many processes that were."""
+    """End daemons, then what their containers left; how many processes that were."""
     processes = dict(state.processes) if state else {}
     ended = 0
     # NodeManagers end their containers, and the NameNode outlives who writes to it.

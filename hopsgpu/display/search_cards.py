@@ -20,12 +20,12 @@ _WIDTH, _HEIGHT = 560, 130
 
 
 def search_card(result: SearchResult) -> str:
-    """A search's result."""
+    """Return a search's result."""
     return html.box(*summary(result))
 
 
 def summary(result: SearchResult) -> Sequence[Html]:
-    """What is to be seen first of a result."""
+    """Return what is to be seen first of a result."""
     best = result.best
     name = f"best {result.metric or 'value'}"
     pairs: dict[str, object] = {
@@ -46,7 +46,7 @@ def summary(result: SearchResult) -> Sequence[Html]:
 
 
 def best_trials(result: SearchResult, most: int = _BEST) -> list[TrialReport]:
-    """The best complete trials, the best first."""
+    """Return the best complete trials, the best first."""
     sign = 1.0 if result.direction == "minimize" else -1.0
     values = (
         (sign * float(trial.value), trial.number, trial)

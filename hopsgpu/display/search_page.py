@@ -27,7 +27,7 @@ table.trials { border-collapse: collapse; font-size: 13px; }
 
 
 def page(result: SearchResult) -> str:
-    """A page with the result, Optuna's plots of it and all trials; it loads nothing else.
+    """Return a page with the result, Optuna's plots of it and all trials; it loads nothing else.
 
     Args:
         result: of a search.

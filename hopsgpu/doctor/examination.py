@@ -42,7 +42,7 @@ class Examination:
     seconds: float
 
     def checks(self) -> Iterator[Check]:
-        """Every check, in an order in which causes come before what they cause."""
+        """Yield every check, in an order in which causes come before what they cause."""
         try:
             defaults, unread = spark_defaults(os.environ), None
         except ConfigError as error:

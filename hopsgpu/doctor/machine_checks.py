@@ -58,7 +58,7 @@ class Client:
 
 
 def check_java(machine: Machine) -> Check:
-    """Whether Spark runs on this Java."""
+    """Return whether Spark runs on this Java."""
     if machine.java is None:
         return wrong("java", f"no Java runs ({machine.java_at})", _JAVA)
     seen = f"{machine.java} ({machine.java_at})"
@@ -72,7 +72,7 @@ def check_java(machine: Machine) -> Check:
 
 
 def check_spark(machine: Machine) -> Check:
-    """Whether there is a Spark, and Python's part of it fits the JVM's."""
+    """Return whether there is a Spark, and Python's part of it fits the JVM's."""
     if machine.spark is None:
         where = f" in {machine.spark_home}" if machine.spark_home else ""
         return wrong(
@@ -93,12 +93,12 @@ def check_spark(machine: Machine) -> Check:
 
 
 def check_python(machine: Machine) -> Check:
-    """Which Python the driver and the executors run."""
+    """Return which Python the driver and the executors run."""
     return ok("python", f"{machine.python}; executors: {machine.executors_python}")
 
 
 def check_hadoop_conf(client: Client) -> Check:
-    """Whether the Hadoop configuration says where HDFS and YARN are."""
+    """Return whether the Hadoop configuration says where HDFS and YARN are."""
     if not client.places:
         seen = f"HADOOP_CONF_DIR is not set, so no cluster was checked: {_CONF_DIR}"
         return wrong("hadoop conf", seen, _CONF_DIR)
@@ -116,7 +116,7 @@ def check_hadoop_conf(client: Client) -> Check:
 
 
 def check_resource_types(client: Client) -> Check:
-    """Whether this side knows GPUs, without which Spark cannot ask for them."""
+    """Return whether this side knows GPUs, without which Spark cannot ask for them."""
     name = "resource types"
     fix = (
         "copy yarn-scripts/resource-types.xml into HADOOP_CONF_DIR (the ResourceManager and the"

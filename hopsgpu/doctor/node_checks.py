@@ -37,7 +37,7 @@ def check_nodes(
     spark: str,
     totals: Mapping[str, int],
 ) -> tuple[Check, ...]:
-    """All checks of what was seen in containers.
+    """Return all checks of what was seen in containers.
 
     Args:
         facts: of the nodes on which a container was had.
@@ -71,7 +71,7 @@ def check_nodes(
 def check_discovery(
     facts: Sequence[NodeFacts], failed: Mapping[str, str], skipped: Mapping[str, str]
 ) -> Check:
-    """Whether the discovery script gives out GPUs on each node."""
+    """Return whether the discovery script gives out GPUs on each node."""
     name = NAMES[0]
     nothing = {n.host: "the discovery script left no list of GPUs" for n in facts if not n.gpus}
     ill = [
@@ -105,7 +105,7 @@ def check_discovery(
 
 
 def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Whether the executors' Python is the driver's, but for the patch."""
+    """Return whether the executors' Python is the driver's, but for the patch."""
     name = NAMES[1]
     other = [node for node in facts if version_of(node.python)[:2] != version_of(driver)[:2]]
     if other:
@@ -124,20 +124,20 @@ def _python(driver: str) -> str:
 
 
 def other_python(problem: str) -> str | None:
-    """The minor version of the executors' Python, where Spark refused it for that; else None."""
+    """Return the minor version of the executors' Python, where Spark refused it for that; else None."""
     found = re.search(r"Python in worker has different version: (\d+\.\d+)", problem)
     return found[1] if found else None
 
 
 def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
-    """Which Java the executors run; that they run shows that Spark takes it."""
+    """Return which Java the executors run; that they run shows that Spark takes it."""
     if not any(node.java for node in facts):
         return unknown(NAMES[2], "the nodes' JAVA_HOME does not show the version")
     return ok(NAMES[2], _told(facts, lambda node: node.java or "unknown"))
 
 
 def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Whether the executors' Spark is the driver's."""
+    """Return whether the executors' Spark is the driver's."""
     name = NAMES[3]
     other = [node for node in facts if node.spark not in ("", driver)]
     if other:
@@ -153,7 +153,7 @@ def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
 
 
 def check_leases(facts: Sequence[NodeFacts]) -> Check:
-    """Whether all users of a node can lease its GPUs in one directory."""
+    """Return whether all users of a node can lease its GPUs in one directory."""
     name = NAMES[4]
     broken = [f"{node.host}: {node.leases.problem}" for node in facts if node.leases.problem]
     if broken:
@@ -168,7 +168,7 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Check:
-    """Whether a container sees its own GPUs only; both is fine, and good to know."""
+    """Return whether a container sees its own GPUs only; both is fine, and good to know."""
     name = NAMES[5]
 
     def told(node: NodeFacts) -> str | None:
@@ -193,7 +193,7 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
 
 
 def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
-    """Whether what befalls GPUs while ranks train is noticed, which takes NVML."""
+    """Return whether what befalls GPUs while ranks train is noticed, which takes NVML."""
     name = NAMES[6]
     bare = [node for node in facts if not node.nvml]
     if not bare:
@@ -211,7 +211,7 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_cuda(facts: Sequence[NodeFacts]) -> Check:
-    """Whether each node's driver runs the CUDA that the executors' frameworks were built with."""
+    """Return whether each node's driver runs the CUDA that the executors' frameworks were built with."""
     name = NAMES[7]
     gpus = [gpu for node in facts for gpu in node.gpus]
     if not gpus:
@@ -261,7 +261,7 @@ def _built(framework: Framework) -> str:
 
 
 def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
-    """What nodes tell, once where they all tell the same."""
+    """Return what nodes tell, once where they all tell the same."""
     said: dict[str, list[str]] = {}
     for node in facts:
         said.setdefault(tell(node), []).append(node.host)

@@ -73,14 +73,14 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
 
 
 def first_cause(error: str) -> str:
-    """The line of an error of py4j that says what Java threw, else its first one."""
+    """Return the line of an error of py4j that says what Java threw, else its first one."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     thrown = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return next(iter(thrown or lines), "no reason given")
 
 
 def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Bounded[Any]) -> str:
-    """Ends an application that does not start; what YARN says of it."""
+    """End an application that does not start; what YARN says of it."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
         app = manager.tagged(tag)

@@ -35,22 +35,22 @@ class Check:
     details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the same as JSON values."""
         return {**asdict(self), "state": self.state.value, "details": list(self.details)}
 
 
 def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
-    """A check that found all well."""
+    """Return a check that found all well."""
     return Check(name, State.OK, seen, "", tuple(details))
 
 
 def wrong(name: str, seen: str, fix: str, details: Iterable[str] = ()) -> Check:
-    """A check that found what must be mended."""
+    """Return a check that found what must be mended."""
     return Check(name, State.WRONG, seen, fix, tuple(details))
 
 
 def unknown(name: str, why: str, fix: str = "", details: Iterable[str] = ()) -> Check:
-    """What could not be checked, and why."""
+    """Return what could not be checked, and why."""
     return Check(name, State.UNKNOWN, why, fix, tuple(details))
 
 

@@ -56,7 +56,7 @@ class Sessions:
         self._seconds = seconds
 
     def checks(self) -> Iterator[Check]:
-        """The checks that need an application.
+        """Yield the checks that need an application.
 
         Where containers fail on some nodes, or do not come in time, the others are looked at by
         another application, which leaves these out.
@@ -80,7 +80,7 @@ class Sessions:
         )
 
     def _first(self, hosts: Sequence[str]) -> Generator[Check, None, Trial | None]:
-        """The first application's trial; None where it did not start."""
+        """Yield the first application's trial; None where it did not start."""
         try:
             with started(self._conf, self._manager, _SESSION_SECONDS) as session:
                 yield ok("session", f"{session.sparkContext.applicationId} has started")
@@ -91,7 +91,7 @@ class Sessions:
         return None
 
     def _again(self, before: Trial) -> Trial:
-        """The trial of an application that leaves nodes out, and what was known of these before."""
+        """Return the trial of an application that leaves nodes out, and what was known of these before."""
         hosts = tuple(before.left)
         excluded = filter(None, (self._conf.get(_EXCLUDED), *before.failed, *before.skipped))
         try:
@@ -109,7 +109,7 @@ class Sessions:
 
 
 def check_gang(trial: Trial) -> Check:
-    """Whether executors came, all of them, and reach the driver over the control channel. Pure."""
+    """Return whether executors came, all of them, and reach the driver over the control channel. Pure."""
     if trial.facts:
         came = counted(len(trial.facts), "executor")
         return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after the request")

@@ -12,7 +12,7 @@ from hopsgpu.gpu.script_archive import ALIAS
 
 
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """What hopsgpu.session(conf=conf) starts with in a plain script.
+    """Return what hopsgpu.session(conf=conf) starts with in a plain script.
 
     Args:
         defaults: the properties of spark-defaults.conf.
@@ -23,7 +23,7 @@ def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> di
 
 
 def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:
-    """Whether a session can hold gangs, of an executor on each node for one.
+    """Return whether a session can hold gangs, of an executor on each node for one.
 
     Args:
         defaults: the properties of spark-defaults.conf.

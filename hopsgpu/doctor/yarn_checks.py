@@ -55,7 +55,7 @@ def check_manager(yarn: Yarn) -> Check:
 
 
 def check_calculator(yarn: Yarn) -> Check:
-    """Whether the scheduler counts GPUs, and not memory alone."""
+    """Return whether the scheduler counts GPUs, and not memory alone."""
     name = "calculator"
     if not yarn.knows_gpus:
         return wrong(
@@ -81,7 +81,7 @@ def check_calculator(yarn: Yarn) -> Check:
 
 
 def check_gpus(yarn: Yarn) -> Check:
-    """Whether YARN has GPUs on nodes that run."""
+    """Return whether YARN has GPUs on nodes that run."""
     name, found = "gpus", yarn.gpus
     running = [node for node in found.nodes if node.state == "RUNNING"]
     if not found.nodes:
@@ -108,7 +108,7 @@ def check_gpus(yarn: Yarn) -> Check:
 
 
 def check_node_managers(yarn: Yarn) -> Check:
-    """Whether the NodeManagers describe their GPUs, which placement by type needs."""
+    """Return whether the NodeManagers describe their GPUs, which placement by type needs."""
     name, found = "node managers", yarn.gpus
     if not found.nodes:
         return unknown(name, "no node has GPUs")
@@ -127,7 +127,7 @@ def check_node_managers(yarn: Yarn) -> Check:
 
 
 def check_submission(yarn: Yarn, name: str) -> Check:
-    """Whether the queue takes applications, and may have GPUs."""
+    """Return whether the queue takes applications, and may have GPUs."""
     another = "name another queue: --queue, or spark.yarn.queue"
     try:
         check_queue(name, yarn.queues)
@@ -149,7 +149,7 @@ def check_submission(yarn: Yarn, name: str) -> Check:
 
 
 def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Nodes with GPUs that have room for a container now, and why the others have not.
+    """Return nodes with GPUs that have room for a container now, and why the others have not.
 
     Args:
         yarn: as it stands.

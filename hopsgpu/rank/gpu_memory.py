@@ -60,7 +60,7 @@ def share_gpu() -> None:
 
 
 def own_devices(environment: Mapping[str, str]) -> list[int]:
-    """Which of the GPUs that a rank sees are its own, by their numbers."""
+    """Return which of the GPUs that a rank sees are its own, by their numbers."""
     return [int(number) for number in environment.get(_OWN, "").split(",") if number]
 
 
@@ -89,7 +89,7 @@ def _tell_tensorflow(tensorflow: Any, share: float) -> None:
 
 
 def _memory(gpus: Sequence[str]) -> list[int]:
-    """Bytes of each GPU.
+    """Return bytes of each GPU.
 
     Raises:
         ImportError: there is no nvidia-ml-py.

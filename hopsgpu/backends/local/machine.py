@@ -38,7 +38,7 @@ class Machine:
 
 
 def this_machine(*, gpus: bool = True) -> Machine:
-    """What there is here.
+    """Return what there is here.
 
     Args:
         gpus: whether to ask the driver for the GPUs, which takes some tenths of a second.
@@ -51,7 +51,7 @@ def this_machine(*, gpus: bool = True) -> Machine:
 
 
 def own_gpus() -> tuple[Device, ...]:
-    """The GPUs of this machine, bad ones too; none where it has no NVIDIA driver.
+    """Return the GPUs of this machine, bad ones too; none where it has no NVIDIA driver.
 
     Raises:
         DiscoveryError: there is a driver, and it does not tell of its GPUs.
@@ -90,7 +90,7 @@ def usable(
 def check_gpus(
     wanted: int, gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str] = ()
 ) -> None:
-    """Whether a machine that has GPUs has so many of them for a gang.
+    """Check whether a machine that has GPUs has so many of them for a gang.
 
     Raises:
         ConfigError: it has none of the type.
@@ -115,7 +115,7 @@ def check_gpus(
 
 
 def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
-    """A gang as it runs on a machine: all ranks in one container, which reserves GPUs alone.
+    """Return a gang as it runs on a machine: all ranks in one container, which reserves GPUs alone.
 
     Returns:
         The gang, on CPUs where the machine has no GPU; what its container has; and warnings.

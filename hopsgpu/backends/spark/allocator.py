@@ -30,13 +30,13 @@ class Turn(Protocol):
     """The turn in which YARN is asked."""
 
     def keep(self) -> bool:
-        """Renews it; False where it was lost to others."""
+        """Renew it; False where it was lost to others."""
 
     def granted(self) -> None:
         """YARN has granted all: others may ask."""
 
     def facts(self, held: int) -> Facts:
-        """Who holds the rest, where YARN has granted so many executors."""
+        """Return who holds the rest, where YARN has granted so many executors."""
 
 
 class Bringing:
@@ -86,7 +86,7 @@ class Bringing:
         self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, Container] | None:
-        """The containers by peer number, or None where YARN granted a part and then no more.
+        """Return the containers by peer number, or None where YARN granted a part and then no more.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -145,7 +145,7 @@ class Bringing:
             self.jobs.append(self._start(1))
 
     def _settled(self) -> bool:
-        """Whether agents can only come to holders: none else is there, nor waits for a place."""
+        """Return whether agents can only come to holders: none else is there, nor waits for a place."""
         here = len(self._holders) + len(self.parked)
         if self.parked and here < sum(job.tasks for job in self.jobs):
             # One that was parked has ended. Its task waits, and would take an agent's place; its
@@ -181,7 +181,7 @@ class Bringing:
             self._why = lambda: facts.around(self._missing(held))
 
     def _missing(self, held: Held) -> str:
-        """Where the executors that are not here yet are."""
+        """Return where the executors that are not here yet are."""
         connected = len(self._holders)
         parts = []
         allotted = len(held.containers) - len(self.parked)
@@ -211,5 +211,5 @@ class Bringing:
 
 
 def hosts_of(containers: Mapping[int, Container]) -> list[str]:
-    """The host of each container."""
+    """Return the host of each container."""
     return [container.host for container in containers.values()]

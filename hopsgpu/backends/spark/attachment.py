@@ -16,7 +16,7 @@ _ATTRIBUTE = "_hopsgpu_application"
 
 
 def application_of(spark: SparkSession | None) -> Site:
-    """The application of a session, the active one by default; its settings are checked.
+    """Return the application of a session, the active one by default; its settings are checked.
 
     Raises:
         ConfigError: no session, one that has ended, or one that cannot hold gangs.

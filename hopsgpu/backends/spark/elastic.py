@@ -67,7 +67,7 @@ class YarnElasticLease(JobsLease):
         self._over = (threading.Event(), threading.Event())
 
     def start(self) -> None:
-        """Starts its threads."""
+        """Start its threads."""
         for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
             start_daemon(
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
@@ -92,7 +92,7 @@ class YarnElasticLease(JobsLease):
             self._fail(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
-        """Waits until executors are missing; False once it is closed.
+        """Wait until executors are missing; False once it is closed.
 
         Raises:
             HopsGpuError: their jobs end again and again, or none comes in time.
@@ -120,7 +120,7 @@ class YarnElasticLease(JobsLease):
         self._see_waiting()
 
     def _see_waiting(self) -> str:
-        """Looks, once a second, where those are that have not come; "" where it did not.
+        """Look, once a second, where those are that have not come; "" where it did not.
 
         Those that end again and again are given back, for others to go first.
         """
@@ -142,7 +142,7 @@ class YarnElasticLease(JobsLease):
         return ""
 
     def _look(self) -> tuple[int, str]:
-        """How many executors YARN has not granted, and where those are that have not come.
+        """Return how many executors YARN has not granted, and where those are that have not come.
 
         Raises:
             HopsGpuError: the ResourceManager does not say.
@@ -172,7 +172,7 @@ class YarnElasticLease(JobsLease):
                 self._coming.excuse(self._held())
 
     def _forget_ended(self) -> None:
-        """Drops jobs that have ended by themselves.
+        """Drop jobs that have ended by themselves.
 
         Raises:
             ConfigError: their executors cannot reach the driver, or have another Python.
@@ -215,7 +215,7 @@ class YarnElasticLease(JobsLease):
             self._in_turn(place, patience, place.room(at_once, missing))
 
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
-        """Asks for so many, until YARN has granted them or does not for half a minute."""
+        """Ask for so many, until YARN has granted them or does not for half a minute."""
         started = [self._start(place) for _ in range(count)]
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
@@ -275,13 +275,13 @@ class YarnElasticLease(JobsLease):
                     self._changed.wait(_JOBS_SECONDS)
 
     def _is_leaving(self) -> bool:
-        """Waits until executors are to go; False once it is closed."""
+        """Wait until executors are to go; False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._leaving)
             return not self._closed
 
     def _see_gone(self) -> None:
-        """Kills executors that have nothing to do, and notes which are gone."""
+        """Kill executors that have nothing to do, and notes which are gone."""
         jvm, profile = self._application.jvm, self._profile.id
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
@@ -296,7 +296,7 @@ class YarnElasticLease(JobsLease):
             self._changed.wait(_GONE_SECONDS)
 
     def release(self) -> bool:
-        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._closed = True
             self._note()

@@ -54,7 +54,7 @@ class OnLocal(SparkApplication):
 
 
 def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
-    """What gangs of an application on a local master share; what differs is said on stderr.
+    """Return what gangs of an application on a local master share; what differs is said on stderr.
 
     Raises:
         ConfigError: an option that cannot be.
@@ -72,7 +72,7 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
 
 
 def _has() -> str:
-    """What a gang can have here, for a person."""
+    """Return what a gang can have here, for a person."""
     try:
         machine = this_machine()
     except DiscoveryError as error:  # of a launch that wants GPUs it is the end

@@ -55,7 +55,7 @@ def let_go(
     *,
     whole: bool,
 ) -> Release:
-    """Ends a gang's tasks, kills its executors and sees them gone, within 30 s.
+    """End a gang's tasks, kill its executors and see them gone, within 30 s.
 
     Where the direct kill is not to be had from this Spark, its idle timeout lets them go.
 
@@ -83,7 +83,7 @@ def let_part_go(
     staying: int,
     cancelled: threading.Event,
 ) -> Release:
-    """Ends some of a gang's tasks and kills their executors, while the others go on.
+    """End some of a gang's tasks and kill their executors, while the others go on.
 
     A task of a barrier stage that has ended well is missed by nobody.
 

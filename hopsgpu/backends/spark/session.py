@@ -59,7 +59,7 @@ _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an excepti
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """A SparkSession that can hold gangs and gives their GPUs back.
+    """Return a SparkSession that can hold gangs and gives their GPUs back.
 
     On YARN; without a cluster, on this machine: where no Hadoop configuration is named
     (HADOOP_CONF_DIR) and no master given, or with the master local[N] or local[*]. A line on stderr
@@ -112,7 +112,7 @@ def session(
 
 
 def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """The master of a new application; None where spark-submit has said it.
+    """Return the master of a new application; None where spark-submit has said it.
 
     Args:
         given: the user's settings.
@@ -128,7 +128,7 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
 
 
 def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
-    """A session on a local master; what differs is said.
+    """Return a session on a local master; what differs is said.
 
     Raises:
         ConfigError: an option `spark.hopsgpu.*` that cannot be; the session is stopped. Or the
@@ -155,12 +155,12 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    """The user's settings over what a gang needs; both win over spark-defaults.conf."""
+    """Return the user's settings over what a gang needs; both win over spark-defaults.conf."""
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
 
 
 def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
-    """Checks an application that runs already; what it was not started with comes too late."""
+    """Check an application that runs already; what it was not started with comes too late."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
@@ -228,7 +228,7 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Refuses a queue that takes no application, before one is submitted."""
+    """Refuse a queue that takes no application, before one is submitted."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
@@ -237,7 +237,7 @@ def _check_queue(name: str) -> None:
 
 
 def _created(builder: SparkSession.Builder) -> SparkSession:
-    """The session; started again where Spark's user interface tripped over itself.
+    """Return the session; started again where Spark's user interface tripped over itself.
 
     Spark attaches the pages of its UI while the application master's filter is added to them, with
     no lock between the two: now and then a start fails by it (8 of 176 where three at once had two
@@ -288,7 +288,7 @@ def _checked_conf(
 
 
 def find_spark() -> None:
-    """Makes pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
+    """Make pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
 
     Raises:
         ConfigError: there is none.

@@ -60,7 +60,7 @@ SESSION_DEFAULTS: Mapping[str, str] = {
 
 
 def check_session(properties: Mapping[str, str]) -> None:
-    """Whether an application with these settings can hold gangs.
+    """Check whether an application with these settings can hold gangs.
 
     Args:
         properties: all that are set.
@@ -88,7 +88,7 @@ def check_session(properties: Mapping[str, str]) -> None:
 
 
 def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
-    """Whether the driver runs in YARN, in the application master's container."""
+    """Return whether the driver runs in YARN, in the application master's container."""
     return setting("spark.submit.deployMode") == "cluster"
 
 
@@ -117,7 +117,7 @@ def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, st
 
 
 def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
-    """Whether the application may have as many executors as a gang needs.
+    """Check whether the application may have as many executors as a gang needs.
 
     Raises:
         ConfigError: `spark.dynamicAllocation.maxExecutors` is below the gang.
@@ -132,7 +132,7 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
 
 
 def check_python(executable: str, driver: str) -> None:
-    """Whether the executors' Python can be of the driver's minor version, as far as its name tells.
+    """Check whether the executors' Python can be of the driver's minor version, as far as its name tells.
 
     Args:
         executable: as Spark starts it on the nodes (PYSPARK_PYTHON).
@@ -147,7 +147,7 @@ def check_python(executable: str, driver: str) -> None:
 
 
 def refuse_other_python(error: str) -> None:
-    """Refuses what an executor's Python says where it is of another minor version.
+    """Refuse what an executor's Python says where it is of another minor version.
 
     Args:
         error: of a task or a job.

@@ -43,7 +43,7 @@ _EXPANDED = "which the shell that starts a container would change or execute"
 
 
 def shell_findings(properties: Mapping[str, str]) -> list[str]:
-    """The properties that would not reach the nodes as they were given, with what to do.
+    """Return the properties that would not reach the nodes as they were given, with what to do.
 
     Args:
         properties: of the application.
@@ -71,7 +71,7 @@ def check_line(
     arguments: Sequence[str],
     environ: Mapping[str, str],
 ) -> None:
-    """Refuses what spark-submit, or YARN after it, would not take as it is given.
+    """Refuse what spark-submit, or YARN after it, would not take as it is given.
 
     Args:
         line: the words that spark-submit gets.
@@ -101,7 +101,7 @@ def check_line(
 
 
 def _first(expanded: re.Pattern[str], text: str) -> str | None:
-    """The first thing in a text that would not stay as it is."""
+    """Return the first thing in a text that would not stay as it is."""
     return next((found["bad"] for found in expanded.finditer(text) if found["bad"]), None)
 
 
@@ -121,7 +121,7 @@ def _words(options: str) -> str:
 
 
 def _names(entries: str) -> str:
-    """What files that are shipped, and the links to them, are called in a container."""
+    """Return what files that are shipped, and the links to them, are called in a container."""
     names = []
     for entry in entries.split(","):
         path, _, alias = entry.strip().partition("#")

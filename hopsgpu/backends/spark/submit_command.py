@@ -71,7 +71,7 @@ class Planned:
 def planned(
     job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> Planned:
-    """How a job is to be submitted.
+    """Return how a job is to be submitted.
 
     Args:
         job: what is wanted.
@@ -130,7 +130,7 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
 def _pythons(
     mode: str, given: Mapping[str, str], environ: Mapping[str, str], here: str
 ) -> dict[str, str]:
-    """Which Python runs what, where nobody has said so."""
+    """Return which Python runs what, where nobody has said so."""
     found = {}
     if _PYTHON not in given:
         found[_PYTHON] = environ.get("PYSPARK_PYTHON") or here

@@ -33,7 +33,7 @@ LOOK_SECONDS = 600.0
 
 
 def read_tokens(jvm: Jvm) -> bytes:
-    """The submitter's HDFS tokens as `Jvm.hdfs_tokens`; b"" on clusters without Kerberos."""
+    """Return the submitter's HDFS tokens as `Jvm.hdfs_tokens`; b"" on clusters without Kerberos."""
     return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
 
 
@@ -68,11 +68,11 @@ class Handover:
         self._kept: dict[int, str] = {}
 
     def kept(self, key: int, message: Message) -> None:
-        """Notes that an agent keeps tokens, and which."""
+        """Note that an agent keeps tokens, and which."""
         self._kept[key] = message["digest"]
 
     def look(self) -> None:
-        """Sends the tokens to the agents that do not have them; looks every ten minutes."""
+        """Send the tokens to the agents that do not have them; looks every ten minutes."""
         now = self._clock()
         if self._look_at is not None and now < self._look_at:
             return
