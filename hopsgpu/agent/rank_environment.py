@@ -88,7 +88,7 @@ class ServerSpec:
 def rank_environment(
     executor: Mapping[str, str], given: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """A rank's variables: the executor's, without leftovers, under those that are given.
+    """Return a rank's variables: the executor's, without leftovers, under those that are given.
 
     Nor does it inherit directories of caches that this user cannot use: an image may name those of
     the user that it was made for.
@@ -106,7 +106,7 @@ def rank_environment(
 
 
 def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Variables as a process gets them: in UTF-8, also where its locale, or this one's, is ASCII.
+    """Return variables as a process gets them: in UTF-8, also where its locale, or this one's, is ASCII.
 
     Args:
         environment: as `rank_environment` gives it.
@@ -136,7 +136,7 @@ def server_spec(
     modules: Sequence[str],
     packages: Sequence[str] = (),
 ) -> ServerSpec:
-    """The fork server of a container's ranks; the same in each of its Spark tasks.
+    """Return the fork server of a container's ranks; the same in each of its Spark tasks.
 
     Args:
         executor: the variables of a Spark task.
@@ -151,7 +151,7 @@ def server_spec(
 
 
 def own_part(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
-    """Those of a rank's variables that it does not share."""
+    """Return those of a rank's variables that it does not share."""
     shared = spec.environment
     return {name: value for name, value in environment.items() if shared.get(name) != value}
 

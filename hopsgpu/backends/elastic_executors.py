@@ -77,26 +77,26 @@ class ElasticLease(ABC):
 
     @abstractmethod
     def _lost(self, job: Job) -> None:
-        """Notes that the agent of a job is gone, for now at least."""
+        """Note that the agent of a job is gone, for now at least."""
 
     @abstractmethod
     def _job_of(self, hello: Message) -> Job | None:
-        """What runs the agent that introduces itself; None for one of an earlier time."""
+        """Return what runs the agent that introduces itself; None for one of an earlier time."""
 
     @abstractmethod
     def _come(self) -> None:
-        """Notes that one more is here."""
+        """Note that one more is here."""
 
     @abstractmethod
     def _why_lost(self, reason: str, host: str) -> str:
-        """Why an executor on a host was lost."""
+        """Return why an executor on a host was lost."""
 
     @abstractmethod
     def _tokens(self) -> bytes:
-        """The submitter's HDFS tokens."""
+        """Return the submitter's HDFS tokens."""
 
     def let_go(self, keys: Iterable[int]) -> None:
-        """Gives executors back, by the keys of their agents; returns at once."""
+        """Give executors back, by the keys of their agents; return at once."""
         leaving = {key: self.here.pop(key) for key in keys if key in self.here}
         if leaving:
             hosts = sorted(container.host for container in leaving.values())
@@ -105,7 +105,7 @@ class ElasticLease(ABC):
         self._let_go(leaving)
 
     def avoid(self, blamed: Avoid) -> list[int]:
-        """Puts aside what is to blame for a failure; the keys of agents that get no trial more.
+        """Put aside what is to blame for a failure; the keys of agents that get no trial more.
 
         Raises:
             HopsGpuError: so many are aside that there is no sense in it.
@@ -119,7 +119,7 @@ class ElasticLease(ABC):
         return found
 
     def check(self) -> None:
-        """Whether executors can come.
+        """Check whether executors can come.
 
         Raises:
             HopsGpuError: what keeps them from it, and will.
@@ -129,7 +129,7 @@ class ElasticLease(ABC):
                 raise self._problem
 
     def take(self, event: Event) -> Container | None:
-        """Takes in what comes from the control channel; the executor that is ready by it.
+        """Take in what comes from the control channel; the executor that is ready by it.
 
         Raises:
             ConfigError, DiscoveryError: it cannot serve, or has a GPU that another one has.
@@ -169,12 +169,12 @@ class ElasticLease(ABC):
         self.request.watcher.warn(f"an executor got no trial: {reason}")
         if len(self._aside) > _MOST_ASIDE:
             raise HopsGpuError(
-                f"{counted(len(self._aside), 'executor')} came that can have no trial, the last"
+                f"{counted(len(self._aside), 'executor')} started that cannot run trials, the last"
                 f" because {reason}"
             )
 
     def of(self, keys: Collection[int], wire: Wire) -> Lease:
-        """Executors of a trial, as a gang's.
+        """Return executors of a trial, as a gang's.
 
         Args:
             keys: of their agents.

@@ -72,7 +72,7 @@ class Request:
     imports: tuple[str, ...] = ()
 
     def unwanted(self, container: Container) -> str | None:
-        """Why a container gets no rank, or None.
+        """Return why a container gets no rank, or None.
 
         It is held aside until the gang is whole, or YARN would give it again.
         """
@@ -80,7 +80,7 @@ class Request:
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
-    """What a gang wants of YARN."""
+    """Return what a gang wants of YARN."""
     return Demand(container_of(shape), executors, spread=placement == "spread")
 
 
@@ -105,7 +105,7 @@ class Patience:
         self._aside.add(reason)
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
-        """Tells the watcher what the gang waits for."""
+        """Tell the watcher what the gang waits for."""
         before = sorted(reason for reason in self._aside if reason not in why)
         if before:
             more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
@@ -117,7 +117,7 @@ class Patience:
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
     def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
-        """What to do next.
+        """Return what to do next.
 
         Raises:
             Cancelled: the gang is no longer wanted.
@@ -143,9 +143,9 @@ class Patience:
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {counted(request.executors, 'executor')} came within"
-                f" {request.timeout:g} s; all were let go. It waited for: {self._why}. Wait longer"
-                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                f"{grants.connected} of {counted(request.executors, 'executor')} arrived within"
+                f" {request.timeout:g} s; all were released. It waited for: {self._why}. Wait"
+                " longer (acquire_timeout), request fewer workers, or see who holds the rest",
                 granted=grants.connected,
                 wanted=request.executors,
             )

@@ -68,7 +68,7 @@ class Message:
 
 
 def new_secret() -> bytes:
-    """A fresh secret of 32 bytes."""
+    """Return a fresh secret of 32 bytes."""
     return secrets.token_bytes(32)
 
 
@@ -117,7 +117,7 @@ class Channel:
         return str(self._writer.get_extra_info("sockname")[0])
 
     async def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends one frame and waits until the transport takes more.
+        """Send one frame and wait until the transport takes more.
 
         Raises:
             ChannelError: the frame is over the limits; nothing was sent.
@@ -148,7 +148,7 @@ class Channel:
         self._writer.writelines((head, body, payload, tag))
 
     async def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends one frame, if somebody is there: `receive` says where nobody is.
+        """Send one frame, if somebody is there: `receive` says where nobody is.
 
         Raises:
             ChannelError: the frame is over the limits; nothing was sent.
@@ -157,7 +157,7 @@ class Channel:
             await self.send(kind, payload, **fields)
 
     async def receive(self) -> Message | None:
-        """The next message, or None at the end of the connection; `reason` tells its cause.
+        """Return the next message, or None at the end of the connection; `reason` tells its cause.
 
         Raises:
             ChannelError: a frame over the limits, one that the peer did not send so, or one
@@ -180,11 +180,13 @@ class Channel:
         return None
 
     async def _frame(self) -> Message | None:
-        """The next frame; None for a sign of life."""
+        """Return the next frame; None for a sign of life."""
         head = await self._inbox.readexactly(_LENGTHS.size)
         body_length, payload_length = _LENGTHS.unpack(head)
         if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
-            raise ChannelError(f"a frame of {body_length} + {payload_length} bytes announced")
+            raise ChannelError(
+                f"the peer announced a frame of {body_length} + {payload_length} bytes"
+            )
         body = await self._inbox.readexactly(body_length)
         payload = await self._inbox.readexactly(payload_length)
         tag = await self._inbox.readexactly(DIGEST)
@@ -195,7 +197,7 @@ class Channel:
         return _message(body, payload) if body or payload else None
 
     def _look(self) -> None:
-        """Gives a sign of life where one is due, and ends a connection that gives none."""
+        """Give a sign of life where one is due, and ends a connection that gives none."""
         transport = self._writer.transport
         if self.reason or transport.is_closing():
             return
@@ -222,13 +224,13 @@ class Channel:
         self.reason = self.reason or reason
         self._looking.cancel()
 
-    def abort(self, reason: str = "hung up on") -> None:
-        """Closes the connection at once, whatever is still unsent."""
+    def abort(self, reason: str = "closed by this side") -> None:
+        """Close the connection at once, whatever is still unsent."""
         self._end(reason)
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Closes the connection once all is sent; a peer that is gone or stuck is no error."""
+        """Close the connection once all is sent; a peer that is gone or stuck is no error."""
         self._looking.cancel()
         self._writer.close()
         try:
@@ -245,5 +247,5 @@ def _message(body: bytes, payload: bytes) -> Message:
         raise ChannelError(f"a frame whose JSON cannot be read ({error})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str):
-        raise ChannelError("a frame that is no object with a kind")
+        raise ChannelError("a frame that is not a JSON object with a kind")
     return Message(kind, fields, payload, len(body) + len(payload))

@@ -71,14 +71,14 @@ class ControlServer:
         return None if self._identity is None else self._identity.certificate
 
     def next_event(self, seconds: float) -> Event | None:
-        """The next event, or None when none came within `seconds`.
+        """Return the next event, or None when none came within `seconds`.
 
         Events that nobody takes fill 16 MiB at most; then the peers' connections are not read.
         """
         return self._events.take(seconds)
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Sends to a peer; False where its connection is gone, which `next_event` tells too."""
+        """Send to a peer; False where its connection is gone, which `next_event` tells too."""
         return self._done(self._send(peer, kind, payload, fields))
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
@@ -137,11 +137,11 @@ class ControlServer:
         return True
 
     def end_all(self) -> None:
-        """Hangs up on every peer: agents stop their ranks, and all tasks end."""
+        """Hang up on every peer: agents stop their ranks, and all tasks end."""
         self.hang_up(tuple(self._channels))
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Closes the connections of some peers, stuck ones too: their tasks end at once."""
+        """Close the connections of some peers, stuck ones too: their tasks end at once."""
         for peer in peers:
             if (channel := self._channels.get(peer)) is not None:
                 self._loop.call_soon_threadsafe(channel.abort)
@@ -154,7 +154,7 @@ class ControlServer:
             self._loop.close()
 
     def stop(self) -> None:
-        """Ends `run`; every connection is closed."""
+        """End `run`; every connection is closed."""
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _serve(self) -> None:
@@ -207,7 +207,7 @@ class ControlServer:
         await self._listen_to(channel)
 
     async def _greeted(self, connection: socket.socket) -> Channel:
-        """The channel of a peer that has proved itself; others are hung up on."""
+        """Return the channel of a peer that has proved itself; others are hung up on."""
         inbox, writer = await open_streams(
             lambda protocol: self._loop.connect_accepted_socket(protocol, connection),
             None if self._identity is None else self._identity.context,

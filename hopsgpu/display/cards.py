@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def run_card(status: RunStatus) -> str:
-    """A run as it stands."""
+    """Return a run as it stands."""
     reported = status.metrics[0] if status.metrics else {}
     pairs: dict[str, object] = {
         "state": html.bold(state(status.state)),
@@ -86,12 +86,12 @@ def warned(warnings: Sequence[str]) -> Iterable[Html]:
 
 
 def timeline(passed: Timeline) -> str:
-    """How long it took for each phase."""
+    """Return how long it took for each phase."""
     return " · ".join(lasted(passed))
 
 
 def gpu_seconds(spent: GpuSeconds) -> str:
-    """Where they went."""
+    """Return where they went."""
     return " · ".join(f"{f.name} {getattr(spent, f.name):.1f}" for f in fields(spent))
 
 

@@ -59,7 +59,7 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[P
     """
     complete = result.states.get(COMPLETE, 0)
     if complete < _LEAST:
-        return _none(f"{complete} of the trials are complete; a plot wants at least {_LEAST}")
+        return _none(f"{complete} of the trials are complete; a plot needs at least {_LEAST}")
     titles = dict(PLOTS)
     if complete > _MOST_LINES:
         titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
@@ -71,7 +71,7 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[P
             for title, (svg, missing) in zip(titles.values(), found, strict=True)
         ]
     except subprocess.TimeoutExpired:
-        return _none(f"Optuna had not drawn it within {seconds:g} s")
+        return _none(f"Optuna did not draw it within {seconds:g} s")
     except Exception as error:  # noqa: BLE001 - a storage's, a pickle's; said on the page
         return _none(f"{type(error).__name__}: {error}")
 

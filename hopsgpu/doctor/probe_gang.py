@@ -57,7 +57,7 @@ class Trial:
 
 
 def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
-    """Looks at nodes from containers on them.
+    """Look at nodes from containers on them.
 
     Args:
         hosts: nodes with a GPU that is free.
@@ -90,7 +90,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
             return watched.unfinished(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     left = sorted(set(hosts) - {node.host for node in facts})
-    allowed = f"queue and user may have {workers} of {counted(len(hosts), 'container')} at once"
+    allowed = f"queue and user limit allow {workers} of {counted(len(hosts), 'container')} at once"
     line = result.timeline
     return Trial(
         facts=facts,
@@ -112,7 +112,7 @@ def _most(nodes: int) -> int:
 
 
 def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
-    """The largest gang that an application may have, of one executor on each node; 1 at least."""
+    """Return the largest gang that an application may have, of one executor on each node; 1 at least."""
     # That of the plan a moment ago will do.
     snapshot = application.snapshot(_SNAPSHOT_SECONDS)
 
@@ -129,7 +129,7 @@ def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> 
 
 @contextlib.contextmanager
 def _ended(run: Run) -> Iterator[None]:
-    """Ends the run on every way out, and removes its record, which is of no use to anybody."""
+    """End the run on every way out, and remove its record, which is of no use to anybody."""
     try:
         yield
     finally:
@@ -156,16 +156,16 @@ class _Watched:
         return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
 
     def unfinished(self, error: Exception) -> Trial:
-        """What is to be said of a gang that did not become whole, or whose ranks failed."""
+        """Return what is to be said of a gang that did not become whole, or whose ranks failed."""
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
         late = isinstance(error, GangTimeout | Cancelled)
         why = (self.why or str(error)) if late else "the gang failed"
-        missing = f"no container came there in time: {why}" if late else why
+        missing = f"no container started there in time: {why}" if late else why
         left = [host for host in hosts if late and host in self.came]
         if self.failed and not left:
             # Containers that end again may have ended the application, or kept others from coming.
             left = hosts
-        came = {host: f"its container came, and others did not: {why}" for host in self.came}
+        came = {host: f"its container started, but others did not: {why}" for host in self.came}
         return Trial(
             failed=self.failed,
             skipped={host: missing for host in hosts if host not in left},
@@ -174,7 +174,7 @@ class _Watched:
         )
 
     def look(self, run: Run) -> None:
-        """Notes who came, what it waits for, and what containers that ended have said."""
+        """Note who came, what it waits for, and what containers that ended have said."""
         status = run.status()
         if status.state != "waiting":
             return

@@ -75,7 +75,7 @@ class ContainerJob:
             self._listening.start()
 
     def close(self) -> None:
-        """Tells it that it is wanted no more; one that has its GPUs ends when it is hung up on."""
+        """Tell it that it is wanted no more; one that has its GPUs ends when it is hung up on."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -83,17 +83,17 @@ class ContainerJob:
                 return
 
     def kill(self) -> None:
-        """Ends it at once; its keeper ends the ranks."""
+        """End it at once; its keeper ends the ranks."""
         self._process.kill()
 
     def reason(self, seconds: float) -> str:
-        """What a person needs of its end; waits so long for it to be known."""
+        """Return what a person needs of its end; waits so long for it to be known."""
         self.ended.wait(seconds)
         if self.problem is not None:
             return str(self.problem)
         code = self._process.poll()
         if code is None:
-            return "its process goes on"
+            return "its process is still running"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
             said = self._log.read_text(errors="backslashreplace").strip()

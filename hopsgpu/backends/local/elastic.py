@@ -64,7 +64,7 @@ class LocalElasticLease(ElasticLease):
             self._end(job)
 
     def _waiting(self) -> list[ContainerJob]:
-        """Those that are not here yet, the latest first."""
+        """Return those that are not here yet, the latest first."""
         here = [self._jobs[key] for key in (*self.here, *self._aside)]
         return [job for job in reversed(self._live.values()) if not any(job is h for h in here)]
 
@@ -103,7 +103,7 @@ class LocalElasticLease(ElasticLease):
     def _let_go(self, leaving: Mapping[int, Container]) -> None:
         for key in leaving:
             job = self._jobs[key]
-            assert isinstance(job, ContainerJob), "there are no others here"
+            assert isinstance(job, ContainerJob), "this machine has no others"
             self._end(job)
 
     def _lost(self, job: Job) -> None:
@@ -119,7 +119,7 @@ class LocalElasticLease(ElasticLease):
         return b""
 
     def release(self) -> None:
-        """Ends all; the GPUs are free when it returns."""
+        """End all; the GPUs are free when it returns."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         for job in list(self._live.values()):

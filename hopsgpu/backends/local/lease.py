@@ -90,7 +90,7 @@ class LocalLease(Owner):
         return self._job
 
     def _greeted(self, job: ContainerJob, patience: Patience) -> Container:
-        """Waits for the container.
+        """Wait for the container.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -108,7 +108,7 @@ class LocalLease(Owner):
             patience.tell((), job.waiting_for)
 
     def end_jobs(self) -> None:
-        """Ends the container with its ranks, however it stands."""
+        """End the container with its ranks, however it stands."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -126,7 +126,7 @@ class LocalLease(Owner):
             job.ended.wait()
 
     def release(self) -> None:
-        """Ends everything; the GPUs are free when it returns."""
+        """End everything; the GPUs are free when it returns."""
         self.request.watcher.state(GangState.RELEASING, ())
         began = time.monotonic()
         self.end_jobs()

@@ -33,13 +33,13 @@ class Turn(Protocol):
     """The turn in which YARN is asked."""
 
     def keep(self) -> bool:
-        """Renews it; False where it was lost to others."""
+        """Renew it; False where it was lost to others."""
 
     def granted(self) -> None:
         """YARN has granted all: others may ask."""
 
     def facts(self, held: int) -> Facts:
-        """Who holds the rest, where YARN has granted so many executors."""
+        """Return who holds the rest, where YARN has granted so many executors."""
 
 
 class Bringing:
@@ -95,7 +95,7 @@ class Bringing:
         self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, Container] | None:
-        """The containers by peer number, or None where YARN granted a part and then no more.
+        """Return the containers by peer number, or None where YARN granted a part and then no more.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -141,7 +141,7 @@ class Bringing:
             for job in self.jobs:
                 if job.ended.is_set():
                     refuse_other_python(str(job.error))
-                    raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
+                    raise HopsGpuError(f"Spark's job of placeholders failed: {job.reason(0)}")
             return
         if event.message is None:
             left = self._holders.get(event.peer)
@@ -175,7 +175,7 @@ class Bringing:
             self.jobs.append(self._start(1))
 
     def _settled(self) -> bool:
-        """Whether agents can only come to holders: none else is there, nor waits for a place."""
+        """Return whether agents can only come to holders: none else is there, nor waits for a place."""
         here = len(self._holders) + len(self.parked)
         if self.parked and here < sum(job.tasks for job in self.jobs):
             # One that was parked has ended. Its task waits, and would take an agent's place; its
@@ -213,7 +213,7 @@ class Bringing:
             self._why = lambda: facts.around(self._missing(held))
 
     def _missing(self, held: Held) -> str:
-        """Where the executors that are not here yet are."""
+        """Return where the executors that are not here yet are."""
         connected = len(self._holders)
         parts = []
         allotted = len(held.containers) - len(self.parked)
@@ -239,12 +239,10 @@ class Bringing:
         if shared:
             log.info("executors that share a node are replaced: %s", ", ".join(shared))
             self._grants = replace(self._grants, since=time.monotonic())
-            self._why = lambda: (
-                f"executors that came to one node ({', '.join(shared)}) are replaced"
-            )
+            self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
         return bool(shared)
 
 
 def hosts_of(containers: Mapping[int, Container]) -> list[str]:
-    """The host of each container."""
+    """Return the host of each container."""
     return [container.host for container in containers.values()]

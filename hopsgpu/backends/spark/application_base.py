@@ -87,8 +87,8 @@ class SparkApplication:
         given = self.option("retry") or "failures"
         if given not in ("failures", "all"):
             raise ConfigError(
-                f"spark.hopsgpu.retry={given!r}: 'failures' is accepted, or 'all' to try again"
-                " what looks like an error of the code too"
+                f"spark.hopsgpu.retry={given!r} must be 'failures', or 'all' to also retry"
+                " what looks like an error in the code"
             )
         return given == "all"
 
@@ -139,7 +139,7 @@ class SparkApplication:
         return root_on(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:
-        """Refuses now, rather than in a run, options that say what cannot be.
+        """Refuse now, rather than in a run, options that say what cannot be.
 
         Raises:
             ConfigError: naming the option, what was given and what is accepted.
@@ -148,14 +148,14 @@ class SparkApplication:
         _ = self.log_level
 
     def words_of(self, error: BaseException) -> str:
-        """What a record tells of an error that ended a run."""
+        """Return what a record tells of an error that ended a run."""
         return self.jvm.words_of(error)
 
     def setting(self, name: str) -> str | None:
-        """An administrator's or a user's Spark property, or None."""
+        """Return an administrator's or a user's Spark property, or None."""
         return self.jvm.setting(name)
 
     def option(self, name: str) -> str | None:
-        """The Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
         twin = f"HOPSGPU_{name.upper().replace('.', '_')}"
         return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(twin)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 def application_of(spark: SparkSession | None) -> Site:
-    """The application of a session, the active one by default; its settings are checked.
+    """Return the application of a session, the active one by default; its settings are checked.
 
     Raises:
         ConfigError: no session, one that has ended, or one that cannot hold gangs.
@@ -32,11 +32,11 @@ def application_of(spark: SparkSession | None) -> Site:
     context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
     if context is None:
         raise ConfigError(
-            "there is no active SparkSession: make one by hopsgpu.session(name), or pass spark="
+            "there is no active SparkSession: create one with hopsgpu.session(name), or pass spark="
         )
     if context._jsc is None or context._jsc.sc().isStopped():
         raise ConfigError(
-            "this Spark application has ended: spark.stop(), and make a session by"
+            "this Spark application has ended: call spark.stop(), and create a session with"
             " hopsgpu.session(name)"
         )
     # PySpark's own lock around its one context: two first launches make one Site.

@@ -70,7 +70,7 @@ class YarnElasticLease(JobsLease):
         self._over = (threading.Event(), threading.Event())
 
     def start(self) -> None:
-        """Starts its threads."""
+        """Start its threads."""
         for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
             start_daemon(
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
@@ -91,11 +91,11 @@ class YarnElasticLease(JobsLease):
         except HopsGpuError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more
-            why = f"Spark could not be asked for executors: {type(error).__name__}: {error}"
+            why = f"executors could not be requested from Spark: {type(error).__name__}: {error}"
             self._fail(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
-        """Waits until executors are missing; False once it is closed.
+        """Wait until executors are missing; False once it is closed.
 
         Raises:
             HopsGpuError: their jobs end again and again, or none comes in time.
@@ -123,7 +123,7 @@ class YarnElasticLease(JobsLease):
         self._see_waiting()
 
     def _see_waiting(self) -> str:
-        """Looks, once a second, where those are that have not come; "" where it did not.
+        """Look, once a second, where those are that have not come; "" where it did not.
 
         Those that end again and again are given back, for others to go first.
         """
@@ -146,7 +146,7 @@ class YarnElasticLease(JobsLease):
         return ""
 
     def _look(self) -> tuple[int, str]:
-        """How many executors YARN has not granted, and where those are that have not come.
+        """Return how many executors YARN has not granted, and where those are that have not come.
 
         Raises:
             HopsGpuError: the ResourceManager does not say.
@@ -176,7 +176,7 @@ class YarnElasticLease(JobsLease):
                 self._coming.excuse(self._held())
 
     def _forget_ended(self) -> None:
-        """Drops jobs that have ended by themselves.
+        """Drop jobs that have ended by themselves.
 
         Raises:
             ConfigError: their executors cannot reach the driver, or have another Python.
@@ -191,7 +191,7 @@ class YarnElasticLease(JobsLease):
         for job in over:
             refuse_hopeless(str(job.error))
         if failed >= _MOST_FAILED:
-            raise HopsGpuError(f"executors came and failed, the last one: {over[-1].reason(0)}")
+            raise HopsGpuError(f"executors started and failed, the last one: {over[-1].reason(0)}")
 
     def _ask(self) -> None:
         with self._changed:
@@ -283,13 +283,13 @@ class YarnElasticLease(JobsLease):
                     self._changed.wait(_JOBS_SECONDS)
 
     def _is_leaving(self) -> bool:
-        """Waits until executors are to go; False once it is closed."""
+        """Wait until executors are to go; False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._leaving)
             return not self._closed
 
     def _see_gone(self) -> None:
-        """Kills executors that have nothing to do, and notes which are gone."""
+        """Kill executors that have nothing to do, and notes which are gone."""
         jvm, profile = self._application.jvm, self._profile.id
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
@@ -304,7 +304,7 @@ class YarnElasticLease(JobsLease):
             self._changed.wait(_GONE_SECONDS)
 
     def release(self) -> bool:
-        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._closed = True
             self._note()

@@ -58,7 +58,7 @@ class Queueing:
 
     @contextlib.contextmanager
     def turn(self, has: int) -> Iterator[None]:
-        """Waits for the gang's turn, and has it while inside, or until YARN has granted all.
+        """Wait for the gang's turn, and has it while inside, or until YARN has granted all.
 
         Args:
             has: how many of the gang's executors are there already.
@@ -85,7 +85,7 @@ class Queueing:
             self._give_back()
 
     def keep(self) -> bool:
-        """Renews the turn; False where the others had thought this gang dead, and it is lost."""
+        """Renew the turn; False where the others had thought this gang dead, and it is lost."""
         kept = True
 
         def keep(place: Place) -> None:
@@ -103,7 +103,7 @@ class Queueing:
         self._give_back()
 
     def facts(self, held: int) -> Facts:
-        """Who holds what, and what is free.
+        """Return who holds what, and what is free.
 
         Args:
             held: how many of its executors YARN has granted.
@@ -114,7 +114,7 @@ class Queueing:
             return Facts("", str(error))
 
     def hosts(self, executors: int) -> tuple[str, ...]:
-        """Where executors are best asked for, one host for each; none leaves it to YARN."""
+        """Return where executors are best asked for, one host for each; none leaves it to YARN."""
         if self._request.placement is None and self._request.hosts is None:
             return ()
         # YARN's client refuses a request with both, and Spark's application master ends by it.
@@ -127,7 +127,7 @@ class Queueing:
         return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
     def room(self, least: int, most: int) -> int:
-        """How many executors of those wanted seem to fit now.
+        """Return how many executors of those wanted seem to fit now.
 
         Args:
             least: so many are asked for whatever is free.
@@ -145,11 +145,11 @@ class Queueing:
         return most_that_fit(least, most, fits)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
-        """How YARN stands on the nodes that will do."""
+        """Return how YARN stands on the nodes that will do."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
     def _is_ours(self, has: int) -> bool:
-        """Looks once, and tells; True when the gang is to ask YARN now."""
+        """Look once, and tells; True when the gang is to ask YARN now."""
         self._patience.check(Grants(connected=has))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
@@ -172,7 +172,7 @@ class Queueing:
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
-        """Whether the turn was taken, by the line on the lake or, where there is none, without."""
+        """Return whether the turn was taken, by the line on the lake or, where there is none, without."""
         alone = Turn(missing.bound is Bound.NONE or probe)
         if self._place is None:
             return alone
@@ -207,7 +207,7 @@ class Queueing:
         return Turn(False, "another gang was quicker")
 
     def _still(self, has: int, probe: bool) -> bool:
-        """Looks again once the turn is taken: whoever had it before may have taken the rest."""
+        """Look again once the turn is taken: whoever had it before may have taken the rest."""
         if probe:
             return True
         try:
@@ -235,7 +235,7 @@ class Queueing:
             self._refused_since = None
 
     def _refused(self, error: StoreError, alone: Turn) -> Turn:
-        """The lake refuses: for a while that is waited for, and then the gang goes without."""
+        """Return the lake refuses: for a while that is waited for, and then the gang goes without."""
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
             return Turn(False, f"the line of waiting gangs cannot be read ({error})")
@@ -275,14 +275,14 @@ def queueing(
 
 def _without_line(error: StoreError) -> str:
     return (
-        f"the gang did not stand in the line of waiting gangs ({error}), so gangs of several"
+        f"the gang did not join the line of waiting gangs ({error}), so gangs of several"
         " applications may have taken GPUs from each other; an administrator can name another"
-        " directory for it by spark.hopsgpu.locks"
+        " directory for the line with spark.hopsgpu.locks"
     )
 
 
 def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
+    """Return the largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
     low, high = least, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -92,7 +92,7 @@ class GpuLease(Owner):
         return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
 
     def _back_off(self, given_back: int, patience: Patience) -> None:
-        """Lets others go first, once a part of the gang was held too long."""
+        """Let others go first, once a part of the gang was held too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
         log.info(
             "%s: asks again in %.1f s; given back so far: %d times",
@@ -107,7 +107,7 @@ class GpuLease(Owner):
             self.request.cancelled.wait(EVENT_SECONDS)
 
     def _aside(self) -> int:
-        """Executors that are there and get no rank."""
+        """Return executors that are there and get no rank."""
         if self._lease is None:
             return 0
         there = (c for c in self._lease.containers if c.key not in self._lease.gone)
@@ -117,7 +117,7 @@ class GpuLease(Owner):
         return len(self._application.jvm.executors(self._profile.id))
 
     def _try(self, place: Queueing, patience: Patience) -> Lease | None:
-        """One turn: asks, waits and hands over; None where YARN granted only a part."""
+        """Return one turn: asks, waits and hands over; None where YARN granted only a part."""
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
             bringing = Bringing(
@@ -146,7 +146,7 @@ class GpuLease(Owner):
         )
 
     def end_jobs(self) -> None:
-        """Ends the tasks of a gang that is not whole; its executors stay, and may idle out."""
+        """End the tasks of a gang that is not whole; its executors stay, and may idle out."""
         if not self._jobs:
             return
         self._server.end_all()
@@ -159,7 +159,7 @@ class GpuLease(Owner):
         self._kill_stuck()
 
     def _kill_stuck(self) -> None:
-        """Kills executors whose tasks do not end: they are frozen, or cut off.
+        """Kill executors whose tasks do not end: they are frozen, or cut off.
 
         Spark would count on them, and ask for no others, until it misses their heartbeat.
         """
@@ -171,7 +171,7 @@ class GpuLease(Owner):
             try:
                 jvm.kill(jvm.busy(profile))
             except Py4JError as error:
-                told = f"an executor that does not answer could not be killed: {error}"
+                told = f"an unresponsive executor could not be killed: {error}"
                 self.request.watcher.warn(told)
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
@@ -199,7 +199,7 @@ class GpuLease(Owner):
         holding: Sequence[GangJob],
         parked: Mapping[int, Container],
     ) -> Lease | None:
-        """Ends the holders and starts the agents in their place; None if one was lost.
+        """End the holders and start the agents in their place; None if one was lost.
 
         Those that are parked hold what gets no agent until the agents are there.
         """
@@ -245,7 +245,7 @@ class GpuLease(Owner):
     def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
         """`Lease.let_go`."""
         lease = self._lease
-        assert lease is not None, "executors are let go of a gang that was whole"
+        assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
         log.info("%s given back early: nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
@@ -263,7 +263,7 @@ class GpuLease(Owner):
         return parting.confirmed
 
     def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
-        """Lets go of what was held aside: the gang asks for no more."""
+        """Let go of what was held aside: the gang asks for no more."""
         if not parked:
             return
         self._server.hang_up(parked)
@@ -273,7 +273,7 @@ class GpuLease(Owner):
             jvm.kill(e for e in jvm.executors(profile) if e not in busy)
 
     def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
-        """Waits for the agents of a job; None where it ended, or one does not come.
+        """Wait for the agents of a job; None where it ended, or one does not come.
 
         Args:
             job: the barrier job.
@@ -296,7 +296,7 @@ class GpuLease(Owner):
         return agents
 
     def release(self) -> bool:
-        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         release = self._let_go()

@@ -58,7 +58,7 @@ def let_go(
     *,
     whole: bool,
 ) -> Release:
-    """Ends a gang's tasks, kills its executors and sees them gone, within 30 s.
+    """End a gang's tasks, kill its executors and see them gone, within 30 s.
 
     Where the direct kill is not to be had from this Spark, its idle timeout lets them go.
 
@@ -92,7 +92,7 @@ def let_part_go(
     staying: int,
     cancelled: threading.Event,
 ) -> Release:
-    """Ends some of a gang's tasks and kills their executors, while the others go on.
+    """End some of a gang's tasks and kill their executors, while the others go on.
 
     A task of a barrier stage that has ended well is missed by nobody.
 
@@ -123,7 +123,7 @@ def let_part_go(
     except (HopsGpuError, Py4JError) as error:
         # They go with the others at the latest.
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        return Release(False, f"executors with nothing to publish could not be let go ({why})")
+        return Release(False, f"executors with nothing to publish could not be released ({why})")
     return Release(confirmed and not cancelled.is_set())
 
 
@@ -145,7 +145,7 @@ class _Letting:
         self._whole = whole
         self._deadline = time.monotonic() + RELEASE_SECONDS
         self._never = threading.Event()
-        self._shown = "it was not asked"
+        self._shown = "no answer yet"
         self._no_kill: str | None = None
 
     def run(self) -> Release:
@@ -169,8 +169,8 @@ class _Letting:
             return Release(True)
         return Release(
             True,
-            f"the executors could not be killed ({self._no_kill}); Spark's idle timeout has let"
-            " them go",
+            f"the executors could not be killed ({self._no_kill}); Spark's idle timeout has"
+            " released them",
         )
 
     def _until(self, holds: Callable[[], bool]) -> bool:
@@ -194,7 +194,7 @@ class _Letting:
         except HopsGpuError as error:
             self._shown = str(error)
             return False
-        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} asked for"
+        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} requested"
         return not held.containers and not held.pending
 
     def _confirmed(self) -> bool:
@@ -209,5 +209,5 @@ class _Letting:
 def _unconfirmed(shown: str) -> str:
     return (
         f"the ResourceManager did not confirm that the GPUs are back ({shown}); Spark's idle"
-        " timeout lets them go"
+        " timeout releases them"
     )

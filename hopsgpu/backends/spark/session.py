@@ -64,7 +64,7 @@ _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an excepti
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """A SparkSession that can hold gangs and gives their GPUs back.
+    """Return a SparkSession that can hold gangs and gives their GPUs back.
 
     On YARN; without a cluster, on this machine: where no Hadoop configuration is named
     (HADOOP_CONF_DIR) and no master given, or with the master local[N] or local[*]. A line on stderr
@@ -89,7 +89,7 @@ def session(
     if VARIABLE in os.environ:
         raise ConfigError(
             "a rank cannot start a Spark session: call session() at the driver, under"
-            ' `if __name__ == "__main__":` in modules that ranks import, and give rows by data='
+            ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     given = _checked_conf(name, master, conf)
     show(level_of(given.get("spark.hopsgpu.log") or os.environ.get(LOG)))
@@ -103,7 +103,7 @@ def session(
 
     if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
         raise ConfigError(
-            "Spark Connect has no JVM to ask; hopsgpu.session() needs a classic session:"
+            "Spark Connect has no JVM to ask, and hopsgpu.session() needs a classic session:"
             " unset SPARK_REMOTE and spark.remote"
         )
     running = SparkContext._active_spark_context
@@ -120,7 +120,7 @@ def session(
 
 
 def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """The master of a new application; None where spark-submit has said it.
+    """Return the master of a new application; None where spark-submit has said it.
 
     Args:
         given: the user's settings.
@@ -136,7 +136,7 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
 
 
 def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
-    """A session on a local master; what differs is said.
+    """Return a session on a local master; what differs is said.
 
     Raises:
         ConfigError: an option `spark.hopsgpu.*` that cannot be; the session is stopped. Or the
@@ -163,20 +163,20 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    """The user's settings over what a gang needs; both win over spark-defaults.conf."""
+    """Return the user's settings over what a gang needs; both win over spark-defaults.conf."""
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
 
 
 def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
-    """Checks an application that runs already; what it was not started with comes too late."""
+    """Check an application that runs already; what it was not started with comes too late."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
     if late:
         raise ConfigError(
-            "an application runs already, and these settings count only at its start: "
+            "an application already runs, and these settings take effect only at its start: "
             + ", ".join(f"{key}={value} (it has {facts.get(key)})" for key, value in late.items())
-            + ". Leave them out, or spark.stop() first"
+            + ". Remove them, or call spark.stop() first"
         )
 
 
@@ -236,7 +236,7 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Refuses a queue that takes no application, before one is submitted."""
+    """Refuse a queue that takes no application, before one is submitted."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
@@ -245,7 +245,7 @@ def _check_queue(name: str) -> None:
 
 
 def _created(builder: SparkSession.Builder) -> SparkSession:
-    """The session; started again where Spark's user interface tripped over itself.
+    """Return the session; started again where Spark's user interface tripped over itself.
 
     Spark attaches the pages of its UI while the application master's filter is added to them, with
     no lock between the two: now and then a start fails by it (8 of 176 where three at once had two
@@ -266,7 +266,7 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
             why = str(error.java_exception.toString()).splitlines()[0]
         log.info("start %d of Spark failed: %s", start, why)
         print(
-            "hopsgpu: Spark's user interface failed as it started, which happens on busy machines"
+            "hopsgpu: Spark's user interface failed to start, which happens on busy machines"
             f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
             file=sys.stderr,
             flush=True,
@@ -297,7 +297,7 @@ def _checked_conf(
 
 
 def find_spark() -> None:
-    """Makes pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
+    """Make pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
 
     Raises:
         ConfigError: there is none.

@@ -127,7 +127,7 @@ def test_a_watch_says_who_is_over(start: Start) -> None:
     assert watch.pause == 0.1  # to make sure
     said = watch.look()
     assert said is not None
-    assert " MiB of 100 MiB (memory_per_worker, which is what to raise)" in said
+    assert " MiB of 100 MiB (the limit is memory_per_worker: raise it)" in said
     assert "the largest of its 5 processes: python" in said
     assert f"(pid {pid}) " in said
 
@@ -252,14 +252,14 @@ def test_a_child_that_has_just_come_does_not_count() -> None:
 )
 def test_units_in_which_they_differ(mib: int, limit: int, said: str) -> None:
     over = excess(use(p1=mib), use(p1=mib), limit)
-    assert over is not None and over.startswith(f"{said} (memory_per_worker")
+    assert over is not None and over.startswith(f"{said} (the limit is memory_per_worker")
 
 
 def test_the_largest_are_named() -> None:
     many = use(p1=1, p2=1300, p3=3, p4=4, p5=5, p6=6, p7=0)
     said = excess(many, many, G)
     assert said == (
-        "1.3 GiB of 1.0 GiB (memory_per_worker, which is what to raise); the largest of its"
+        "1.3 GiB of 1.0 GiB (the limit is memory_per_worker: raise it); the largest of its"
         " 6 processes: name2 (pid 2) 1,300 MiB, name6 (pid 6) 6 MiB, name5 (pid 5) 5 MiB,"
         " name4 (pid 4) 4 MiB, name3 (pid 3) 3 MiB"
     )

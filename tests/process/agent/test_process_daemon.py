@@ -179,7 +179,7 @@ def test_a_keeper_of_another_user_is_told_nothing(tmp_path: Path) -> None:
         assert impostor.stdout is not None and impostor.stdout.readline() == "listens\n"
 
         async def scenario() -> None:
-            with pytest.raises(PermissionError, match="another user's"):
+            with pytest.raises(PermissionError, match="belongs to another user"):
                 async with connected(tmp_path, os.getpid()):
                     raise AssertionError
 

@@ -712,7 +712,7 @@ def test_a_rank_over_its_memory_is_failed_with_numbers(gang: Gang) -> None:
     assert ended["outcome"]["status"] == "over memory"
     pid = next(m["pid"] for m in gang.seen if m.kind == "started")
     said = re.fullmatch(
-        r"(\d+) MiB of 200 MiB \(memory_per_worker, which is what to raise\);"
+        r"(\d+) MiB of 200 MiB \(the limit is memory_per_worker: raise it\);"
         rf" its process: \S+ \(pid {pid}\) (\d+) MiB",
         ended["outcome"]["error"],
     )
@@ -1246,7 +1246,7 @@ def test_a_rank_that_runs_finds_fresh_tokens_in_the_same_file(gang: Gang) -> Non
 
 def test_tokens_that_cannot_be_kept_are_a_warning_and_the_agent_lives(gang: Gang) -> None:
     gang.server.send(0, "tokens", b"nonsense", run_id="r")
-    assert "tokens could not be kept in container_7" in gang.wait_for("warning")["text"]
+    assert "tokens could not be stored in container_7" in gang.wait_for("warning")["text"]
     gang.run(os.getpid)
     assert pickle.loads(gang.wait_for("ended").payload) > 0
     assert not [m for m in gang.seen if m.kind == "kept-tokens"]

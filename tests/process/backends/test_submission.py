@@ -459,7 +459,8 @@ def test_packages_are_named_by_the_option(
     wanted = wanted_of(name.split(", "))
     assert isinstance(wanted, Packages)
     assert url == f"{lake}/environments/{wanted.key(this_python(), threading.Event())}"
-    assert f"({name}) is not made by --dry-run" in ran.stderr and url in ran.stderr
+    assert f"--dry-run does not create the Python environment ({name})" in ran.stderr
+    assert url in ran.stderr
 
 
 def test_a_python_environment_needs_a_lake_to_have_a_url(home: Path, script: str) -> None:
@@ -626,7 +627,7 @@ def test_of_a_failure_the_drivers_last_words_are_told() -> None:
         )
         follower, said = attended(Manager())
         follower.tell_end(failed)
-    assert said[0].startswith("the last of the driver's stdout:\n  (not to be had from its node")
+    assert said[0].startswith("the end of the driver's stdout:\n  (its node does not return it")
     assert said[1].splitlines()[1:] == [
         "  the script's own",
         "  Traceback (most recent call last):",
@@ -650,7 +651,7 @@ def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: lis
         follower, said = attended(Manager())
         follower.tell_end(standing_of({**APP, **ended, "amHostHttpAddress": node.address}))
     assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
-    assert said[:-1] == (["\n".join(["the last of the driver's stdout:", *last])] if last else [])
+    assert said[:-1] == (["\n".join(["the end of the driver's stdout:", *last])] if last else [])
 
 
 @pytest.mark.parametrize(

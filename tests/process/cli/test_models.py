@@ -118,7 +118,7 @@ def test_a_version_without_its_manifest_can_be_deleted(
     for command in ("verify", "show"):
         said = refused("models", command, "digits", "2")
         assert "digits/2 is damaged: its manifest.json is missing" in said
-    assert f"{directory} would be gone for good" in refused("models", "delete", "digits", "2")
+    assert f"{directory} would be removed permanently" in refused("models", "delete", "digits", "2")
     assert call("models", "delete", "digits", "2", "--yes").exit_code == 0
     assert not directory.exists()
     (tmp_path / "lake" / "models" / "digits" / "_tags" / "best").write_text("{")
@@ -262,7 +262,7 @@ def test_versions_are_tagged_and_deleted(store: ModelStore, model: Path) -> None
     for _ in range(2):
         store.publish(model, "digits")
     assert call("models", "tag", "digits", "1", "best").output == "best is version 1 of digits\n"
-    assert "say --yes" in refused("models", "delete", "digits", "1")
+    assert "confirm with --yes" in refused("models", "delete", "digits", "1")
     assert "is tagged 'best'" in refused("models", "delete", "digits", "1", "--yes")
     assert call("models", "untag", "digits", "best").output == "best is removed from digits\n"
     assert "no version 'best' of 'digits'" in refused("models", "untag", "digits", "best")

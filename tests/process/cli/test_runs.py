@@ -131,7 +131,7 @@ def test_runs_of_another_version_are_told_of_once(root: Path) -> None:
     assert sorted(line.split()[1] for line in lines[1:5]) == ["succeeded", *["unreadable"] * 3]
     (told_of,) = lines[5:]
     assert re.match(r"old-\d: file://.*/run.json was written by another version of", told_of)
-    assert told_of.endswith("(and so for 2 more runs)")
+    assert told_of.endswith("(the same for 2 more runs)")
     assert {run["state"] for run in json.loads(call("runs", "--json").output)} == {
         "succeeded",
         "unreadable",
@@ -209,7 +209,7 @@ def test_a_run_that_does_not_end_is_told(root: Path, monkeypatch: pytest.MonkeyP
 def test_a_lost_run_is_not_asked(root: Path) -> None:
     directory = put_run(root, NEW, "running", updated=-90.0)
     said = told(call("runs", "cancel", NEW))
-    words = r"is lost: its driver was heard of last 1m[3-5]\ds ago, when it was running"
+    words = r"is lost: its driver was last heard from 1m[3-5]\ds ago, when it was running"
     assert re.search(words, said)
     assert "application_1_0001" in said
     assert not (directory / "cancel").exists()
@@ -277,9 +277,10 @@ def test_logs_of_a_trial(root: Path) -> None:
     assert call("logs", NEW, "--trial", "8").output == "[rank 0] of 8\n[rank 1] two\n"
     assert call("logs", NEW, "--trial", "8", "--rank", "1").output == "two\n"
     missing = told(call("logs", NEW, "--trial", "0"))
-    assert "trials/0/logs: those of a trial come when it has ended" in missing
-    assert "/logs: of a search, name a trial with --trial N" in told(call("logs", NEW))
-    assert "--follow cannot go with --trial" in told(call("logs", NEW, "--trial", "7", "-f"))
+    assert "trials/0/logs: a trial's logs appear when it has ended" in missing
+    assert "/logs: for a search, name a trial with --trial N" in told(call("logs", NEW))
+    both = told(call("logs", NEW, "--trial", "7", "-f"))
+    assert "--follow cannot be combined with --trial" in both
 
 
 @pytest.mark.parametrize(
@@ -365,7 +366,7 @@ def test_following_a_lost_run_ends(root: Path) -> None:
     put_log(directory, "rank-0.log", b"all that came")
     result = call("logs", NEW, "--follow")
     assert result.stdout == "[rank 0 node1] all that came\n"
-    assert result.stderr == f"hopsgpu: {NEW}: lost; the end of its logs is not there\n"
+    assert result.stderr == f"hopsgpu: {NEW}: lost; the end of its logs is missing\n"
 
 
 def test_following_what_has_no_record_that_can_be_read_ends(
@@ -379,8 +380,9 @@ def test_following_what_has_no_record_that_can_be_read_ends(
     result = call("logs", NEW, "--follow")
     assert result.stdout == "[rank 0] all that came\n"
     first, last = told(result).splitlines()
-    assert "is no record of a run" in first and "this ends once nothing has come for 0.2 s" in first
-    assert last.startswith(f"hopsgpu: {NEW}: nothing has come for 0.2 s, and whether the run goes")
+    assert "is no record of a run" in first
+    assert "this command ends once no output has arrived for 0.2 s" in first
+    assert last.startswith(f"hopsgpu: {NEW}: no output has arrived for 0.2 s, and it is not")
 
 
 STAND_IN = """

@@ -154,7 +154,7 @@ def test_an_end_that_cannot_be_written_is_not_taken_for_another(
     ended = gang.wait_for("ended")
     assert ended["exit_code"] == os.EX_IOERR
     assert ended["outcome"]["status"] == "files lost"
-    assert ended["outcome"]["error"].startswith("how it ended could not be written")
+    assert ended["outcome"]["error"].startswith("its outcome could not be written")
     assert ended.payload == b""
     assert still_serves(gang)
 
@@ -189,7 +189,7 @@ def test_a_rank_that_cannot_be_followed_is_failed_and_no_other(gang: Gang) -> No
     assert "[Errno 28] No space left on device" in ends[1]["outcome"]["error"]
     assert (ends[1]["signal"], ends[1]["stopped"]) == ("SIGKILL", False)
     warnings = [m["text"] for m in gang.seen if m.kind == "warning"]
-    assert len(warnings) == 1 and warnings[0].startswith("what rank 1 wrote did not come whole: ")
+    assert len(warnings) == 1 and warnings[0].startswith("the output of rank 1 is incomplete: ")
     assert still_serves(gang)
 
 

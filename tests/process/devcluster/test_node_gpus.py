@@ -130,7 +130,7 @@ def test_too_few_real_gpus_are_said(
     plan = plan_gpus(tmp_path, nodes, each)
     assert plan.smi is None
     assert plan.said.startswith("simulated: this machine has 4 GPUs")
-    assert f"{nodes * each} were asked for" in plan.said
+    assert f"{nodes * each} were requested" in plan.said
     assert hint in plan.said
 
 

@@ -95,7 +95,7 @@ def test_of_more_than_is_kept_the_number_is_told() -> None:
         person.types(GO)
         assert person.sees("not shown")
         assert "a" * 99 in person.seen and "lost" not in person.seen
-        assert "hopsgpu: 2,400 lines are not shown, for nobody read them here" in person.seen
+        assert "hopsgpu: 2,400 lines are not shown, because nobody read them here" in person.seen
         outlet.write(person.stream, "again\n")
         assert person.sees("again")
 

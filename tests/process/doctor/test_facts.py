@@ -182,7 +182,7 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
         daemon.killed.set()
     assert said.startswith("the application has not started within 7 s; it is ACCEPTED: no reason")
     if refuses:
-        assert "it is left behind (http://127.0.0.1:1: Connection refused; " in said
+        assert "it is left running (http://127.0.0.1:1: Connection refused; " in said
         assert "HTTP 403 Forbidden" in said
         assert said.endswith("yarn application -kill application_1_2")
     else:
@@ -252,9 +252,9 @@ def watched_gang(came: tuple[str, ...], failed: dict[str, str], logs: Any = None
 def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> None:
     late = GangTimeout("2 of 3 executors came", granted=2, wanted=3)
     found = watched_gang(("a", "c"), {}).unfinished(late)
-    assert found.skipped == {"b": "no container came there in time: YARN has not granted 1"}
+    assert found.skipped == {"b": "no container started there in time: YARN has not granted 1"}
     assert set(found.left) == {"a", "c"}
-    assert found.left["a"] == "its container came, and others did not: YARN has not granted 1"
+    assert found.left["a"] == "its container started, but others did not: YARN has not granted 1"
     # Nothing says which of them would do better.
     assert watched_gang((), {}).unfinished(late).left == {}
     failed = {"b": "no nvidia-smi"}
@@ -472,18 +472,18 @@ def test_without_a_cluster_one_line_says_so_and_the_exit_code_is_1() -> None:
     assert told.returncode == 1
     checks = {check["name"]: check for check in map(json.loads, told.stdout.splitlines())}
     assert checks["hadoop conf"]["state"] == "wrong"
-    assert "HADOOP_CONF_DIR" in checks["hadoop conf"]["mend"]
+    assert "HADOOP_CONF_DIR" in checks["hadoop conf"]["fix"]
     # What it takes a cluster for is not listed as unknown, again and again.
     assert set(checks) == {"java", "spark", "python", "hadoop conf", "settings"}
     told = ran()
     assert told.returncode == 1
     about = [line for line in told.stdout.splitlines() if "HADOOP_CONF_DIR" in line]
     assert about == [
-        "wrong    hadoop conf      HADOOP_CONF_DIR is not set, and no cluster was looked at: set"
-        " HADOOP_CONF_DIR to the cluster's Hadoop configuration (of the development cluster:"
+        "wrong    hadoop conf      HADOOP_CONF_DIR is not set, so no cluster was checked: set"
+        " HADOOP_CONF_DIR to the cluster's Hadoop configuration (for the development cluster:"
         ' eval "$(hopsgpu cluster env)")'
     ]
-    assert "mend" not in told.stdout and told.stdout.endswith(" 1 wrong, 0 unknown\n")
+    assert "fix" not in told.stdout and told.stdout.endswith(" 1 wrong, 0 unknown\n")
     told = ran("--conf", "spark.x")
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.startswith("hopsgpu: --conf spark.x: must be NAME=VALUE")

@@ -131,7 +131,7 @@ def test_a_share_that_tensorflow_cannot_be_told_is_in_the_log(
     monkeypatch.setitem(sys.modules, "pynvml", nvml(known))
     share_gpu()
     said = capsys.readouterr().err
-    assert "TensorFlow was not told its share (0.25)" in said and problem in said
+    assert "TensorFlow's share (0.25)" in said and problem in said
 
 
 def test_what_is_imported_later_is_told_then(

@@ -207,5 +207,5 @@ def test_conflicts_without_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None
         return holder
 
     monkeypatch.setattr(addresses, "_everywhere", in_conflict)
-    with pytest.raises(OSError, match="no port could be held on 127.0.0.1 in 20 tries"):
+    with pytest.raises(OSError, match="no port could be reserved on 127.0.0.1 in 20 attempts"):
         held_ports(1, "127.0.0.1").__enter__()

@@ -399,7 +399,7 @@ def test_what_takes_too_long_is_given_up(
     told = finish(rank, lake, returned=returned, then=stop)
     assert time.monotonic() - began < 100
     assert len(told.warnings) == 1
-    assert told.warnings[0].startswith("2 of rank 0's checkpoints did not come to the lake")
+    assert told.warnings[0].startswith("2 of rank 0's checkpoints did not reach the lake")
     assert read(lake, tmp_path / "got") is None
     assert lake.names() == ()
 

@@ -128,7 +128,7 @@ def test_a_write_that_fails_says_why(error: Exception, kind: type[Exception], wo
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        (Written(0, 0, 0), "Spark plans it"),
+        (Written(0, 0, 0), "Spark is planning it"),
         (Written(3, 2, 8), "3 of 8 tasks"),
         (Written(3, 0, 8), "3 of 8 tasks; none runs: Spark waits for executors"),
         (Written(8, 0, 8), "8 of 8 tasks"),
@@ -152,7 +152,7 @@ def test_frames_of_other_applications_are_refused() -> None:
     other = SimpleNamespace(sparkContext=3)
     for frame, words in (
         ({}, "data.train is a DataFrame of Spark Connect"),
-        ({"_jdf": 1, "sparkSession": other}, "data.train is a DataFrame of another Spark"),
+        ({"_jdf": 1, "sparkSession": other}, "data.train is a DataFrame of a different Spark"),
         ({"_jdf": 1, "sparkSession": session, "isStreaming": True}, "data.train is a stream"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -174,7 +174,7 @@ def test_the_first_is_waited_for_no_longer_than_it_may(made: Made, free: int) ->
     assert until(lambda: len(site.jobs) == free, SECONDS)
     lease.want(2, 1)
     assert until(lambda: late(lease), SECONDS)
-    assert "came within 0.5 s" in late(lease)
+    assert "arrived within 0.5 s" in late(lease)
 
 
 def test_who_has_been_put_aside_is_not_the_first(made: Made) -> None:

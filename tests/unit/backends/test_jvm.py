@@ -13,7 +13,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.errors import RankFailed
 
-ENDED = "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
+ENDED = "the driver's JVM has ended: a signal ended spark-submit, or it crashed"
 
 
 @pytest.fixture

@@ -44,10 +44,10 @@ def test_our_own_settings_are_accepted() -> None:
         ("spark.decommission.enabled", "true", "decommission.enabled=true: set it to false"),
         ("spark.scheduler.mode", "FAIR", "scheduler.mode=FAIR.*set it to FIFO"),
         ("spark.excludeOnFailure.enabled", "true", "excludeOnFailure.enabled=true"),
-        ("spark.master", "local-cluster[1,1,1024]", r"cannot hold gangs; yarn is accepted"),
-        ("spark.master", "spark://h:7077", "cannot hold gangs; yarn is accepted"),
+        ("spark.master", "local-cluster[1,1,1024]", r"cannot hold gangs; it must be yarn"),
+        ("spark.master", "spark://h:7077", "cannot hold gangs; it must be yarn"),
         ("spark.master", "k8s://https://h", "Kubernetes cannot hold gangs"),
-        ("spark.submit.deployMode", "both", "deployMode=both: client and cluster are accepted"),
+        ("spark.submit.deployMode", "both", "deployMode=both must be client or cluster"),
         ("spark.yarn.dist.archives", "file:///x.zip#x", "discovery script is not shipped"),
         (
             "spark.executor.pyspark.memory",
@@ -91,7 +91,7 @@ YARN = {"spark.master": "yarn"}
     [
         ({**YARN, "spark.dynamicAllocation.enabled": False}, "dynamicAllocation.enabled is off"),
         ({**YARN, "spark.executor.instances": 2}, "executor.instances=2"),
-        ({"spark.master": "spark://h:7077"}, "cannot hold gangs; yarn is accepted, and local"),
+        ({"spark.master": "spark://h:7077"}, "cannot hold gangs; it must be yarn, or local"),
         ({"spark.app": None}, "conf has 'spark.app'"),
         ({3: "x"}, "conf has 3"),
         (["spark.app=x"], "conf="),

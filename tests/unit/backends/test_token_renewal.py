@@ -164,7 +164,7 @@ def test_a_driver_in_a_container_keeps_them_too(tmp_path: Path) -> None:
     assert (tmp_path / "tokens").read_bytes() == NEW
     driver.tokens = b"other"
     driver.look(LOOK_SECONDS)
-    assert any("could not be kept in the driver's container" in each for each in driver.warnings)
+    assert any("could not be stored in the driver's container" in each for each in driver.warnings)
 
 
 def test_nothing_is_handed_where_there_is_none() -> None:

@@ -70,7 +70,7 @@ root.b  slow            2        2     0        -  0 (it is STOPPED)
 COULD GET: in executors of 1 GPU, 2 cores, 6144 MiB, if nobody else asks
 
 1 GPU is in use by applications that YARN does not show to the caller, or that have just ended
-queues have ACLs; who may submit where is shown to administrators only
+queues have ACLs; only administrators can see who may submit where
 node2 is UNHEALTHY: ERROR no GPU can be used
 node3: the NodeManager does not describe its GPUs: timed out
 """

@@ -312,7 +312,7 @@ def test_an_agent_tells_why_its_driver_is_gone() -> None:
     with serve(SECRET, "127.0.0.1") as server:
         message, reason = asyncio.run(hung_up(server))
         assert message is None and reason in ("closed", "connection reset")
-        assert next_event(server).reason == "hung up on"
+        assert next_event(server).reason == "closed by this side"
 
 
 def test_a_killed_peer_is_told(server: ControlServer) -> None:

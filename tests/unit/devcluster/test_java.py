@@ -60,5 +60,5 @@ def test_a_wrong_version_says_which_and_what_to_install(
 def test_no_java_at_all(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="JAVA_HOME is not set and there is no java"):
         find_java({"PATH": str(tmp_path)})
-    with pytest.raises(ClusterError, match="JAVA_HOME has no java that runs"):
+    with pytest.raises(ClusterError, match="JAVA_HOME has no working java"):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": ""})

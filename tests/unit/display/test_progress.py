@@ -83,7 +83,7 @@ def test_a_callable_that_fails_is_told_of_nothing_more() -> None:
     shown.status(STATUS)
     shown.status(STATUS)
     assert len(calls) == 1
-    assert shown.problem == "progress was shown no more (ValueError: mine)"
+    assert shown.problem == "the progress display stopped (ValueError: mine)"
 
 
 class Takes:

@@ -424,7 +424,7 @@ def test_a_screen_that_fails_is_shown_no_more_and_let_go() -> None:
     assert until(lambda: seen.closed, 30)
     shown.line(0, "node1", "goes on")
     shown.status(replace(TRAINING, state="succeeded"))
-    assert shown.problem == "progress was shown no more (OSError: the terminal is gone)"
+    assert shown.problem == "the progress display stopped (OSError: the terminal is gone)"
     assert len(seen.pictures) == 1
 
 

@@ -70,7 +70,7 @@ def test_the_best_trials_are_those_of_the_direction(direction: str, first: int) 
 def test_a_search_that_found_nothing_has_a_card_and_a_page() -> None:
     nothing = result([trial(0, FAILED)], moments=())
     assert "1 trial: 1 failed" in repr(nothing) and "1 failed" in nothing._repr_html_()
-    said = "0 of the trials are complete; a plot wants at least 2"
+    said = "0 of the trials are complete; a plot needs at least 2"
     assert page(nothing).count(f"not drawn: {said}") == 3
 
 
@@ -157,7 +157,7 @@ def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     [
         ("echo one >&2; echo last words >&2; exit 3", "exit code 3: last words"),
         ("kill -9 $$", "exit code -9"),
-        ("exec sleep 60", "not drawn it within 0.5 s"),
+        ("exec sleep 60", "not draw it within 0.5 s"),
         ("echo no pickle", "UnpicklingError"),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_display_that_fails_is_shown_no_more() -> None:
     shown.status(status(0))
     shown.status(status(1))
     assert len(calls) == 1
-    assert shown.problem == "progress was shown no more (ValueError: mine)"
+    assert shown.problem == "the progress display stopped (ValueError: mine)"
 
 
 @pytest.mark.parametrize("given", ["loud", 1, lambda: None])

@@ -33,16 +33,16 @@ def test_the_line_of_a_check() -> None:
         "name": "x",
         "state": "unknown",
         "seen": "y",
-        "mend": "",
+        "fix": "",
         "details": [],
     }
     assert listed("abcdefghij") == "a, b, c, d, e, f, g, h, and 2 more"
 
 
-def state_of(check: Check, seen: str = "", mend: str = "") -> State:
+def state_of(check: Check, seen: str = "", fix: str = "") -> State:
     assert seen in " ".join((check.seen, *check.details)), check
-    assert mend in check.mend, check
-    assert (check.state is State.WRONG) <= bool(check.mend), "what is wrong has what mends it"
+    assert fix in check.fix, check
+    assert (check.state is State.WRONG) <= bool(check.fix), "what is wrong has a fix"
     return check.state
 
 
@@ -127,7 +127,7 @@ CLUSTER = Yarn(
 
 
 @pytest.mark.parametrize(
-    ("changes", "state", "mend"),
+    ("changes", "state", "fix"),
     [
         ({}, "ok", ""),
         ({"knows_gpus": False}, "wrong", "DominantResourceCalculator"),
@@ -136,8 +136,8 @@ CLUSTER = Yarn(
         ({"scheduler": "fifoScheduler"}, "unknown", ""),
     ],
 )
-def test_the_resource_calculator(changes: dict[str, object], state: str, mend: str) -> None:
-    assert state_of(yarn_checks.check_calculator(replace(CLUSTER, **changes)), "", mend) == state  # type: ignore[arg-type]
+def test_the_resource_calculator(changes: dict[str, object], state: str, fix: str) -> None:
+    assert state_of(yarn_checks.check_calculator(replace(CLUSTER, **changes)), "", fix) == state  # type: ignore[arg-type]
 
 
 def test_gpus_of_the_nodes() -> None:
@@ -171,7 +171,7 @@ def test_the_queue() -> None:
     )
     acls = replace(CLUSTER, gpus=replace(CLUSTER.gpus, acls=True))
     assert state_of(yarn_checks.check_submission(acls, "default"), "access control") == "ok"
-    assert state_of(yarn_checks.check_submission(stopped, "default"), "may make it") == "unknown"
+    assert state_of(yarn_checks.check_submission(stopped, "default"), "may create it") == "unknown"
 
 
 def test_nodes_without_room_are_not_waited_for() -> None:
@@ -204,7 +204,7 @@ def test_nodes_without_room_are_not_waited_for() -> None:
 
 
 def test_settings() -> None:
-    assert state_of(settings_checks.check_settings({}, {}, 2), "other contexts not yet") == "ok"
+    assert state_of(settings_checks.check_settings({}, {}, 2), "other contexts cannot yet") == "ok"
     whole = {"spark.master": "yarn", **SESSION_DEFAULTS, "spark.yarn.dist.archives": "x#hopsgpu-"}
     whole["spark.yarn.dist.archives"] += "discovery"
     assert state_of(settings_checks.check_settings(whole, {}, 2), "so can every context") == "ok"
@@ -292,7 +292,7 @@ def test_without_a_node_the_rest_is_unknown() -> None:
 
 def test_without_nvml_it_is_said_what_is_lost() -> None:
     found = seen(NODE, replace(NODE, host="node2", nvml=""))["gpu events"]
-    assert state_of(found, "node2: nvidia-smi gives out", "pip install nvidia-ml-py") == "wrong"
+    assert state_of(found, "node2: nvidia-smi lists", "pip install nvidia-ml-py") == "wrong"
     assert "XIDs and lost GPUs are not noticed" in found.seen
     simulated = replace(NODE, nvml="", gpus=(replace(A100, name="Simulated GPU"),))
     assert seen(simulated)["gpu events"].state == "unknown"
@@ -338,7 +338,7 @@ def test_the_node_whose_driver_is_too_old_is_named() -> None:
     new = replace(thirteen, host="node2", gpus=(replace(A100, driver="580.65.06"),))
     found = seen(thirteen, new)["cuda"]
     assert found.details == (
-        "node1: torch 2.15 (CUDA 13.2) wants driver 580, and it has 550.54.15",
+        "node1: torch 2.15 (CUDA 13.2) needs driver 580, but it has 550.54.15",
     )
     assert state_of(found, "", "newer NVIDIA driver") == "wrong"
     # jax's plugin tells the major version alone.

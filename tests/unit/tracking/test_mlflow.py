@@ -152,7 +152,7 @@ def test_gpu_seconds_are_metrics_and_batches_are_bounded(tmp_path: Path) -> None
 def test_a_run_without_an_end_or_a_record_is_not_logged(tmp_path: Path) -> None:
     goes_on = Lake(f"file://{put_run(tmp_path, 'fit-1', 'running')}")
     (problem,) = log_run("http://127.0.0.1:9", "tests", goes_on, {})
-    assert problem == "the run: its record does not tell how it ended: it is 'running'"
+    assert problem == "the run: its record has no final state: it is 'running'"
     (problem,) = log_run("http://127.0.0.1:9", "tests", Lake(f"file://{tmp_path}/none"), {})
     assert problem.startswith("the run: ") and f"{tmp_path}/none/run.json" in problem
 
@@ -251,7 +251,7 @@ def test_what_the_logging_process_does_is_bounded_and_told(
             log(tracking, run, Provenance("sha256:ab", {"rate": 1}), seconds)
         return str(caught.value)
 
-    about = f"not all of {run} is in MLflow at http://mlflow:5000: "
+    about = f"{run} is not completely in MLflow at http://mlflow:5000: "
     assert told("exec sleep 60", 0.2) == f"{about}no end after 0.2 s"
     assert told("echo some lines >&2; echo ImportError: x >&2; exit 3") == f"{about}ImportError: x"
     assert told("exit 3") == f"{about}its process ended with code 3"
