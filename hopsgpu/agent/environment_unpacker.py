@@ -23,7 +23,7 @@ _Reply = Callable[..., None]
 
 
 def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
-    """Return where an environment may lie: in the application's directories on each disk of the node.
+    """Return the application's directories on each disk of the node: an environment may lie there.
 
     Args:
         environ: of the container; YARN names them in LOCAL_DIRS.

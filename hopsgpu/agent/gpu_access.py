@@ -96,7 +96,7 @@ def _error(cuda: Any, code: int) -> str:
 
 
 def tried(load: Callable[[str], Any]) -> str:
-    """Return why the one visible GPU cannot be opened, "" where it can, or there is nothing to try it by.
+    """Return why the one visible GPU cannot be opened; "" if it can, or nothing can try it.
 
     Where neither of the driver's libraries is found, the ranks' own variables may lead to them.
 

@@ -54,7 +54,7 @@ class Lines:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """Return an exception for a message: `error` in words and `errno`, None of what is no OSError."""
+    """Return an exception for a message: `error` in words, and `errno` of an OSError or None."""
     if not isinstance(error, OSError) or error.errno is None:
         return {"error": f"{type(error).__name__}: {error}", "errno": None}
     file = "" if error.filename is None else f": {str(error.filename)!r}"
