@@ -68,7 +68,9 @@ def as_error(fields: Mapping[str, Any]) -> OSError:
 
 
 def peer_user(connection: socket.socket) -> int:
-    """Return the user id of the process at the other end of a unix socket (unix(7), SO_PEERCRED)."""
+    """Return the user id of the process at the other end of a unix socket (unix(7),
+    SO_PEERCRED).
+    """
     size = _CREDENTIALS.size
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return int(_CREDENTIALS.unpack(credentials)[1])

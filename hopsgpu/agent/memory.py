@@ -153,7 +153,8 @@ def _amounts(used: int, limit: int) -> str:
 
 
 def tree(root: int) -> dict[int, int]:
-    """Return the parent by pid, of a process, its descendants, and its session's orphans with theirs.
+    """Return the parent by pid, of a process, its descendants, and its session's orphans with
+    theirs.
 
     Orphans are looked for where the kernel puts them: below init, or below this process or the
     root's parent where that is a subreaper.

@@ -103,7 +103,9 @@ class Unpacked:
 
 
 def _state_of(directory: str) -> _State:
-    """Return what tells whether files are still the same: no program can set the time of a change."""
+    """Return what tells whether files are still the same: no program can set the time of a
+    change.
+    """
     found: _State = {}
     for path, below, files in os.walk(directory):
         below[:] = [name for name in below if name != "__pycache__"]

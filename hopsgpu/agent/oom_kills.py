@@ -15,7 +15,8 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
-    """Return how many processes of this process's control group were killed so; 0 where nobody counts.
+    """Return how many processes of this process's control group were killed so; 0 where nobody
+    counts.
 
     Args:
         own: the process's groups (proc(5), cgroup).

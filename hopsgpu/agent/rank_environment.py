@@ -106,7 +106,8 @@ def rank_environment(
 
 
 def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Return variables as a process gets them: in UTF-8, also where its locale, or this one's, is ASCII.
+    """Return variables as a process gets them: in UTF-8, also where its locale, or this one's, is
+    ASCII.
 
     Args:
         environment: as `rank_environment` gives it.

@@ -407,7 +407,9 @@ def _explained(
 
 
 def spec_of(message: Message, home: Home) -> ServerSpec:
-    """Return the fork server of the ranks of a message, which run with an environment or with none."""
+    """Return the fork server of the ranks of a message, which run with an environment or with
+    none.
+    """
     executable = home.executable or sys.executable
     shared, modules = message["shared"], message["frameworks"]
     return server_spec(os.environ, shared, executable, modules, home.packages)

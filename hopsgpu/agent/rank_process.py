@@ -213,7 +213,9 @@ class RankProcess:
             self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:
-        """Return the outcome and the pickled value that the process left, and when it told of it."""
+        """Return the outcome and the pickled value that the process left, and when it told of
+        it.
+        """
         outcome = self.directory / rank_module.OUTCOME
         value = self.directory / rank_module.VALUE
         left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}

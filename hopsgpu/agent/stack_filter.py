@@ -60,7 +60,9 @@ class OwnFrames:
         self._after_own = False
 
     def without(self, chunk: bytes) -> bytes:
-        """Return what is left of a chunk; the begin of a line that may be such a frame is kept back."""
+        """Return what is left of a chunk; the begin of a line that may be such a frame is kept
+        back.
+        """
         if self._keep:
             return chunk
         data = self._rest + chunk
@@ -87,14 +89,18 @@ class OwnFrames:
         return self._line(rest) if rest else b""
 
     def _undecided(self, data: bytes) -> int:
-        """Return where the last line begins, if that may become a frame of hopsgpu; else the end."""
+        """Return where the last line begins, if that may become a frame of hopsgpu; else the
+        end.
+        """
         begin = data.rfind(b"\n") + 1
         if begin == 0 and self._in_line:
             return len(data)
         return begin if self._may_be_own(data[begin:]) else len(data)
 
     def _may_be_own(self, part: bytes) -> bool:
-        """Return whether a part of a line, its begin or more, may be of a frame that is left out."""
+        """Return whether a part of a line, its begin or more, may be of a frame that is left
+        out.
+        """
         if self._in_line or not part:
             return False
         begins = self._begins
@@ -123,7 +129,9 @@ def is_own(file: str, *, after_own: bool) -> bool:
 
 
 def as_shown(line: str) -> str:
-    """Return what a terminal would show of a line, roughly: what follows the last carriage return."""
+    """Return what a terminal would show of a line, roughly: what follows the last carriage
+    return.
+    """
     if "\r" in line:
         line = next((state for state in reversed(line.split("\r")) if state.strip()), "")
     return _CURSOR.sub("", line) if "\x1b" in line else line
@@ -164,7 +172,8 @@ def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
 
 
 def besides(text: str, *, keep_own: bool = False) -> str | None:
-    """Return what a log tells besides the exception that its process raised, below a line that says what.
+    """Return what a log tells besides the exception that its process raised, below a line that
+    says what.
 
     That is the last crash of a process that it had started, with what was said just before it, or
     an assertion that failed on a GPU, which CUDA's error does not repeat; None for neither.
@@ -199,7 +208,9 @@ def _bounded(lines: list[str]) -> tuple[str, ...]:
 
 
 def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
-    """Yield lines, with less of stacks: of Python's those of one thread, without hopsgpu's frames."""
+    """Yield lines, with less of stacks: of Python's those of one thread, without hopsgpu's
+    frames.
+    """
     rest = _Lines(lines)
     for line in rest:
         thread = _THREAD.fullmatch(line)

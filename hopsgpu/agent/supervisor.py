@@ -223,7 +223,9 @@ class Agent:
     async def _store(
         self, spec: ServerSpec, world_size: int, meeting: contextlib.ExitStack
     ) -> int | None:
-        """Return the port of a TCPStore for so many ranks, ended with the meeting; None without one."""
+        """Return the port of a TCPStore for so many ranks, ended with the meeting; None without
+        one.
+        """
         if not world_size:
             return None
         keeper = await self._keeper_here()

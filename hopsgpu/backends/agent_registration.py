@@ -15,7 +15,9 @@ from hopsgpu.units import counted
 
 
 def is_hello(message: Message, job: str) -> bool:
-    """Return whether a message introduces a task of this job; a late one of an earlier job does not."""
+    """Return whether a message introduces a task of this job; a late one of an earlier job does
+    not.
+    """
     return message.kind == "hello" and message["job"] == job
 
 

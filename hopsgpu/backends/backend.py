@@ -95,7 +95,9 @@ class Site(Protocol):
         """Return what a record tells of an error that ended a run; it raises nothing."""
 
     def option(self, name: str) -> str | None:
-        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
+        None.
+        """
 
     def fit(self, spec: GangSpec) -> Fit:
         """Return the containers of a gang; asks for nothing.

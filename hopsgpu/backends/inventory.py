@@ -68,7 +68,8 @@ class Observer:
 
 @public
 def inventory(*, user: str | None = None) -> ClusterGpus:
-    """Return the GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many are free.
+    """Return the GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many
+    are free.
 
     In a session on a local master, and without one where `session()` would make it, they are this
     machine's: one node, or none without a GPU, where gangs have those that are leased; no users
@@ -124,7 +125,9 @@ def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> s
 
 
 def own_name() -> str:
-    """Return the name of the user who runs this; the number where a container's user has no name."""
+    """Return the name of the user who runs this; the number where a container's user has no
+    name.
+    """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -45,7 +45,9 @@ def lake_root() -> str:
 
 
 def unset_hint() -> str:
-    """Return what to say beside finding nothing where nothing tells of a root or a cluster; else ""."""
+    """Return what to say beside finding nothing where nothing tells of a root or a cluster; else
+    "".
+    """
     from hopsgpu.yarn.hadoop_conf import is_configured
 
     given = click.get_current_context().meta.get(_KEY) or _named(os.environ)

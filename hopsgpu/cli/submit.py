@@ -144,7 +144,8 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
 
 
 def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """Return the URL that `_on_lake` would give, of an environment that may not be there; that is said.
+    """Return the URL that `_on_lake` would give, of an environment that may not be there; that is
+    said.
 
     Raises:
         ConfigError: as `url_on_lake`, or nothing tells where the lake is.

@@ -71,7 +71,8 @@ def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
 def aligned(
     rows: Sequence[Row | Fact], layout: Layout, encoding: str, width: int | None
 ) -> list[Text]:
-    """Return lines of a table; the first row has the headers, a row of one cell is a line of its own.
+    """Return lines of a table; the first row has the headers, a row of one cell is a line of its
+    own.
 
     Args:
         rows: the texts may be anybody's.

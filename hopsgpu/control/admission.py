@@ -14,12 +14,15 @@ GRACE_SECONDS = 2.0
 
 
 def most_unproven(descriptors: int) -> int:
-    """Return how many connections may be unproven at a time, of a process that may open so many files."""
+    """Return how many connections may be unproven at a time, of a process that may open so many
+    files.
+    """
     return max(1, min(MOST_UNPROVEN, descriptors // 2))
 
 
 def displaced(since: Mapping[Any, float], *, most: int, now: float) -> float | None:
-    """Return how long a newcomer waits until it takes the place of the oldest; None where there is room.
+    """Return how long a newcomer waits until it takes the place of the oldest; None where there is
+    room.
 
     Args:
         since: the clock's reading at the arrival of each, the oldest first.

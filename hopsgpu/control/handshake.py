@@ -146,7 +146,9 @@ def _why(error: OSError) -> str:
 
 
 def _unreachable(host: str, port: int, why: str) -> str:
-    """Return one line: Spark's error brings it to the driver, which shows a person its last line."""
+    """Return one line: Spark's error brings it to the driver, which shows a person its last
+    line.
+    """
     return (
         f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}); executors"
         " must be able to open a connection to it: set spark.hopsgpu.address (or"

@@ -80,7 +80,8 @@ def _introduction(address: str, driver: Driver) -> dict[str, Any]:
 
 
 def given_out() -> list[dict[str, str]]:
-    """Return the fields of each GPU's `gang.Device`, as the discovery script left them in the container's
+    """Return the fields of each GPU's `gang.Device`, as the discovery script left them in the
+    container's
     directory; none where it did not run.
     """
     return [

@@ -212,7 +212,9 @@ def _directories(ports: dict[str, int], user: str) -> bool:
 
 
 def _registered(state: State, started: Mapping[str, float]) -> bool:
-    """Return whether every node runs with its GPUs; one started again must have been heard since."""
+    """Return whether every node runs with its GPUs; one started again must have been heard
+    since.
+    """
     running = {
         node.name
         for node in probe.nodes(state.ports) or ()

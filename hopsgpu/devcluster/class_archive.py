@@ -74,7 +74,9 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
 
 
 def _fits(java: Path) -> bool:
-    """Return whether it is a JDK 17; later ones move what they map, and YARN counts that as memory."""
+    """Return whether it is a JDK 17; later ones move what they map, and YARN counts that as
+    memory.
+    """
     release = java / "release"
     return release.is_file() and 'JAVA_VERSION="17' in release.read_text()
 

@@ -119,7 +119,9 @@ def marker(cluster: Path, daemon: str) -> str:
 
 
 def last_lines(log: Path, lines: int = 15) -> str:
-    """Return the end of a log, for an error; with the last cause before it, if it names none itself."""
+    """Return the end of a log, for an error; with the last cause before it, if it names none
+    itself.
+    """
     try:
         with log.open("rb") as f:
             f.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -90,7 +90,9 @@ def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
 
 
 def _ask(smi: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that an nvidia-smi reports; none where it fails or reports nothing readable."""
+    """Return the GPUs that an nvidia-smi reports; none where it fails or reports nothing
+    readable.
+    """
     try:
         ran = subprocess.run(
             [smi, "-q", "-x"], capture_output=True, text=True, timeout=30, check=True

@@ -69,7 +69,8 @@ def lines_image(
     bounds: Bounds | None = None,
     span: Bounds | None = None,
 ) -> str:
-    """Return values over time or steps, the first trace before the others, as the address of an image.
+    """Return values over time or steps, the first trace before the others, as the address of an
+    image.
 
     Args:
         traces: the values of each.

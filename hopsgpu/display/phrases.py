@@ -31,7 +31,9 @@ def lasted(timeline: Timeline) -> list[str]:
 
 
 def below(status: RunStatus) -> list[str]:
-    """Return what is said beside the state: why it waits, or at the end how long it took for what."""
+    """Return what is said beside the state: why it waits, or at the end how long it took for
+    what.
+    """
     if GangState(status.state) in ENDS:
         return lasted(status.timeline)
     return [status.waiting_for] if status.waiting_for else []

@@ -135,7 +135,8 @@ def held_and_used(
 
 
 def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
-    """Return steps, each of which lasts until the next, at so many points at most in even distances.
+    """Return steps, each of which lasts until the next, at so many points at most in even
+    distances.
 
     Args:
         steps: at least one.

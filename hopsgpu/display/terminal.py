@@ -186,7 +186,8 @@ def shown_in(width: int, encoding: str) -> Shown:
 
 
 def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list[Text]:
-    """Return the first line; what does not fit into it has a second one. Parts that are "" are left out.
+    """Return the first line; what does not fit into it has a second one. Parts that are "" are
+    left out.
 
     Args:
         status: of what is shown.

@@ -124,7 +124,9 @@ def _python(driver: str) -> str:
 
 
 def other_python(problem: str) -> str | None:
-    """Return the minor version of the executors' Python, where Spark refused it for that; else None."""
+    """Return the minor version of the executors' Python, where Spark refused it for that; else
+    None.
+    """
     found = re.search(r"Python in worker has different version: (\d+\.\d+)", problem)
     return found[1] if found else None
 
@@ -211,7 +213,9 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_cuda(facts: Sequence[NodeFacts]) -> Check:
-    """Return whether each node's driver runs the CUDA that the executors' frameworks were built with."""
+    """Return whether each node's driver runs the CUDA that the executors' frameworks were built
+    with.
+    """
     name = NAMES[7]
     gpus = [gpu for node in facts for gpu in node.gpus]
     if not gpus:

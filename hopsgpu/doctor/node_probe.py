@@ -125,7 +125,9 @@ def _leases() -> Leases:
 
 
 def java_version(home: Path) -> str:
-    """Return the version of the Java in a directory, by the file that every JDK has; "" without one."""
+    """Return the version of the Java in a directory, by the file that every JDK has; "" without
+    one.
+    """
     try:
         text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -156,7 +158,9 @@ def jar_version(directory: Path) -> str | None:
 
 
 def frameworks() -> Iterator[Framework]:
-    """Yield the frameworks in this Python, and the CUDA they were built with; imports none of them."""
+    """Yield the frameworks in this Python, and the CUDA they were built with; imports none of
+    them.
+    """
     if (torch := _variables("torch", "version.py")) is not None:
         yield Framework("torch", str(torch.get("__version__")), torch.get("cuda") or "")
     if (built := _variables("tensorflow", "python/platform/build_info.py")) is not None:

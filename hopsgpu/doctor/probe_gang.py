@@ -112,7 +112,9 @@ def _most(nodes: int) -> int:
 
 
 def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
-    """Return the largest gang that an application may have, of one executor on each node; 1 at least."""
+    """Return the largest gang that an application may have, of one executor on each node; 1 at
+    least.
+    """
     # That of the plan a moment ago will do.
     snapshot = application.snapshot(_SNAPSHOT_SECONDS)
 

@@ -35,8 +35,10 @@ class Check:
     details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON values."""
-        return {**asdict(self), "state": self.state.value, "details": list(self.details)}
+        """Return the same as JSON values; what to do is under "mend", as programs know it."""
+        fields = asdict(self)
+        fields["mend"] = fields.pop("fix")
+        return {**fields, "state": self.state.value, "details": list(self.details)}
 
 
 def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
@@ -45,7 +47,7 @@ def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
 
 
 def wrong(name: str, seen: str, fix: str, details: Iterable[str] = ()) -> Check:
-    """Return a check that found what must be mended."""
+    """Return a check that found what must be fixed."""
     return Check(name, State.WRONG, seen, fix, tuple(details))
 
 

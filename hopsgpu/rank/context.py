@@ -182,7 +182,8 @@ class Context:
 
     @public
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
-        """Return a local copy of what was saved last: by this run, in an earlier attempt too, else by the
+        """Return a local copy of what was saved last: by this run, in an earlier attempt too, else
+        by the
         run that it goes on from.
 
         That is the latest step of which all ranks that save have saved their parts. What this
@@ -212,7 +213,8 @@ class Context:
 
     @public
     def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
-        """Return a local copy of the checkpoint with the best metric, of this run and the one that it goes
+        """Return a local copy of the checkpoint with the best metric, of this run and the one that
+        it goes
         on from; of equals the newest.
 
         Args:

@@ -91,7 +91,9 @@ def run(directory: Path) -> int:
 
 
 def _script() -> str:
-    """Return what `sys.argv[0]` was at the driver; the driver's own arguments are not the function's."""
+    """Return what `sys.argv[0]` was at the driver; the driver's own arguments are not the
+    function's.
+    """
     return context().script if VARIABLE in os.environ else ""
 
 
@@ -187,7 +189,9 @@ def _say(text: str) -> None:
 
 
 def _fit(text: str) -> str:
-    """Return a text that can be printed, and short enough for a message: its beginning and its end."""
+    """Return a text that can be printed, and short enough for a message: its beginning and its
+    end.
+    """
     # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
     text = text.encode(errors="backslashreplace").decode()
     if len(text) <= 2 * _HALF:

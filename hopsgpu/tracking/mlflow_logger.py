@@ -140,7 +140,9 @@ def version_of(model: str) -> str:
 
 
 def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return the function's parameters by their names, and the gang's as "hopsgpu.workers" and so on."""
+    """Return the function's parameters by their names, and the gang's as "hopsgpu.workers" and so
+    on.
+    """
     told = record.content
     gang = {name: v for name, v in told["spec"].items() if name != "env_vars" and v is not None}
     gang |= {"queue": told["queue"], "executors": told["executors"], "attempt": record.attempt}
@@ -149,7 +151,9 @@ def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str
 
 
 def seconds_of(record: RunRecord) -> list[Value]:
-    """Return where the run's GPU time went, as metrics of one value: "hopsgpu.gpu_seconds.held", ..."""
+    """Return where the run's GPU time went, as metrics of one value: "hopsgpu.gpu_seconds.held",
+    ...
+    """
     at = _milliseconds(record.updated)
     spent = record.content["gpu_seconds"]
     return [Value(f"hopsgpu.gpu_seconds.{name}", float(s), at, 0) for name, s in spent.items()]
@@ -204,7 +208,9 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def _reported(line: bytes) -> list[Value]:
-    """Return the values of a report; none of a GPU's sample, or of a line that a killed rank cut off."""
+    """Return the values of a report; none of a GPU's sample, or of a line that a killed rank cut
+    off.
+    """
     try:
         told = json.loads(line)
         if "metrics" not in told:

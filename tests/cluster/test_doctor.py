@@ -105,7 +105,7 @@ def test_what_is_wrong_before_a_session_is_told_without_one(
     wrong = {name for name, state in states(found).items() if state == "wrong"}
     assert wrong == {"java", "resource types", "queue", "settings", "hdfs"}
     assert "root.default" in found["queue"]["seen"]
-    assert "resource-types.xml" in found["resource types"]["fix"]
+    assert "resource-types.xml" in found["resource types"]["mend"]
     assert "session" not in found
 
 

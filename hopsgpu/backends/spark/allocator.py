@@ -175,7 +175,9 @@ class Bringing:
             self.jobs.append(self._start(1))
 
     def _settled(self) -> bool:
-        """Return whether agents can only come to holders: none else is there, nor waits for a place."""
+        """Return whether agents can only come to holders: none else is there, nor waits for a
+        place.
+        """
         here = len(self._holders) + len(self.parked)
         if self.parked and here < sum(job.tasks for job in self.jobs):
             # One that was parked has ended. Its task waits, and would take an agent's place; its

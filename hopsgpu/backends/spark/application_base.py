@@ -156,6 +156,8 @@ class SparkApplication:
         return self.jvm.setting(name)
 
     def option(self, name: str) -> str | None:
-        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
+        None.
+        """
         twin = f"HOPSGPU_{name.upper().replace('.', '_')}"
         return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(twin)

@@ -114,7 +114,9 @@ class GangJob:
 
 
 def reason_of(error: str) -> str:
-    """Return the part of Spark's error that says why: of a lost executor, of a task, or its first line."""
+    """Return the part of Spark's error that says why: of a lost executor, of a task, or its first
+    line.
+    """
     if lost := re.search(
         r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S
     ):

@@ -18,7 +18,8 @@ _STDERR = 2
 
 
 def gateway(conf: SparkConf) -> Any:
-    """Return a JVM for PySpark whose stderr comes by way of this process; None where PySpark makes it.
+    """Return a JVM for PySpark whose stderr comes by way of this process; None where PySpark makes
+    it.
 
     That is where no live display can be: Spark's log then takes no detour.
 

@@ -172,7 +172,9 @@ class Queueing:
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
-        """Return whether the turn was taken, by the line on the lake or, where there is none, without."""
+        """Return whether the turn was taken, by the line on the lake or, where there is none,
+        without.
+        """
         alone = Turn(missing.bound is Bound.NONE or probe)
         if self._place is None:
             return alone
@@ -235,7 +237,9 @@ class Queueing:
             self._refused_since = None
 
     def _refused(self, error: StoreError, alone: Turn) -> Turn:
-        """Return the lake refuses: for a while that is waited for, and then the gang goes without."""
+        """Return the lake refuses: for a while that is waited for, and then the gang goes
+        without.
+        """
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
             return Turn(False, f"the line of waiting gangs cannot be read ({error})")
@@ -282,7 +286,9 @@ def _without_line(error: StoreError) -> str:
 
 
 def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
+    """Return the largest number in [least, most] that fits, where fewer fit if more do; else
+    `least`.
+    """
     low, high = least, most
     while low < high:
         middle = (low + high + 1) // 2

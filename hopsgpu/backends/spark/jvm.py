@@ -43,7 +43,8 @@ class Jvm:
         self._flipping = threading.Lock()
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record tells of an error that ended a run; of one that is not ours its type too.
+        """Return what a record tells of an error that ended a run; of one that is not ours its
+        type too.
 
         Args:
             error: that ended the run.
@@ -123,7 +124,9 @@ class Jvm:
         return bool(information.isSecurityEnabled())
 
     def hdfs_tokens(self) -> bytes:
-        """Return the submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with none."""
+        """Return the submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with
+        none.
+        """
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return self._hdfs_part(information.getCurrentUser().getCredentials())
 
@@ -166,13 +169,17 @@ class Jvm:
         return tuple(sorted(found, key=int))
 
     def busy(self, profile: int) -> tuple[str, ...]:
-        """Return ids of the executors of a resource profile that run a task, by Spark's scheduler."""
+        """Return ids of the executors of a resource profile that run a task, by Spark's
+        scheduler.
+        """
         running = self._scala.taskScheduler().runningTasksByExecutors()
         found = ((executor, running.get(executor)) for executor in self.executors(profile))
         return tuple(e for e, tasks in found if tasks.isDefined() and tasks.get())
 
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
-        """Return a Java RDD of the numbers from 0, one in each partition, with its preferred hosts."""
+        """Return a Java RDD of the numbers from 0, one in each partition, with its preferred
+        hosts.
+        """
         to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
         pair = self._class("scala.Tuple2")
         rows = [

@@ -72,7 +72,9 @@ def pack_package(target: Path) -> Path:
 
 
 def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
-    """Yield the modules below a directory, as sources and bytecode, with their paths in the archive."""
+    """Yield the modules below a directory, as sources and bytecode, with their paths in the
+    archive.
+    """
     for found in sorted(directory.iterdir(), key=lambda one: one.name):
         below = f"{path}/{found.name}"
         if found.is_dir():

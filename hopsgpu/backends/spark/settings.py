@@ -132,7 +132,8 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
 
 
 def check_python(executable: str, driver: str) -> None:
-    """Check whether the executors' Python can be of the driver's minor version, as far as its name tells.
+    """Check whether the executors' Python can be of the driver's minor version, as far as its name
+    tells.
 
     Args:
         executable: as Spark starts it on the nodes (PYSPARK_PYTHON).

@@ -272,7 +272,8 @@ def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
 
 
 def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of spark-defaults.conf, where Spark looks for it; none where there is none.
+    """Return the properties of spark-defaults.conf, where Spark looks for it; none where there is
+    none.
 
     Args:
         environ: with SPARK_CONF_DIR, or SPARK_HOME.

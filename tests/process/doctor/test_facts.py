@@ -472,7 +472,7 @@ def test_without_a_cluster_one_line_says_so_and_the_exit_code_is_1() -> None:
     assert told.returncode == 1
     checks = {check["name"]: check for check in map(json.loads, told.stdout.splitlines())}
     assert checks["hadoop conf"]["state"] == "wrong"
-    assert "HADOOP_CONF_DIR" in checks["hadoop conf"]["fix"]
+    assert "HADOOP_CONF_DIR" in checks["hadoop conf"]["mend"]
     # What it takes a cluster for is not listed as unknown, again and again.
     assert set(checks) == {"java", "spark", "python", "hadoop conf", "settings"}
     told = ran()

@@ -33,7 +33,7 @@ def test_the_line_of_a_check() -> None:
         "name": "x",
         "state": "unknown",
         "seen": "y",
-        "fix": "",
+        "mend": "",
         "details": [],
     }
     assert listed("abcdefghij") == "a, b, c, d, e, f, g, h, and 2 more"
