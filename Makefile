@@ -17,12 +17,13 @@ SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
 SPARK += tests/contract/test_safe_mode.py
 LONGEST := lease.py search.py submit.py docs.py notebooks.py publishing.py pipeline.py launch.py
 LONGEST := $(addprefix tests/cluster/test_,$(LONGEST) ranks.py)
-LIGHT := $(wildcard $(addsuffix /test_*.py,tests/cluster tests/contract tests/unit))
-LIGHT := $(filter-out $(SPARK),$(LIGHT))
+LIGHT := $(filter-out $(SPARK),$(wildcard tests/cluster/test_*.py tests/contract/test_*.py))
+LIGHT += $(sort $(shell find tests/unit tests/process -name 'test_*.py'))
 LIGHT_LONGEST := $(addprefix tests/contract/test_,checkpoints.py publication_kills.py models.py)
 LIGHT_LONGEST += tests/cluster/test_cluster_lifecycle.py
-LIGHT_LONGEST += $(addprefix tests/unit/test_,agent.py discovery_script.py forkserver.py)
-LIGHT_LONGEST += $(addprefix tests/unit/test_,heartbeat.py links.py)
+LIGHT_LONGEST += $(addprefix tests/process/agent/test_,supervisor.py fork_server.py)
+LIGHT_LONGEST += tests/process/gpu/test_discovery_script.py tests/unit/control/test_heartbeat.py
+LIGHT_LONGEST += tests/process/agent/test_tmpdir_links.py
 # With variants of what other tests have.
 SOAK := $(wildcard tests/soak/test_*.py)
 SOAK += $(shell grep -l 'mark\.soak' tests/cluster/test_*.py tests/contract/test_*.py)
@@ -65,7 +66,7 @@ check: $(VENV)/.installed-check
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/unit/test_layers.py \
-	  tests/unit/test_discovery_check.py::test_the_file_is_what_the_modules_are
+	  tests/process/gpu/test_health_check.py::test_the_file_is_what_the_modules_are
 
 # The pages, into docs/_build/html: built, and their links, code and completeness checked.
 docs: $(VENV)/.installed-docs
@@ -80,7 +81,7 @@ test: java $(VENV)/.installed-dev
 	  $(LONGEST) $(filter-out $(LONGEST),$(SPARK))
 
 unit: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -q -n 2 tests/unit
+	$(BIN)/python -m pytest -q -n 2 tests/unit tests/process
 
 soak: java $(VENV)/.installed-dev $(VENV)/.installed-libraries
 	$(BIN)/python -m pytest -m soak --durations=20 $(PARALLEL) $(SOAK_LONGEST) \

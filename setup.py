@@ -1,6 +1,7 @@
 """Packaging of hopsgpu; the settings of the tools are in pyproject.toml."""
 
 from pathlib import Path
+from runpy import run_path
 
 from setuptools import find_packages, setup
 
@@ -61,7 +62,7 @@ BENCH = ["spark-tensorflow-distributor>=1.0", *DEV]
 
 setup(
     name="hopsgpu",
-    version="0.1.0",
+    version=run_path("hopsgpu/core/version.py")["__version__"],
     description="Gang-scheduled distributed training on YARN's GPUs, through Spark",
     long_description=Path("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

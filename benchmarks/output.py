@@ -22,7 +22,7 @@ from hopsgpu.agent.rank_logs import follow
 from hopsgpu.control.channel import Message, new_secret
 from hopsgpu.control.peer import Driver, greet
 from hopsgpu.control.server import ControlServer, serve
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.display.progress import Lines
 from hopsgpu.launcher.rank_output import RankOutput
 

@@ -7,8 +7,10 @@ The names below are the whole public interface. They are loaded on first use, so
 from __future__ import annotations
 
 import importlib
+import logging
 from typing import TYPE_CHECKING, Any
 
+from hopsgpu.core.version import __version__ as __version__
 from hopsgpu.errors import (
     Cancelled,
     CapacityError,
@@ -25,53 +27,49 @@ if TYPE_CHECKING:
     from hopsgpu.artifacts.models import ModelStore, ModelVersion
     from hopsgpu.backends.inventory import inventory
     from hopsgpu.backends.spark.session import session
-    from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+    from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
     from hopsgpu.core.spec import GangSpec, GpuRequest, LaunchPlan
-    from hopsgpu.core.trials import (
-        AblationResult,
-        AblationRow,
-        Best,
-        SearchResult,
-        SearchStatus,
-        TrialReport,
-    )
+    from hopsgpu.core.trials import AblationRow, Best, SearchStatus, TrialReport
     from hopsgpu.data.argument import Data
     from hopsgpu.launcher.api import hold, launch, plan, submit
+    from hopsgpu.launcher.gang_result import GangResult
     from hopsgpu.launcher.held_gang import Gang
     from hopsgpu.launcher.run import Run
     from hopsgpu.rank.context import Context, context
     from hopsgpu.rank.trial import Trial
     from hopsgpu.tuning.ablate import ablate
     from hopsgpu.tuning.search import search
+    from hopsgpu.tuning.search_results import AblationResult, SearchResult
     from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
-__version__ = "0.1.0"
+# Nothing is printed where nobody configured logging: not even warnings.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOMES = {
-    "AblationResult": "hopsgpu.core.trials",
+    "AblationResult": "hopsgpu.tuning.search_results",
     "AblationRow": "hopsgpu.core.trials",
     "Best": "hopsgpu.core.trials",
     "ClusterGpus": "hopsgpu.yarn.cluster_gpus",
     "Context": "hopsgpu.rank.context",
     "Data": "hopsgpu.data.argument",
     "Gang": "hopsgpu.launcher.held_gang",
-    "GangResult": "hopsgpu.core.results",
+    "GangResult": "hopsgpu.launcher.gang_result",
     "GangSpec": "hopsgpu.core.spec",
     "GpuNode": "hopsgpu.yarn.cluster_gpus",
     "GpuQueue": "hopsgpu.yarn.cluster_gpus",
     "GpuRequest": "hopsgpu.core.spec",
-    "GpuSeconds": "hopsgpu.core.results",
+    "GpuSeconds": "hopsgpu.core.run_values",
     "GpuType": "hopsgpu.yarn.cluster_gpus",
     "GpuUser": "hopsgpu.yarn.cluster_gpus",
     "LaunchPlan": "hopsgpu.core.spec",
     "ModelStore": "hopsgpu.artifacts.models",
     "ModelVersion": "hopsgpu.artifacts.models",
-    "RankReport": "hopsgpu.core.results",
+    "RankReport": "hopsgpu.core.run_values",
     "Run": "hopsgpu.launcher.run",
-    "RunStatus": "hopsgpu.core.results",
-    "SearchResult": "hopsgpu.core.trials",
+    "RunStatus": "hopsgpu.core.run_values",
+    "SearchResult": "hopsgpu.tuning.search_results",
     "SearchStatus": "hopsgpu.core.trials",
-    "Timeline": "hopsgpu.core.results",
+    "Timeline": "hopsgpu.core.run_values",
     "Trial": "hopsgpu.rank.trial",
     "TrialReport": "hopsgpu.core.trials",
     "ablate": "hopsgpu.tuning.ablate",

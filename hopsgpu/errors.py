@@ -10,6 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from hopsgpu import tracebacks
+
 
 class HopsGpuError(Exception):
     """The root of hopsgpu's errors.
@@ -19,7 +21,11 @@ class HopsGpuError(Exception):
             a run whose publish failed), or None where no run had begun.
     """
 
+    __module__ = "hopsgpu"
+
     result: Any = None
+    # Its message says all: tracebacks leave out the frames of libraries below it.
+    _hides_library_frames = True
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
@@ -28,9 +34,6 @@ class HopsGpuError(Exception):
         Raises:
             AttributeError: hopsgpu's own frames are to be shown; IPython does that itself.
         """
-        # It imports this module.
-        from hopsgpu import tracebacks
-
         if tracebacks.shows_all():
             raise AttributeError("_render_traceback_")
         return functools.partial(tracebacks.in_notebook, self)
@@ -39,9 +42,13 @@ class HopsGpuError(Exception):
 class ConfigError(HopsGpuError):
     """An argument or a setting that cannot work; raised before anything is started."""
 
+    __module__ = "hopsgpu"
+
 
 class CapacityError(HopsGpuError):
     """What was asked for can never fit on the cluster, in the queue or under the user's limit."""
+
+    __module__ = "hopsgpu"
 
 
 class GangTimeout(HopsGpuError):
@@ -53,6 +60,8 @@ class GangTimeout(HopsGpuError):
         wanted: executors the gang needs.
     """
 
+    __module__ = "hopsgpu"
+
     def __init__(self, message: str, *, granted: int, wanted: int) -> None:
         super().__init__(message)
         self.granted = granted
@@ -62,9 +71,13 @@ class GangTimeout(HopsGpuError):
 class Cancelled(HopsGpuError):
     """The run was cancelled by `Run.cancel()`."""
 
+    __module__ = "hopsgpu"
+
 
 class DiscoveryError(HopsGpuError):
     """The GPUs of a node could not be found, or two containers were given the same one."""
+
+    __module__ = "hopsgpu"
 
 
 class StoreError(HopsGpuError):
@@ -76,6 +89,8 @@ class StoreError(HopsGpuError):
             of them.
     """
 
+    __module__ = "hopsgpu"
+
     def __init__(self, message: str, kind: str = "") -> None:
         super().__init__(message)
         self.kind = kind
@@ -83,6 +98,8 @@ class StoreError(HopsGpuError):
 
 class ClusterError(HopsGpuError):
     """The development cluster could not be started, read or stopped."""
+
+    __module__ = "hopsgpu"
 
 
 class RankFailed(HopsGpuError):
@@ -99,6 +116,8 @@ class RankFailed(HopsGpuError):
         log_tail: the last lines of the rank's log.
         log_url: where the whole log is on the lake.
     """
+
+    __module__ = "hopsgpu"
 
     def __init__(
         self,

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
-from hopsgpu.errors import HopsGpuError
-
 VARIABLE = "HOPSGPU_LOG"
 _DEBUG = "debug"
 _PACKAGE = __name__.partition(".")[0]
@@ -54,7 +52,8 @@ def trim(error: BaseException, *, on_purpose: bool = False) -> None:
 
     Args:
         error: its traceback is changed.
-        on_purpose: whether hopsgpu raised it so; a HopsGpuError always is.
+        on_purpose: whether hopsgpu raised it so; always true of an error that
+            `_hides_library_frames`.
     """
     if not shows_all():
         _trim(error, on_purpose, set(), within=False)
@@ -94,7 +93,7 @@ def _trim(error: BaseException, on_purpose: bool, seen: set[int], *, within: boo
     if id(error) in seen:
         return
     seen.add(id(error))
-    on_purpose = on_purpose or isinstance(error, HopsGpuError)
+    on_purpose = on_purpose or getattr(error, "_hides_library_frames", False) is True
     kept = _shown(list(_walk(error.__traceback__)), on_purpose)
     if within and not any(_is_users(entry.tb_frame) for entry in kept):
         # It was raised, and caught, within a call of hopsgpu.

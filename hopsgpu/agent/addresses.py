@@ -42,7 +42,7 @@ class Reach:
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """Every interface of this node with its addresses, IPv4 before IPv6.
+    """Return every interface of this node with its addresses, IPv4 before IPv6.
 
     An interface without an address has none; IPv6 link-local addresses are left out, for they
     mean nothing to another node.
@@ -76,7 +76,7 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 
 def _owner(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
-    """The interface that has an IPv4 or IPv6 address; "lo" has all of 127.0.0.0/8."""
+    """Return the interface that has an IPv4 or IPv6 address; "lo" has all of 127.0.0.0/8."""
     wanted = ipaddress.ip_address(address)
     if wanted.version == 4 and wanted.is_loopback:
         wanted = ipaddress.ip_address("127.0.0.1")
@@ -87,7 +87,7 @@ def _owner(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def address_towards(peer: str) -> str:
-    """The address of this node from which it reaches a peer, as the kernel routes.
+    """Return the address of this node from which it reaches a peer, as the kernel routes.
 
     Nothing is sent: connect() of a datagram socket only looks up the route, udp(7).
 
@@ -104,7 +104,7 @@ def address_towards(peer: str) -> str:
 
 
 def reach(address: str, interface: str | None = None, others: Sequence[str] = ()) -> Reach:
-    """How others reach this container.
+    """Return how others reach this container.
 
     Args:
         address: of this end of the connection to the driver.
@@ -131,7 +131,7 @@ def choose(address: str, interface: str | None, interfaces: Mapping[str, Sequenc
     if not interfaces.get(interface):
         problem = "has no address" if interface in interfaces else "is not on this node"
         raise ConfigError(
-            f"spark.hopsgpu.interface={interface!r} {problem}; there are {_shown(interfaces)}"
+            f"spark.hopsgpu.interface={interface!r} {problem}; available: {_shown(interfaces)}"
         )
     addresses = interfaces[interface]
     if address in addresses:
@@ -147,7 +147,7 @@ def _shown(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def peer_to_reach(address: str, others: Sequence[str]) -> str | None:
-    """The peer that tells a container its real address, or None where it has one.
+    """Return the peer that tells a container its real address, or None where it has one.
 
     A driver's name may be a loopback address on the driver's own node (127.0.1.1 in Debian's
     /etc/hosts): a container there introduces itself with an address that is another machine to
@@ -175,7 +175,7 @@ class HeldPorts:
         return tuple(self._holders)
 
     def check(self) -> None:
-        """Binds each as the next rank will.
+        """Bind each as the next rank will.
 
         Raises:
             OSError: one is in use, as by a process that an earlier rank has left.
@@ -187,7 +187,7 @@ class HeldPorts:
                 raise OSError(error.errno, f"port {port}: {error.strerror}") from None
 
     def release(self, port: int) -> None:
-        """Lets go of one port.
+        """Let go of one port.
 
         Raises:
             KeyError: it is not held.
@@ -195,14 +195,14 @@ class HeldPorts:
         self._holders.pop(port).close()
 
     def close(self) -> None:
-        """Lets go of all."""
+        """Let go of all."""
         for port in self.ports:
             self.release(port)
 
 
 @contextlib.contextmanager
 def held_ports(count: int, address: str = "") -> Iterator[HeldPorts]:
-    """Holds so many free TCP ports.
+    """Hold so many free TCP ports.
 
     They are bound with SO_REUSEADDR and do not listen: another binder with SO_REUSEADDR (the
     servers of torch, grpc and Python) takes a port, others and the kernel's own choice are kept
@@ -237,7 +237,7 @@ def _held(address: str) -> socket.socket:
                 raise
         else:
             return holder
-    raise OSError(errno.EADDRINUSE, f"no port could be held on {address} in {_TRIES} tries")
+    raise OSError(errno.EADDRINUSE, f"no port could be reserved on {address} in {_TRIES} attempts")
 
 
 def _everywhere() -> socket.socket:
@@ -255,7 +255,7 @@ def _everywhere() -> socket.socket:
 
 
 def _try(address: str, port: int) -> None:
-    """Binds and listens as a rank will."""
+    """Bind and listen as a rank will."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as rank:
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -122,7 +122,7 @@ class Keeper:
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
     ) -> Started:
-        """Starts a rank (`rank`): forked from the spec's server, else a fresh interpreter.
+        """Start a rank (`rank`): forked from the spec's server, else a fresh interpreter.
 
         Args:
             spec: what it shares with other ranks.
@@ -138,7 +138,7 @@ class Keeper:
         return Started(answer["pid"], answer["warning"])
 
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
-        """Starts a torch TCPStore for a process group; None where no fork server can.
+        """Start a torch TCPStore for a process group; None where no fork server can.
 
         It cannot without torch, or where it hangs, which becomes a warning. `torch.distributed`
         joins the store where TORCHELASTIC_USE_AGENT_STORE is "True".
@@ -154,7 +154,7 @@ class Keeper:
         return None
 
     async def ended(self, pid: int) -> Ended:
-        """Waits for the end of what was started; as killed where the keeper was.
+        """Wait for the end of what was started; as killed where the keeper was.
 
         Nothing of it is left then but what went into a session of its own while other ranks run.
         """
@@ -165,7 +165,7 @@ class Keeper:
                 del self._ends[pid]
 
     def signal(self, pid: int, number: int, scope: Scope) -> None:
-        """Sends a signal to what was started; nothing where it has ended.
+        """Send a signal to what was started; nothing where it has ended.
 
         Args:
             pid: its.
@@ -176,7 +176,7 @@ class Keeper:
             self._send(do="signal", pid=pid, signal=int(number), scope=scope)
 
     def forget(self, directory: Path) -> None:
-        """Removes the short paths of ranks' directories.
+        """Remove the short paths of ranks' directories.
 
         Args:
             directory: above them; about to be removed.
@@ -189,7 +189,7 @@ class Keeper:
 
     async def _ask(self, do: str, **fields: Any) -> Mapping[str, Any]:
         if self.lost:
-            raise KeeperLost("the container's keeper has ended")
+            raise KeeperLost("the container's process daemon has ended")
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
@@ -206,7 +206,7 @@ class Keeper:
         return told
 
     async def listen(self) -> None:
-        """Takes what the keeper tells until it ends; then none of its ranks is left."""
+        """Take what the keeper tells until it ends; then none of its ranks is left."""
         try:
             with contextlib.suppress(ConnectionError):
                 while line := await self._reader.readline():
@@ -222,13 +222,15 @@ class Keeper:
             self.lost = True
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(KeeperLost("the container's keeper ended meanwhile"))
+                    answer.set_exception(
+                        KeeperLost("the container's process daemon ended meanwhile")
+                    )
         for pid, end in self._ends.items():
             if not end.done():
                 end.set_result(Ended(pid, signal.SIGKILL, 0))
 
     async def _is_dead(self) -> bool:
-        """Waits a little for the keeper's end; one that lives on ends our ranks by itself."""
+        """Wait a little for the keeper's end; one that lives on ends our ranks by itself."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await readable(self._pidfd)
@@ -251,7 +253,7 @@ class Keeper:
             self._abandon(told)
 
     def _abandon(self, told: Mapping[str, Any]) -> None:
-        """Ends what was started for somebody who no longer waits for it."""
+        """End what was started for somebody who no longer waits for it."""
         if (pid := told.get("pid")) is not None:
             self.signal(pid, signal.SIGKILL, "tree")
 
@@ -302,15 +304,15 @@ async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> Keeper:
     stack.callback(writer.transport.abort)
     connection: socket.socket = writer.get_extra_info("socket")
     if peer_user(connection) != os.geteuid():
-        raise PermissionError(f"{path} is another user's")
+        raise PermissionError(f"{path} belongs to another user")
     async with asyncio.timeout(_START_SECONDS):
         line = await reader.readline()
     if not line:
-        raise ConnectionResetError("the keeper hung up")
+        raise ConnectionResetError("the process daemon closed the connection")
     hello = json.loads(line)
     try:
         pidfd = os.pidfd_open(hello["pid"])
     except ProcessLookupError as error:
-        raise ConnectionResetError("the keeper has just ended") from error
+        raise ConnectionResetError("the process daemon has just ended") from error
     stack.callback(os.close, pidfd)
     return Keeper(reader, writer, pidfd, hello)

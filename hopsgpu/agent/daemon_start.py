@@ -15,7 +15,7 @@ _START_SECONDS = 60.0
 
 
 async def start_keeper(directory: Path, watched: int) -> None:
-    """Starts a keeper, unless another task does at the same time; returns when there is one.
+    """Start a keeper, unless another task does at the same time; return when there is one.
 
     Args:
         directory: the keeper's.
@@ -48,11 +48,13 @@ async def start_keeper(directory: Path, watched: int) -> None:
         code = starting.wait()
     if code != 0:
         said = (directory / keeper_module.LOG).read_text(errors="backslashreplace")
-        raise ChildProcessError(f"the keeper did not start (exit code {code}): {said[-1000:]}")
+        raise ChildProcessError(
+            f"the process daemon did not start (exit code {code}): {said[-1000:]}"
+        )
 
 
 async def exited(pid: int) -> None:
-    """Waits until a process has exited, without reaping it."""
+    """Wait until a process has exited, without reaping it."""
     descriptor = os.pidfd_open(pid)
     try:
         await readable(descriptor)
@@ -61,7 +63,7 @@ async def exited(pid: int) -> None:
 
 
 async def readable(descriptor: int) -> None:
-    """Waits until a descriptor can be read, a pidfd until its process has exited."""
+    """Wait until a descriptor can be read, a pidfd until its process has exited."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     loop.add_reader(descriptor, done.set)

@@ -23,7 +23,7 @@ _Reply = Callable[..., None]
 
 
 def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
-    """Where an environment may lie: in the application's directories on each disk of the node.
+    """Return the application's directories on each disk of the node: an environment may lie there.
 
     Args:
         environ: of the container; YARN names them in LOCAL_DIRS.
@@ -90,7 +90,7 @@ class Preparing:
         self._replies[pid] = (digest, [reply])
 
     def reaped(self, end: Ended) -> None:
-        """Takes note of a child's end."""
+        """Take note of a child's end."""
         if end.pid not in self._replies:
             return
         digest, replies = self._replies.pop(end.pid)

@@ -15,7 +15,7 @@ _MOST_AT_ONCE = 64 * 1024
 
 
 def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) -> int:
-    """Sets this child up and runs its body; what goes wrong before that is told to the server.
+    """Set this child up and run its body; what goes wrong before that is told to the server.
 
     Args:
         prepare: sets it up.
@@ -32,7 +32,7 @@ def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) ->
 
 
 def read_report(descriptor: int) -> bytes | None:
-    """What a child writes until its set-up's end, or None where that takes too long."""
+    """Return what a child writes until its set-up's end, or None where that takes too long."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     parts: list[bytes] = []
@@ -45,7 +45,7 @@ def read_report(descriptor: int) -> bytes | None:
 
 
 def read_all(descriptor: int) -> bytes:
-    """What is written until the other end is closed."""
+    """Return what is written until the other end is closed."""
     parts = []
     while part := os.read(descriptor, _MOST_AT_ONCE):
         parts.append(part)

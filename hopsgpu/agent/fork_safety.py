@@ -60,7 +60,7 @@ def cuda_use(modules: Mapping[str, Any], devices: Iterable[str], driver: bool) -
 
 
 def _in_a_fork(modules: Mapping[str, Any]) -> str | None:
-    """Asks torch in a child whether it was forked too late."""
+    """Ask torch in a child whether it was forked too late."""
     cuda = modules.get("torch.cuda")
     child = os.fork()
     if child == 0:
@@ -98,7 +98,7 @@ def _devices() -> list[str]:
 
 
 def _driver_is_initialised() -> bool:
-    """Whether somebody has called cuInit: only then does the driver count devices."""
+    """Return whether somebody has called cuInit: only then does the driver count devices."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:

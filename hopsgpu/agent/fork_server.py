@@ -55,7 +55,7 @@ class ForkServer:
         self._wants_spare = False
 
     def serve(self) -> None:
-        """Answers until the keeper hangs up."""
+        """Answer until the keeper hangs up."""
         with linux.arrivals([signal.SIGCHLD]) as arrived:
             poll = select.poll()
             poll.register(self._lines.connection, select.POLLIN)
@@ -166,7 +166,7 @@ class ForkServer:
         serves: bool = False,
         **told: Any,
     ) -> None:
-        """Forks, waits until the child is set up, and tells the keeper of it."""
+        """Fork, wait until the child is set up, and tells the keeper of it."""
         reading, writing = os.pipe()
         server = os.getpid()
         try:
@@ -187,7 +187,7 @@ class ForkServer:
         self._answer(number, child, problem, **told)
 
     def _answer(self, number: int, child: int, problem: bytes | None, **told: Any) -> None:
-        """Tells the keeper of a child, and ends one whose set-up took too long.
+        """Tell the keeper of a child, and end one whose set-up took too long.
 
         Args:
             number: of what was asked for.
@@ -197,7 +197,7 @@ class ForkServer:
         """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
-            late = f"its set-up took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
+            late = f"its setup took more than {fork_protocol.SET_UP_SECONDS:.0f} s"
             self._lines.send(id=number, error=late, errno=None)
         elif problem:
             self._lines.send(id=number, **json.loads(problem))
@@ -234,7 +234,7 @@ def _until_killed() -> int:
 
 
 def _import(name: str) -> None:
-    """Imports a module; one that is not there is for the user's function to miss."""
+    """Import a module; one that is not there is for the user's function to miss."""
     if "." not in name:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
@@ -261,7 +261,7 @@ def _keep_exits_to_itself() -> None:
 
 
 def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
-    """Imports the modules and serves."""
+    """Import the modules and serve."""
     linux.die_with(keeper)
     linux.default_signals()
     linux.become_subreaper()

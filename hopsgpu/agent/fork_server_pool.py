@@ -63,7 +63,7 @@ class Pool:
         self._left: list[tuple[Request, str | None]] = []
 
     def patience(self) -> float | None:
-        """Seconds until the first deadline of a server, None where there is none."""
+        """Return seconds until the first deadline of a server, None where there is none."""
         deadlines = [s.deadline for s in self._servers if s.deadline is not None]
         return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
 
@@ -88,7 +88,7 @@ class Pool:
             server.waiting.append(request)
 
     def _start_server(self, spec: ServerSpec, now: float) -> Server:
-        """A new fork server, in the place of another where there are many.
+        """Return a new fork server, in the place of another where there are many.
 
         Raises:
             OSError: it cannot be started.
@@ -97,7 +97,7 @@ class Pool:
         if surplus is not None:
             self._forget(surplus)
         elif len(self._servers) >= fork_servers.MOST_SERVERS:
-            raise BlockingIOError(f"{len(self._servers)} other fork servers are at work")
+            raise BlockingIOError(f"{len(self._servers)} other fork servers are busy")
         server = fork_servers.start(
             spec, self._mark, self._directory, self._temporary, next(self._numbers), now
         )
@@ -108,12 +108,12 @@ class Pool:
         return server
 
     def forget_owner(self, owner: object) -> None:
-        """Takes back what somebody wanted who is gone."""
+        """Take back what somebody wanted who is gone."""
         for server in self._servers:
             server.waiting = [r for r in server.waiting if r.owner is not owner]
 
     def reaped(self, end: Ended) -> tuple[int, ...]:
-        """Takes note of a child's end; the ranks that a server left, which are the keeper's now."""
+        """Take note of a child's end; the ranks that a server left, which are the keeper's now."""
         for server in [s for s in self._servers if s.pid == end.pid]:
             # What it has said last.
             while server in self._servers and server.lines.connection in self._selector.get_map():
@@ -130,7 +130,7 @@ class Pool:
         return tuple(left)
 
     def end_late(self) -> None:
-        """Ends servers that have passed their deadlines; does without them what they have left."""
+        """End servers that have passed their deadlines; does without them what they have left."""
         now = time.monotonic()
         for server in tuple(self._servers):
             if server.deadline is not None and server.deadline <= now:
@@ -145,7 +145,7 @@ class Pool:
             return f"importing {modules} took more than {server.spec.import_seconds:g} s"
         if server.lines.connection in self._selector.get_map():
             return f"the fork server did not answer for {_ANSWER_SECONDS:g} s"
-        return "the fork server hung up"
+        return "the fork server closed the connection"
 
     def _forward(self, server: Server, request: Request) -> None:
         fields = request.fields
@@ -202,7 +202,7 @@ class Pool:
             request.reply(server, warning=None, **answer)
 
     def _forget(self, server: Server) -> None:
-        """Ends a server, which is then reaped."""
+        """End a server, which is then reaped."""
         self._servers.remove(server)
         self._dying.append(server)
         if server.lines.connection in self._selector.get_map():
@@ -212,7 +212,7 @@ class Pool:
             os.kill(server.pid, signal.SIGKILL)
 
     def _drop(self, server: Server, reason: str) -> None:
-        """Ends a server that is of no use; what waits for it is done without it."""
+        """End a server that is of no use; what waits for it is done without it."""
         self._forget(server)
         if not server.ready:
             self._unsafe[server.spec.identity] = reason
@@ -222,5 +222,5 @@ class Pool:
 
 
 def _known_to_ranks(request: Request, reason: str) -> str | None:
-    """A reason to do without a server; None where all ranks will be told of it as well."""
+    """Return a reason to do without a server; None where all ranks will be told of it as well."""
     return None if request.do == "store" else reason

@@ -83,13 +83,13 @@ class Server:
         return not (self.waiting or self.asked or self.ranks)
 
     def log_tail(self) -> str:
-        """The end of the last line that it wrote, "" where there is none."""
+        """Return the end of the last line that it wrote, "" where there is none."""
         lines = self.log.read_text(errors="backslashreplace").splitlines()
         return lines[-1][-_MOST_SAID:] if lines else ""
 
 
 def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
-    """The server that may fork for a spec: same interpreter and variables, all its packages.
+    """Return the server that may fork for a spec: same interpreter and variables, all its packages.
 
     What it lacks of the modules below these, the rank imports itself.
     """
@@ -102,7 +102,7 @@ def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
 
 
 def to_end(servers: Iterable[Server], most: int = MOST_SERVERS) -> Server | None:
-    """The idle server that was not wanted for longest, where no room is left for another."""
+    """Return the idle server that was not wanted for longest, where no room is left for another."""
     there = list(servers)
     if len(there) < most:
         return None
@@ -117,7 +117,7 @@ def start(
     number: int,
     now: float,
 ) -> Server:
-    """Starts a fork server as a child of this process, in a session of its own.
+    """Start a fork server as a child of this process, in a session of its own.
 
     Args:
         spec: what it shares with its ranks.
@@ -161,7 +161,7 @@ def started(
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     **options: Any,
 ) -> int:
-    """The pid of a child that leads a session and writes errors to its stdout.
+    """Return the pid of a child that leads a session and writes errors to its stdout.
 
     Args:
         command: and its arguments.

@@ -41,7 +41,7 @@ class Birth:
 
 
 def cut_off(server: int, keep: Sequence[int] = ()) -> None:
-    """Cuts a forked child off from its fork server: it leads a session, and dies with the server.
+    """Cut a forked child off from its fork server: it leads a session, and dies with the server.
 
     Args:
         server: pid.
@@ -75,7 +75,7 @@ def write_to(log: Path) -> None:
 
 
 def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -> None:
-    """Makes the interpreter of this forked child what `python -m hopsgpu.rank.main` would be.
+    """Make the interpreter of this forked child what `python -m hopsgpu.rank.main` would be.
 
     Args:
         directory: the rank's.
@@ -120,6 +120,6 @@ def _forget_directories() -> None:
 
 
 def _entries(environment: Mapping[str, str]) -> list[str]:
-    """What PYTHONPATH adds to `sys.path`."""
+    """Return what PYTHONPATH adds to `sys.path`."""
     parts = environment.get("PYTHONPATH", "").split(os.pathsep)
     return list(dict.fromkeys(str(Path(part).absolute()) for part in parts if part))

@@ -28,7 +28,7 @@ _SUCCESS = 0
 
 
 async def unopened(gpus: Sequence[str]) -> dict[str, str]:
-    """Why GPUs cannot be opened, by address; all are tried at once.
+    """Return why GPUs cannot be opened, by address; all are tried at once.
 
     Simulated ones are not tried.
     """
@@ -55,7 +55,7 @@ async def _tried(gpu: str) -> str:
             stderr=asyncio.subprocess.DEVNULL,
         )
     except OSError as error:
-        return f"it could not be tried: {error}"
+        return f"the attempt to open it could not start: {error}"
     try:
         async with asyncio.timeout(_SECONDS):
             said, _ = await process.communicate()
@@ -65,12 +65,12 @@ async def _tried(gpu: str) -> str:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
     if process.returncode:
-        return f"the try to open it ended with {process.returncode}"
+        return f"the attempt to open it ended with exit code {process.returncode}"
     return said.decode(errors="replace").strip()
 
 
 def why_not(cuda: Any) -> str:
-    """Why the one visible GPU cannot be opened, "" where it can.
+    """Return why the one visible GPU cannot be opened, "" where it can.
 
     Args:
         cuda: the driver's library.
@@ -96,7 +96,7 @@ def _error(cuda: Any, code: int) -> str:
 
 
 def tried(load: Callable[[str], Any]) -> str:
-    """Why the one visible GPU cannot be opened, "" where it can, or there is nothing to try it by.
+    """Return why the one visible GPU cannot be opened; "" if it can, or nothing can try it.
 
     Where neither of the driver's libraries is found, the ranks' own variables may lead to them.
 
@@ -111,7 +111,7 @@ def tried(load: Callable[[str], Any]) -> str:
         load(_NVML)
     except OSError:
         return ""
-    return f"this node has {_NVML} and not CUDA's driver library: {refused}"
+    return f"this node has {_NVML} but not CUDA's driver library: {refused}"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ _KEY_PARTS = 2
 
 
 def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: Path) -> None:
-    """Replaces the container's tokens of the services for which there are fresh ones.
+    """Replace the container's tokens of the services for which there are fresh ones.
 
     Args:
         fresh: tokens, in Hadoop's format.
@@ -56,7 +56,7 @@ def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: 
 
 
 def merged(before: bytes, fresh: bytes) -> bytes:
-    """A file's content with the fresh tokens in place of those of the same services.
+    """Return a file's content with the fresh tokens in place of those of the same services.
 
     What was before is left out where it is in no format that is known here.
 
@@ -101,7 +101,7 @@ class _Tokens:
 
 
 def _whose(token: tuple[bytes, ...]) -> tuple[bytes, bytes]:
-    """A token's kind and service."""
+    """Return a token's kind and service."""
     return token[3], token[4]
 
 
@@ -122,7 +122,7 @@ def _entries(content: bytes, at: int, parts: int) -> tuple[dict[bytes, tuple[byt
 
 
 def _read_vint(content: bytes, at: int) -> tuple[int, int]:
-    """A length, as Hadoop's WritableUtils writes it, and where it ends."""
+    """Return a length, as Hadoop's WritableUtils writes it, and where it ends."""
     try:
         (first,) = struct.unpack_from("b", content, at)
     except struct.error as error:
@@ -136,7 +136,7 @@ def _read_vint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _vint(number: int) -> bytes:
-    """A length, as Hadoop's WritableUtils writes it."""
+    """Return a length, as Hadoop's WritableUtils writes it."""
     if number <= 127:
         return bytes([number])
     size = (number.bit_length() + 7) // 8
@@ -151,7 +151,7 @@ def _present(path: str | None) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Makes or replaces a file of secrets; readers see the old content or the new, whole."""
+    """Make or replaces a file of secrets; readers see the old content or the new, whole."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -27,7 +27,7 @@ class Lines:
         self._rest = b""
 
     def send(self, **fields: Any) -> bool:
-        """Sends one message; False where the peer is gone, which `receive` tells too."""
+        """Send one message; False where the peer is gone, which `receive` tells too."""
         try:
             self.connection.sendall(json.dumps(fields).encode() + b"\n")
         except OSError:
@@ -38,7 +38,7 @@ class Lines:
         return True
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that one read completes, or None at the end of the connection.
+        """Return the messages that one read completes, or None at the end of the connection.
 
         Raises:
             ValueError: something else than JSON came.
@@ -54,7 +54,7 @@ class Lines:
 
 
 def error_fields(error: BaseException) -> dict[str, Any]:
-    """An exception for a message: `error` in words and `errno`, None of what is no OSError."""
+    """Return an exception for a message: `error` in words, and `errno` of an OSError or None."""
     if not isinstance(error, OSError) or error.errno is None:
         return {"error": f"{type(error).__name__}: {error}", "errno": None}
     file = "" if error.filename is None else f": {str(error.filename)!r}"
@@ -62,13 +62,15 @@ def error_fields(error: BaseException) -> dict[str, Any]:
 
 
 def as_error(fields: Mapping[str, Any]) -> OSError:
-    """The exception of a message that `error_fields` made."""
+    """Return the exception of a message that `error_fields` made."""
     number, text = fields["errno"], fields["error"]
     return OSError(text) if number is None else OSError(number, text)
 
 
 def peer_user(connection: socket.socket) -> int:
-    """The user id of the process at the other end of a unix socket (unix(7), SO_PEERCRED)."""
+    """Return the user id of the process at the other end of a unix socket (unix(7),
+    SO_PEERCRED).
+    """
     size = _CREDENTIALS.size
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     return int(_CREDENTIALS.unpack(credentials)[1])

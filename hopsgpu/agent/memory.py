@@ -48,7 +48,7 @@ class Use:
 
 
 def look(root: int, doubt: int) -> Use:
-    """What a process and those that descend from it use now.
+    """Return what a process and those that descend from it use now.
 
     A process that vanishes meanwhile counts 0, one that may not be looked into (setuid) counts
     its resident set.
@@ -103,7 +103,7 @@ def excess(before: Use, now: Use, limit: int) -> str | None:
     named = [f"{now.names[p]} (pid {p}) {b / MIB:,.0f} MiB" for p, b in largest[:_MOST_NAMED]]
     which = "its process" if len(largest) == 1 else f"the largest of its {len(largest)} processes"
     return (
-        f"{_amounts(used, limit)} (memory_per_worker, which is what to raise);"
+        f"{_amounts(used, limit)} (the limit is memory_per_worker: raise it);"
         f" {which}: {', '.join(named)}"
     )
 
@@ -126,7 +126,7 @@ class Watch:
         self._read = 0
 
     def look(self) -> str | None:
-        """Looks once; in words by how much the processes are over their limit, or None."""
+        """Look once; in words by how much the processes are over their limit, or None."""
         began = time.monotonic()
         # Newer kernels keep a process's counts per core and give statm a sum that is a bit stale.
         doubt = self._limit - self._limit // 16
@@ -153,7 +153,8 @@ def _amounts(used: int, limit: int) -> str:
 
 
 def tree(root: int) -> dict[int, int]:
-    """The parent by pid, of a process, its descendants, and its session's orphans with theirs.
+    """Return the parent by pid, of a process, its descendants, and its session's orphans with
+    theirs.
 
     Orphans are looked for where the kernel puts them: below init, or below this process or the
     root's parent where that is a subreaper.
@@ -187,7 +188,7 @@ def kill_tree(root: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """The children of a process, of all its threads; none where it has ended."""
+    """Return the children of a process, of all its threads; none where it has ended."""
     # Each thread has the children that it forked.
     tasks = f"/proc/{pid}/task"
     try:
@@ -202,7 +203,7 @@ def children(pid: int) -> list[int]:
 
 
 def session(pid: int) -> int | None:
-    """The pid of the leader of a process's session, None where the process has ended."""
+    """Return the pid of the leader of a process's session, None where the process has ended."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -217,7 +218,7 @@ def _resident(pid: int) -> int:
 
 
 def _rollup(pid: int) -> bytes | None:
-    """What the kernel says of a process; b"" of one that is gone, None where it refuses."""
+    """Return what the kernel says of a process; b"" of one that is gone, None where it refuses."""
     try:
         return _read(f"/proc/{pid}/smaps_rollup")
     except ProcessLookupError:

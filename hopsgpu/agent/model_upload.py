@@ -35,7 +35,7 @@ class Left:
 
 
 def left_in(directories: Mapping[int, Path]) -> dict[int, Left]:
-    """What lies in the model directory of each rank, or why it cannot be published."""
+    """Return what lies in the model directory of each rank, or why it cannot be published."""
     return {rank: _left(directory) for rank, directory in directories.items()}
 
 
@@ -50,7 +50,7 @@ def _left(directory: Path) -> Left:
 def upload_all(
     directories: Mapping[int, Path], staging_url: str, stop: threading.Event
 ) -> dict[int, dict[str, Facts]]:
-    """Uploads the model directory of each rank; at the first problem the others stop.
+    """Upload the model directory of each rank; at the first problem the others stop.
 
     Args:
         directories: by rank.
@@ -85,7 +85,7 @@ def dump_left(left: Mapping[int, Left]) -> bytes:
 
 
 def load_left(payload: bytes) -> dict[int, Left]:
-    """What `dump_left` wrote."""
+    """Return what `dump_left` wrote."""
     return {int(rank): Left(*fields) for rank, fields in json.loads(payload).items()}
 
 
@@ -100,7 +100,7 @@ def dump_parts(parts: Mapping[int, Mapping[str, Facts]]) -> bytes:
 
 
 def load_parts(payload: bytes) -> dict[int, dict[str, Facts]]:
-    """What `dump_parts` wrote."""
+    """Return what `dump_parts` wrote."""
     return {
         int(rank): {name: Facts(*facts) for name, facts in part.items()}
         for rank, part in json.loads(payload).items()

@@ -39,12 +39,12 @@ class Unpacked:
         self._same_until = float("-inf")
 
     def close(self) -> None:
-        """Removes it."""
+        """Remove it."""
         with self._lock:
             self._remove()
 
     def look(self, given: int) -> None:
-        """Looks what the ranks of an attempt have done there, once they are gone.
+        """Look what the ranks of an attempt have done there, once they are gone.
 
         Args:
             given: as it was when they got it; where others have it by now, nothing is done.
@@ -54,7 +54,7 @@ class Unpacked:
                 self._same_until = time.monotonic() + _KNOWN_SECONDS
 
     def roots(self, name: str, archive: bytes, count: int) -> list[str]:
-        """The directories to import from.
+        """Return the directories to import from.
 
         Args:
             name: different for different archives.
@@ -103,7 +103,9 @@ class Unpacked:
 
 
 def _state_of(directory: str) -> _State:
-    """What tells whether files are still the same: no program can set the time of a change."""
+    """Return what tells whether files are still the same: no program can set the time of a
+    change.
+    """
     found: _State = {}
     for path, below, files in os.walk(directory):
         below[:] = [name for name in below if name != "__pycache__"]

@@ -15,7 +15,8 @@ _COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 
 
 def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
-    """How many processes of this process's control group were killed so; 0 where nobody counts.
+    """Return how many processes of this process's control group were killed so; 0 where nobody
+    counts.
 
     Args:
         own: the process's groups (proc(5), cgroup).
@@ -35,7 +36,7 @@ def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
 
 
 def _read(file: Path) -> str:
-    """Its content; nothing where it is not there or not for us."""
+    """Return its content; nothing where it is not there or not for us."""
     try:
         return file.read_text()
     except OSError:

@@ -36,7 +36,7 @@ def _is_marked(process: Path, token: str) -> bool:
 
 
 def sweep(token: str) -> int:
-    """Kills all processes with a keeper's token and waits for their end; how many there were."""
+    """Kill all processes with a keeper's token and wait for their end; how many there were."""
     count = 0
     cleaned = False
     while pids := marked(token):
@@ -75,7 +75,7 @@ def _opened(pid: int, stack: contextlib.ExitStack) -> int | None:
 
 
 def _await_ends(descriptors: Iterable[int]) -> None:
-    """Waits for the end of processes, for as long as one ends every five seconds."""
+    """Wait for the end of processes, for as long as one ends every five seconds."""
     poll = select.poll()
     waiting = 0
     for descriptor in descriptors:

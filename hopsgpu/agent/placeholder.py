@@ -35,7 +35,7 @@ class Warm:
 
 
 def run_holder(driver: Driver, warm: Warm | None = None) -> None:
-    """Connects to the driver and holds the task's slot until the driver hangs up.
+    """Connect to the driver and hold the task's slot until the driver hangs up.
 
     Args:
         driver: where it listens.

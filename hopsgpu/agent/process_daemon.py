@@ -103,7 +103,7 @@ class Keeper:
         )
 
     def serve(self, watched: int) -> None:
-        """Serves until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
+        """Serve until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
         try:
             with linux.arrivals([signal.SIGCHLD, signal.SIGTERM]) as arrived:
                 self._when_readable(self._listener, self._accept)
@@ -195,7 +195,7 @@ class Keeper:
         self._pool.serve(Request(client, message["do"], spec, message, reply))
 
     def _temporary(self, client: Client, directory: Path) -> Path:
-        """The short path of a rank's directory for temporary files, which is made."""
+        """Return the short path of a rank's directory for temporary files, which is made."""
         (directory / rank.TEMPORARY).mkdir(mode=0o700)
         link = self._links.add(directory)
         client.links.add(link)
@@ -265,7 +265,7 @@ class Keeper:
 
 
 def main(directory: Path, watched: int) -> None:
-    """Becomes the keeper of a directory, unless it has one; returns when there is one."""
+    """Become the keeper of a directory, unless it has one; return when there is one."""
     os.chdir(directory)  # the path may be longer than a socket's name may be
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(Path(_LOCK).open("w"))

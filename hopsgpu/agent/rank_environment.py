@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import hopsgpu
 from hopsgpu.frameworks import VARIABLES
 
 # Set by Spark or an earlier run in the executor's environment; a rank must not inherit them.
@@ -89,7 +88,7 @@ class ServerSpec:
 def rank_environment(
     executor: Mapping[str, str], given: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """A rank's variables: the executor's, without leftovers, under those that are given.
+    """Return a rank's variables: the executor's, without leftovers, under those that are given.
 
     Nor does it inherit directories of caches that this user cannot use: an image may name those of
     the user that it was made for.
@@ -107,7 +106,8 @@ def rank_environment(
 
 
 def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Variables as a process gets them: in UTF-8, also where its locale, or this one's, is ASCII.
+    """Return variables as a process gets them: in UTF-8, also where its locale, or this one's, is
+    ASCII.
 
     Args:
         environment: as `rank_environment` gives it.
@@ -137,7 +137,7 @@ def server_spec(
     modules: Sequence[str],
     packages: Sequence[str] = (),
 ) -> ServerSpec:
-    """The fork server of a container's ranks; the same in each of its Spark tasks.
+    """Return the fork server of a container's ranks; the same in each of its Spark tasks.
 
     Args:
         executor: the variables of a Spark task.
@@ -152,11 +152,11 @@ def server_spec(
 
 
 def own_part(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
-    """Those of a rank's variables that it does not share."""
+    """Return those of a rank's variables that it does not share."""
     shared = spec.environment
     return {name: value for name, value in environment.items() if shared.get(name) != value}
 
 
 def package_path() -> str:
     """What to put on a Python path so that the hopsgpu is found that this process runs."""
-    return str(Path(hopsgpu.__file__).absolute().parents[1])
+    return str(Path(__file__).absolute().parents[2])

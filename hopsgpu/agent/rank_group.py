@@ -99,7 +99,7 @@ class Attempt:
         self.over = asyncio.Event()
 
     async def start(self, keeper: Keeper, roots: Sequence[str], python: Home) -> None:
-        """Starts the ranks, each watched by a task; what goes wrong is told as a rank's end.
+        """Start the ranks, each watched by a task; what goes wrong is told as a rank's end.
 
         Args:
             keeper: starts them.
@@ -140,7 +140,7 @@ class Attempt:
             self._watching.append(self._tasks.create_task(running))
 
     async def refuse(self, error: OSError) -> None:
-        """Tells that none of the ranks can be started."""
+        """Tell that none of the ranks can be started."""
         for described in self._message["ranks"]:
             # Those that were started tell of themselves.
             if (rank := described["context"]["rank"]) not in self._ranks:
@@ -148,7 +148,7 @@ class Attempt:
         self.begun.set()
 
     async def stop(self, *, dump_stacks: bool = False) -> None:
-        """Ends the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
+        """End the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
 
         What they have saved is still brought to the lake, for a bounded time: a next attempt, or a
         later run, goes on from it.
@@ -165,10 +165,10 @@ class Attempt:
             try:
                 ask_to_end(rank.directory)
             except OSError as error:
-                await self._warn(f"rank {rank.rank} could not be told to end its trial: {error}")
+                await self._warn(f"rank {rank.rank} could not be asked to end its trial: {error}")
 
     async def end(self) -> None:
-        """Ends what still runs, and removes what the ranks left here."""
+        """End what still runs, and removes what the ranks left here."""
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
@@ -196,7 +196,7 @@ class Attempt:
             self._tasks.create_task(self._remove_after(begun, left))
 
     def _forget(self) -> None:
-        """Gives up the short paths of the ranks' directories."""
+        """Give up the short paths of the ranks' directories."""
         if self._keeper is not None:
             self._keeper.forget(self._directory)
 
@@ -210,7 +210,7 @@ class Attempt:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
-        """Where a rank left its model."""
+        """Return where a rank left its model."""
         return self._ranks[rank].model_dir
 
     async def _run(self, keeper: Keeper, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
@@ -280,7 +280,7 @@ class Attempt:
             ended.set()
             killed = not ending.cancel()
         for problem in problems[:1]:
-            text = f"what rank {rank.rank} wrote did not come whole: {problem}"
+            text = f"the output of rank {rank.rank} is incomplete: {problem}"
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
         returned = end.outcome.get("status") in WELL and not end.stopped
@@ -294,7 +294,7 @@ class Attempt:
         await self._report(rank.rank, explained, seen.events)
 
     async def _tell_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
-        """Tells that the user's function runs, before the rank's end is told."""
+        """Tell that the user's function runs, before the rank's end is told."""
         if (at := await rank.entered(ended)) is not None:
             await self._tell("entered", rank=rank.rank, time=at)
 
@@ -302,7 +302,7 @@ class Attempt:
         await self._tell("warning", text=text)
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
-        """Tells, once in this container, why something may befall its GPUs unnoticed."""
+        """Tell, once in this container, why something may befall its GPUs unnoticed."""
         simulated = read_given().simulated if problems else ()
         real = {problem for gpu, problem in problems.items() if gpu not in simulated}
         for problem in sorted(real - self._unwatched):
@@ -356,7 +356,7 @@ class Attempt:
             self.over.set()
 
     async def _value(self, rank: int, value: bytes) -> _Told:
-        """The value for the driver; a large one goes by the run's directory.
+        """Return the value for the driver; a large one goes by the run's directory.
 
         Raises:
             StoreError: the lake refused it.
@@ -375,13 +375,13 @@ class Attempt:
 
 
 def _cut(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """The parts of a payload, of these sizes."""
+    """Return the parts of a payload, of these sizes."""
     ends = list(itertools.accumulate(sizes, initial=0))
     return [payload[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
-    """Kills a rank whose GPU is beyond hope: it may wait for it for ever."""
+    """Kill a rank whose GPU is beyond hope: it may wait for it for ever."""
     await broken.wait()
     await asyncio.sleep(_BROKEN_SECONDS)
     kill()
@@ -390,7 +390,7 @@ async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
 def _explained(
     end: RankEnd, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
 ) -> RankEnd:
-    """A rank's end; with the cause where it says none, as it could not."""
+    """Return a rank's end; with the cause where it says none, as it could not."""
     if "status" in end.outcome or end.stopped:
         return end
     fatal = [event for event in killed_for if event.is_fatal]
@@ -400,14 +400,16 @@ def _explained(
     if problems:
         error = str(problems[0])
     elif end.exit_code == os.EX_IOERR:
-        error = "how it ended could not be written; why is at the end of its log, if that could be"
+        error = "its outcome could not be written; the end of its log says why, if the log could be"
     else:
         return end
     return replace(end, outcome={"status": _FILES_LOST, "error": error})
 
 
 def spec_of(message: Message, home: Home) -> ServerSpec:
-    """The fork server of the ranks of a message, which run with an environment or with none."""
+    """Return the fork server of the ranks of a message, which run with an environment or with
+    none.
+    """
     executable = home.executable or sys.executable
     shared, modules = message["shared"], message["frameworks"]
     return server_spec(os.environ, shared, executable, modules, home.packages)

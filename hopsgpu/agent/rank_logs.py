@@ -26,7 +26,7 @@ _UP = re.compile(r"\x1b\[[0-9]*[AF]")
 
 
 async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]) -> None:
-    """Sends what is appended to a file, in order, until `ended` is set and all is sent.
+    """Send what is appended to a file, in order, until `ended` is set and all is sent.
 
     The rank writes to the file and never waits for the driver. A `send` that takes long delays
     the following alone.
@@ -72,7 +72,7 @@ async def follow_reports(
     send: Callable[[bytes], Awaitable[None]],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Sends what a rank's reports and GPU samples come to, at most some 20 times a second.
+    """Send what a rank's reports and GPU samples come to, at most some 20 times a second.
 
     Of a metric that was reported several times in between, only the last value is sent; the file
     keeps all.
@@ -100,7 +100,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 async def _appended(descriptor: int, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Gives what is appended to a file, and b"" whenever it has come to the file's end."""
+    """Give what is appended to a file, and b"" whenever it has come to the file's end."""
     offset = 0
     while True:
         last = ended.is_set()
@@ -140,7 +140,7 @@ class LineSplitter:
         self._shown_at = float("-inf")
 
     def lines(self, chunk: bytes) -> list[str]:
-        """What `chunk` adds to what is to be shown."""
+        """Return what `chunk` adds to what is to be shown."""
         text = self._rest + self._decoder.decode(chunk)
         *whole, self._rest = text.split("\n")
         plain = "\r" not in text and "\x1b" not in text and not self._begun
@@ -150,7 +150,7 @@ class LineSplitter:
         return whole + self._overlong() + self.due()
 
     def due(self) -> list[str]:
-        """The state of a line that rewrites itself, where it is time to show it again."""
+        """Return the state of a line that rewrites itself, where it is time to show it again."""
         if "\r" not in self._rest or self._is_early():
             return []
         state = as_shown(self._rest)
@@ -160,7 +160,7 @@ class LineSplitter:
         return [state]
 
     def rest(self) -> list[str]:
-        """The last line, where it did not end."""
+        """Return the last line, where it did not end."""
         rest = self._rest + self._decoder.decode(b"", final=True)
         self._rest = ""
         return self._finish(rest) if rest else []
@@ -174,7 +174,7 @@ class LineSplitter:
         return self._clock() - self._shown_at < _STATE_SECONDS
 
     def _finish(self, line: str) -> list[str]:
-        """What is still to be shown of a line that has ended."""
+        """Return what is still to be shown of a line that has ended."""
         cut, shown = self._cut, self._shown
         self._cut, self._shown = False, None
         state = as_shown(line)
@@ -199,7 +199,7 @@ class LineSplitter:
 
 
 def _newest(rest: str) -> str:
-    """A line that rewrites itself, without the states that are written over."""
+    """Return a line that rewrites itself, without the states that are written over."""
     before, rewritten, state = rest.rpartition("\r")
     if state.strip() or not before:
         return rewritten + state
@@ -207,7 +207,7 @@ def _newest(rest: str) -> str:
 
 
 def _pieces(line: str, begun: bool, ended: bool) -> list[str]:
-    """A part of a line in pieces, with marks where there is more before or behind."""
+    """Return a part of a line in pieces, with marks where there is more before or behind."""
     parts = [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)] or [""]
     befores = [_MARK if begun else "", *(_MARK for _ in parts[1:])]
     behinds = [*(_MARK for _ in parts[1:]), "" if ended else _MARK]

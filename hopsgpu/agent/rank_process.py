@@ -105,7 +105,7 @@ class RankProcess:
         self._gone = asyncio.Event()
 
     async def start(self, call: bytes) -> Started:
-        """Starts the process.
+        """Start the process.
 
         Raises:
             OSError: it cannot be started, or was stopped before.
@@ -147,7 +147,7 @@ class RankProcess:
         return None if spawning.exception() else spawning.result().pid
 
     async def entered(self, ended: asyncio.Event) -> float | None:
-        """Waits until the function runs; since when, in seconds since the epoch.
+        """Wait until the function runs; since when, in seconds since the epoch.
 
         Args:
             ended: set once the process has; None then, where the function never ran.
@@ -159,12 +159,12 @@ class RankProcess:
         return at
 
     async def wait(self) -> RankEnd:
-        """Waits for the end of the process, and of what it left in its process group.
+        """Wait for the end of the process, and of what it left in its process group.
 
         Meanwhile the process is killed if it uses more memory than it may.
         """
         pid = self._pid
-        assert pid is not None, "start() comes first"
+        assert pid is not None, "call start() first"
         async with asyncio.TaskGroup() as tasks:
             watches = [
                 tasks.create_task(self._watch_memory(pid)),
@@ -204,7 +204,7 @@ class RankProcess:
         self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     async def _end_failed(self, pid: int) -> None:
-        """Kills a rank that has failed and does not end: its threads wait for something, say."""
+        """Kill a rank that has failed and does not end: its threads wait for something, say."""
         outcome = self.directory / rank_module.OUTCOME
         while not outcome.exists():
             await asyncio.sleep(_FAILED_LOOK_SECONDS)
@@ -213,7 +213,9 @@ class RankProcess:
             self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:
-        """The outcome and the pickled value that the process left, and when it told of it."""
+        """Return the outcome and the pickled value that the process left, and when it told of
+        it.
+        """
         outcome = self.directory / rank_module.OUTCOME
         value = self.directory / rank_module.VALUE
         left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}

@@ -53,14 +53,14 @@ class Reaper:
         self._cleaning: dict[int, float] = {}
 
     def add(self, rank: int, *, serves: bool = False) -> None:
-        """Takes in a child that is a rank, or one that serves ranks and starts nothing itself."""
+        """Take in a child that is a rank, or one that serves ranks and starts nothing itself."""
         self.ranks.add(rank)
         self._ended.discard(rank)
         if serves:
             self._serving.add(rank)
 
     def signal(self, pid: int, number: int, scope: str) -> None:
-        """Sends a signal to a rank that has not been reaped; to another pid nothing.
+        """Send a signal to a rank that has not been reaped; to another pid nothing.
 
         Args:
             pid: the rank's.
@@ -78,7 +78,7 @@ class Reaper:
             send(pid, number)
 
     def collect(self) -> list[Ended]:
-        """Reaps all that have ended, adopted ones too; `sweep` comes next."""
+        """Reap all that have ended, adopted ones too; `sweep` comes next."""
         ended = []
         while (pid := _first_ended()) is not None:
             # Others may fail of it at once: which was the first is told by time.
@@ -95,7 +95,7 @@ class Reaper:
         return ended
 
     def sweep(self) -> None:
-        """Kills what ended ranks have left; but what cleans up after them may do so first."""
+        """Kill what ended ranks have left; but what cleans up after them may do so first."""
         # Each that dies of this hands its children to us, and has us called again.
         left = {pid for stray in self._strays() for pid in tree(stray)}
         now = time.monotonic()
@@ -105,7 +105,7 @@ class Reaper:
         _kill(pid for pid in left if self._cleaning.get(pid, now) <= now)
 
     def adopt(self, ranks: Iterable[int]) -> list[int]:
-        """Takes in a dead child's ranks; those that it had reaped, or that have been reaped here.
+        """Take in a dead child's ranks; those that it had reaped, or that have been reaped here.
 
         Args:
             ranks: pids.
@@ -121,7 +121,7 @@ class Reaper:
         return gone
 
     def kill_all(self) -> None:
-        """Kills and reaps every descendant; waits for their end, and for what cleans up before."""
+        """Kill and reap every descendant; wait for their end, and for what cleans up before."""
         spared = cleaners(tree(os.getpid()))
         if spared:
             _kill(tree(os.getpid()).keys() - spared - {os.getpid()})

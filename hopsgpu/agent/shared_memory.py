@@ -22,12 +22,12 @@ _CLEANER = re.compile(rb"\.resource_tracker import main|^([^\0]*/)?torch_shm_man
 
 
 def cleaners(pids: Iterable[int]) -> frozenset[int]:
-    """Those of some processes that clean up after others."""
+    """Return those of some processes that clean up after others."""
     return frozenset(pid for pid in pids if _CLEANER.search(_command_line(pid)))
 
 
 def await_cleaners(pids: Iterable[int]) -> None:
-    """Waits for processes to end by themselves, six seconds at most for all of them."""
+    """Wait for processes to end by themselves, six seconds at most for all of them."""
     deadline = time.monotonic() + CLEANING_SECONDS
     with contextlib.ExitStack() as stack:
         poll = select.poll()

@@ -36,7 +36,7 @@ class Slot:
     unpacked: Unpacked = field(default_factory=Unpacked)
 
     async def close(self) -> None:
-        """Ends what runs, and gives back what is held."""
+        """End what runs, and gives back what is held."""
         self.unwanted.set()
         # A fork server that serves the store may still be importing.
         if self.reserving is not None:

@@ -65,16 +65,16 @@ class Spare:
         return None if said is None else said.removeprefix(_TAKEN)
 
     def close(self) -> None:
-        """Lets go of it in its server."""
+        """Let go of it in its server."""
         self.connection.close()
 
     def forget(self) -> None:
-        """Lets go of it in another child, whose files may have the connection's number."""
+        """Let go of it in another child, whose files may have the connection's number."""
         self.connection.detach()
 
 
 def fork(begin: Callable[[], None], become: Become) -> Spare | None:
-    """Forks a spare; None where that is not possible: if that lasts, who wants a rank is told.
+    """Fork a spare; None where that is not possible: if that lasts, who wants a rank is told.
 
     Args:
         begin: is called in it first.

@@ -60,7 +60,9 @@ class OwnFrames:
         self._after_own = False
 
     def without(self, chunk: bytes) -> bytes:
-        """What is left of a chunk; the begin of a line that may be such a frame is kept back."""
+        """Return what is left of a chunk; the begin of a line that may be such a frame is kept
+        back.
+        """
         if self._keep:
             return chunk
         data = self._rest + chunk
@@ -82,19 +84,23 @@ class OwnFrames:
         return bytes(left)
 
     def rest(self) -> bytes:
-        """What was kept back, at the end."""
+        """Return what was kept back, at the end."""
         rest, self._rest = self._rest, b""
         return self._line(rest) if rest else b""
 
     def _undecided(self, data: bytes) -> int:
-        """Where the last line begins, if that may become a frame of hopsgpu; else the end."""
+        """Return where the last line begins, if that may become a frame of hopsgpu; else the
+        end.
+        """
         begin = data.rfind(b"\n") + 1
         if begin == 0 and self._in_line:
             return len(data)
         return begin if self._may_be_own(data[begin:]) else len(data)
 
     def _may_be_own(self, part: bytes) -> bool:
-        """Whether a part of a line, its begin or more, may be of a frame that is left out."""
+        """Return whether a part of a line, its begin or more, may be of a frame that is left
+        out.
+        """
         if self._in_line or not part:
             return False
         begins = self._begins
@@ -113,7 +119,7 @@ class OwnFrames:
 
 
 def is_own(file: str, *, after_own: bool) -> bool:
-    """Whether a frame is hopsgpu's, or runs its modules.
+    """Return whether a frame is hopsgpu's, or runs its modules.
 
     Args:
         file: of its code.
@@ -123,14 +129,16 @@ def is_own(file: str, *, after_own: bool) -> bool:
 
 
 def as_shown(line: str) -> str:
-    """What a terminal would show of a line, roughly: what follows the last carriage return."""
+    """Return what a terminal would show of a line, roughly: what follows the last carriage
+    return.
+    """
     if "\r" in line:
         line = next((state for state in reversed(line.split("\r")) if state.strip()), "")
     return _CURSOR.sub("", line) if "\x1b" in line else line
 
 
 def end_of(log: Path) -> str:
-    """The end of a log, for `last_lines` and `besides`."""
+    """Return the end of a log, for `last_lines` and `besides`."""
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - _END_BYTES, 0))
         return file.read().decode(errors="backslashreplace")
@@ -144,7 +152,7 @@ class _Line:
 
 
 def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
-    """The last 20 lines of a log, as a terminal shows them.
+    """Return the last 20 lines of a log, as a terminal shows them.
 
     Of stacks there is, besides them, where the thread was that crashed or was asked; without
     hopsgpu's frames.
@@ -164,7 +172,8 @@ def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
 
 
 def besides(text: str, *, keep_own: bool = False) -> str | None:
-    """What a log tells besides the exception that its process raised, below a line that says what.
+    """Return what a log tells besides the exception that its process raised, below a line that
+    says what.
 
     That is the last crash of a process that it had started, with what was said just before it, or
     an assertion that failed on a GPU, which CUDA's error does not repeat; None for neither.
@@ -187,7 +196,7 @@ def besides(text: str, *, keep_own: bool = False) -> str | None:
 
 
 def _bounded(lines: list[str]) -> tuple[str, ...]:
-    """The last of them that are not too much together."""
+    """Return the last of them that are not too much together."""
     left = _MOST_CHARACTERS
     kept: list[str] = []
     for line in reversed(lines):
@@ -199,7 +208,9 @@ def _bounded(lines: list[str]) -> tuple[str, ...]:
 
 
 def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
-    """Lines, with less of stacks: of Python's those of one thread, without hopsgpu's frames."""
+    """Yield lines, with less of stacks: of Python's those of one thread, without hopsgpu's
+    frames.
+    """
     rest = _Lines(lines)
     for line in rest:
         thread = _THREAD.fullmatch(line)
@@ -218,7 +229,7 @@ def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
 
 
 def _frames(rest: _Lines, keep_own: bool) -> Iterator[_Line]:
-    """The frames of a thread, which are taken, as far as they are shown."""
+    """Yield the frames of a thread, which are taken, as far as they are shown."""
     most = sys.maxsize if keep_own else _MOST_FRAMES
     own, shown = False, 0
     for line in rest.until(""):
@@ -250,14 +261,14 @@ class _Lines:
         return self._lines[self._at - 1]
 
     def until(self, end: str) -> Iterator[str]:
-        """Takes the indented lines that follow, and the one that ends them."""
+        """Take the indented lines that follow, and the one that ends them."""
         while self._at < len(self._lines) and self._lines[self._at].startswith(("  ", "\t")):
             yield next(self)
         if self._at < len(self._lines) and self._lines[self._at] == end:
             next(self)
 
     def is_before_stack(self) -> bool:
-        """Whether the next line that is not empty begins a stack, or names modules."""
+        """Return whether the next line that is not empty begins a stack, or names modules."""
         for line in self._lines[self._at :]:
             if line:
                 begins = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))

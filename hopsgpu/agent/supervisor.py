@@ -58,7 +58,7 @@ _SIGN_SECONDS = 5.0
 
 
 def run_agent(driver: Driver, watched: int | None = None) -> None:
-    """Serves the driver until it hangs up or is gone. Must run in the main thread.
+    """Serve the driver until it hangs up or is gone. Must run in the main thread.
 
     Args:
         driver: where it listens.
@@ -83,7 +83,7 @@ async def _serve(driver: Driver, watched: int | None) -> None:
 
 
 async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
-    """Looks at the modules once the ranks have ended; the next attempt would wait for it."""
+    """Look at the modules once the ranks have ended; the next attempt would wait for it."""
     await attempt.over.wait()
     await asyncio.to_thread(unpacked.look, given)
 
@@ -97,7 +97,7 @@ def _lacking(modules: Sequence[str], home: Home) -> list[str]:
 
 
 def _trouble(error: Exception) -> str:
-    """The kind of a StoreError."""
+    """Return the kind of a StoreError."""
     return error.kind if isinstance(error, StoreError) else ""
 
 
@@ -122,7 +122,7 @@ class Agent:
         self._warming: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
-        """Answers until the driver hangs up; then no rank is left."""
+        """Answer until the driver hangs up; then no rank is left."""
         try:
             while (message := await self._channel.receive()) is not None:
                 await self._answer(message)
@@ -164,7 +164,7 @@ class Agent:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
 
     def _slots_of(self, message: Message) -> list[Slot]:
-        """The slot with the attempt of a message's run; none where it has been replaced."""
+        """Return the slot with the attempt of a message's run; none where it has been replaced."""
         run_id = message["run_id"]
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
@@ -201,7 +201,7 @@ class Agent:
         )
 
     async def _prepared(self, message: Message) -> Home:
-        """What ranks run with, once it is there; the driver is told that it takes its time.
+        """Return what ranks run with, once it is there; the driver is told that it takes its time.
 
         Raises:
             ConfigError: they cannot run with it here.
@@ -223,7 +223,9 @@ class Agent:
     async def _store(
         self, spec: ServerSpec, world_size: int, meeting: contextlib.ExitStack
     ) -> int | None:
-        """The port of a TCPStore for so many ranks, ended with the meeting; None without one."""
+        """Return the port of a TCPStore for so many ranks, ended with the meeting; None without
+        one.
+        """
         if not world_size:
             return None
         keeper = await self._keeper_here()
@@ -258,7 +260,7 @@ class Agent:
             await attempt.refuse(error)
 
     async def _modules(self, message: Message, unpacked: Unpacked) -> list[str]:
-        """The directories to import the user's modules from.
+        """Return the directories to import the user's modules from.
 
         Raises:
             ChannelError: others were to be kept.
@@ -284,14 +286,14 @@ class Agent:
             await asyncio.to_thread(keep_tokens, message.payload, os.environ, own)
         except (OSError, ValueError) as error:
             container = os.environ.get("CONTAINER_ID", "a container")
-            text = f"fresh HDFS tokens could not be kept in {container}: {error}"
+            text = f"renewed HDFS tokens could not be stored in {container}: {error}"
             await self._channel.tell("warning", run_id=message["run_id"], text=text)
             return
         digest = hashlib.sha256(message.payload).hexdigest()
         await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
 
     async def _left(self, message: Message) -> None:
-        """Tells what the ranks have left in their model directories."""
+        """Tell what the ranks have left in their model directories."""
         left = await asyncio.to_thread(left_in, self._model_dirs(message))
         await self._channel.tell("left", dump_left(left), run_id=message["run_id"])
 

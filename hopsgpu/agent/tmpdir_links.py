@@ -41,7 +41,7 @@ class Links:
         self._refreshed = time.monotonic()
 
     def add(self, target: Path) -> Path:
-        """A new link to a directory.
+        """Return a new link to a directory.
 
         Raises:
             OSError: no place takes one.
@@ -60,16 +60,16 @@ class Links:
         raise problem or FileNotFoundError("there is no place for short paths")
 
     def remove(self, link: Path) -> None:
-        """Removes a link, not the directory."""
+        """Remove a link, not the directory."""
         if self._there.pop(link, None) is not None:
             link.unlink(missing_ok=True)
 
     def below(self, directory: Path) -> list[Path]:
-        """The links to a directory and to directories below it."""
+        """Return the links to a directory and to directories below it."""
         return [link for link, target in self._there.items() if target.is_relative_to(directory)]
 
     def refresh(self, now: float) -> None:
-        """Keeps cleaners of old files off, once an hour.
+        """Keep cleaners of old files off, once an hour.
 
         Args:
             now: the clock's reading.
@@ -83,7 +83,7 @@ class Links:
                 os.utime(path, follow_symlinks=False)
 
     def patience(self, now: float) -> float:
-        """Seconds until `refresh` has something to do."""
+        """Return seconds until `refresh` has something to do."""
         return max(self._refreshed + _REFRESH_SECONDS - now, 0.0)
 
 
@@ -106,7 +106,7 @@ def links(own: Path, shared: Path = SHARED) -> Iterator[Links]:
 
 
 def _reserved(shared: Path, stack: contextlib.ExitStack) -> Path | None:
-    """A private directory in a shared one, None where that is not safe or not possible."""
+    """Return a private directory in a shared one, None where that is not safe or not possible."""
     if not _is_safe(shared):
         return None
     for _ in range(_MOST_TRIES):
@@ -123,7 +123,7 @@ def _reserved(shared: Path, stack: contextlib.ExitStack) -> Path | None:
 
 
 def _is_safe(shared: Path) -> bool:
-    """Whether no other user can replace what this user makes in a directory."""
+    """Return whether no other user can replace what this user makes in a directory."""
     try:
         found = shared.stat()
     except OSError:
@@ -143,7 +143,7 @@ def _opened(own: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def sweep(shared: Path = SHARED) -> None:
-    """Removes places of this user whose processes were killed."""
+    """Remove places of this user whose processes were killed."""
     for place in shared.glob(f"{_PREFIX}*"):
         if (lock := _locked(place)) is not None:
             try:
@@ -153,7 +153,7 @@ def sweep(shared: Path = SHARED) -> None:
 
 
 def _locked(place: Path) -> int | None:
-    """A descriptor that has the lock of a directory of this user, None where another has it.
+    """Return a descriptor that has the lock of a directory of this user, None where another has it.
 
     The kernel drops a lock when its process ends, however that ends. systemd-tmpfiles leaves
     directories alone that are locked.

@@ -50,7 +50,7 @@ class _Way:
         self.task = asyncio.create_task(bringing)
 
     def overdue(self, now: float) -> None:
-        """Ends it where its time is over, gently first."""
+        """End it where its time is over, gently first."""
         if self.task is None or self.task.done():
             return
         if now >= self.until:
@@ -105,7 +105,7 @@ class Bringing:
         return bool(self._saves.pending())
 
     async def finish(self, sign: Callable[[], Awaitable[None]], *, returned: bool) -> None:
-        """Waits until all is there, for a bounded time; what is not by then is warned of.
+        """Wait until all is there, for a bounded time; what is not by then is warned of.
 
         Args:
             sign: awaited every second meanwhile.
@@ -137,13 +137,13 @@ class Bringing:
     async def _tell_of_the_rest(self, seconds: float) -> None:
         if lost := len(self._saves.pending()):
             await self._warn(
-                f"{lost} of rank {self._rank}'s checkpoints did not come to the lake: they were"
-                f" given up after at most {seconds:.0f} s"
+                f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
+                f" was abandoned after at most {seconds:.0f} s"
             )
         if self._logging.stop.is_set():
             await self._warn(
-                f"the last logs of rank {self._rank} for TensorBoard did not come to the lake: they"
-                f" were given up after {_LOG_SECONDS:g} s"
+                f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
+                f" upload was abandoned after {_LOG_SECONDS:g} s"
             )
 
     async def _bring_saves(self) -> None:
@@ -182,7 +182,7 @@ class Bringing:
                 return
 
     async def _pause(self, seconds: float) -> None:
-        """Waits for some seconds, or until the rank has ended."""
+        """Wait for some seconds, or until the rank has ended."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ended.wait()

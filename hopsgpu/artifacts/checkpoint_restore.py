@@ -168,7 +168,7 @@ def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> Stor
     then = (
         "then there is no checkpoint to go on from"
         if other is None
-        else f"then it is step {other.step}, in {other.home.url}, that is gone on from"
+        else f"then it is step {other.step}, in {other.home.url}, that training resumes from"
     )
     return StoreError(
         f"{error}. Where nothing brings back what step {found.step} had, remove the directory"

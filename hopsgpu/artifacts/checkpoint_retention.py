@@ -46,7 +46,7 @@ def wanted(step: object, keep: object, metric: object, best: object) -> Saving:
         ConfigError: anything else.
     """
     if not isinstance(best, str) or best not in _SIGNS:
-        raise ConfigError(f"best={best!r}: 'min' or 'max' is wanted")
+        raise ConfigError(f"best={best!r}: must be 'min' or 'max'")
     number = None if metric is None else _number(metric)
     if number is not None and not math.isfinite(number):
         number = None
@@ -94,9 +94,7 @@ def _whole(name: str, given: Any, least: int) -> int:
             shown = f"{given!r:.99}"
         except ValueError:  # an int of more digits than Python writes out
             shown = "a number too long to be shown"
-        raise ConfigError(
-            f"{name}={shown}: a whole number of at least {least} and below 2**63 is wanted"
-        )
+        raise ConfigError(f"{name}={shown}: must be an integer ≥ {least} and < 2**63")
     return number
 
 
@@ -108,5 +106,5 @@ def _number(given: Any) -> float:
         return float(given.detach() if hasattr(given, "detach") else given)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(
-            f"metric={given!r:.99}: a number is wanted, or what float() makes one of ({error})"
+            f"metric={given!r:.99}: must be a number, or a value that float() accepts ({error})"
         ) from error

@@ -100,14 +100,16 @@ class About:
 
     def __post_init__(self) -> None:
         if self.metrics is not None and not isinstance(self.metrics, Mapping):
-            raise ConfigError(f"metrics={_shown(self.metrics)}: numbers by name are wanted")
+            raise ConfigError(
+                f"metrics={_shown(self.metrics)}: must be a mapping of names to numbers"
+            )
         metrics = {
             _key("metrics", name): _checked(f"metrics.{name}", _number(name, value))
             for name, value in (self.metrics or {}).items()
         }
         tags = (self.tags,) if isinstance(self.tags, str) else self.tags
         if tags is not None and not isinstance(tags, Iterable):
-            raise ConfigError(f"tags={_shown(tags)}: a tag or several are wanted, as ['candidate']")
+            raise ConfigError(f"tags={_shown(tags)}: must be a list of strings, as ['candidate']")
         object.__setattr__(self, "metrics", metrics)
         object.__setattr__(self, "tags", tuple(dict.fromkeys(map(tag_name, tags or ()))))
         for name in ("signature", "parameters", "data"):
@@ -115,7 +117,7 @@ class About:
         for name in ("run_id", "application", "user", "framework", "code_digest"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
-                raise ConfigError(f"{name}={_shown(value)}: a string is wanted")
+                raise ConfigError(f"{name}={_shown(value)}: must be a string")
 
 
 def tag_name(tag: object) -> str:
@@ -285,15 +287,15 @@ def _json(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_json(f"{name}[{index}]", item) for index, item in enumerate(value)]
     raise ConfigError(
-        f"{name}={_shown(value)}: JSON has no such value; strings, numbers, None, lists, and"
-        " mappings by strings of these are wanted"
+        f"{name}={_shown(value)}: not a JSON value; must be a string, number, None, or a list"
+        " or mapping (with strings as keys) of these"
     )
 
 
 def _key(name: str, key: object) -> str:
     if isinstance(key, str):
         return key
-    raise ConfigError(f"{name}: a string is wanted as a name, not {_shown(key)}")
+    raise ConfigError(f"{name}: keys must be strings, not {_shown(key)}")
 
 
 def _number(name: str, value: Any) -> float:
@@ -308,8 +310,8 @@ def _number(name: str, value: Any) -> float:
         return value if type(value) is int else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(
-            f"metrics: {name!r} is {_shown(value)}; a number is wanted, or what float() makes one"
-            f" of ({error})"
+            f"metrics: {name!r} is {_shown(value)}; must be a number, or a value that float()"
+            f" accepts ({error})"
         ) from error
 
 

@@ -42,10 +42,12 @@ class ModelStore:
         ConfigError: another URL.
     """
 
+    __module__ = "hopsgpu"
+
     @public
     def __init__(self, url: str) -> None:
         if not isinstance(url, str):
-            raise ConfigError(f"ModelStore({url!r}): a URL is wanted, as hdfs:///user/ann/models")
+            raise ConfigError(f"ModelStore({url!r}): must be a URL, as hdfs:///user/ann/models")
         self._root = Lake(url)
 
     def __repr__(self) -> str:
@@ -225,7 +227,7 @@ class ModelStore:
             StoreError: there is no such tag, or no version at all.
         """
         if isinstance(version, bool) or not isinstance(version, (int, str)):
-            raise ConfigError(f"version={version!r}: a number, a tag or {LATEST!r} is wanted")
+            raise ConfigError(f"version={version!r}: must be a number, a tag or {LATEST!r}")
         if _is_too_long(version):
             raise ConfigError(
                 f"version: the number that was given has more than {DIGITS} digits, and no version"

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import hopsgpu
 from hopsgpu.artifacts import manifest, stale_uploads
 from hopsgpu.artifacts.manifest import About
 from hopsgpu.artifacts.tags import put_tag
 from hopsgpu.artifacts.versions import CLAIMS, STAGING, ModelVersion, numbers
+from hopsgpu.core.version import __version__
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.digests import Facts
 from hopsgpu.storage.lake import Lake
@@ -260,7 +260,7 @@ def commit(
             user=user,
             publication=publication,
             time=time.time(),
-            hopsgpu=hopsgpu.__version__,
+            hopsgpu=__version__,
         ).written()
         (base / manifest.FILE).write(written)
         close()

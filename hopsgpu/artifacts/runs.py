@@ -319,7 +319,7 @@ def run_name(given: str) -> str:
     """
     name = unicodedata.normalize("NFC", given)
     if not _is_id(name):
-        raise ConfigError(f"{given!r} is no run's id: letters, digits and '_.+=-' are wanted")
+        raise ConfigError(f"{given!r} is not a run id: it consists of letters, digits and '_.+=-'")
     return name
 
 

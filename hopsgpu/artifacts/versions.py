@@ -55,6 +55,8 @@ class ModelVersion:
         url: its directory on the lake.
     """
 
+    __module__ = "hopsgpu"
+
     name: str
     version: int
     url: str
@@ -116,7 +118,7 @@ class ModelVersion:
             with _local_errors(target):
                 if target.exists() and not target.is_dir():
                     raise ConfigError(
-                        f"cannot download into {target}: it is a file, and a directory is wanted"
+                        f"cannot download into {target}: it is a file; name a directory"
                     )
                 files = self.files
                 draft.mkdir(mode=0o700, parents=True)

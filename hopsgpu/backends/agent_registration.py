@@ -15,12 +15,14 @@ from hopsgpu.units import counted
 
 
 def is_hello(message: Message, job: str) -> bool:
-    """Whether a message introduces a task of this job; a late one of an earlier job does not."""
+    """Return whether a message introduces a task of this job; a late one of an earlier job does
+    not.
+    """
     return message.kind == "hello" and message["job"] == job
 
 
 def greeted(event: Event, hello: Message, request: Request) -> Container:
-    """The container that has introduced itself, which is to serve a request.
+    """Return the container that has introduced itself, which is to serve a request.
 
     Raises:
         ConfigError: it cannot serve; what it lacks is named.
@@ -30,9 +32,9 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
     if len(hello["devices"]) != gpus:
         told = counted(len(hello["devices"]), "GPU")
         raise DiscoveryError(
-            f"{hello['container']} on {hello['host']} tells {told}, and not the {gpus} asked for:"
-            " hopsgpu's discovery script must give them out (is another"
-            " one in its place, by spark.resources.discoveryPlugin?)"
+            f"{hello['container']} on {hello['host']} reports {told} instead of the requested"
+            f" {gpus}: hopsgpu's discovery script must assign them (does"
+            " spark.resources.discoveryPlugin name another one?)"
         )
     container = Container(
         key=event.peer,
@@ -47,7 +49,7 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
     if lacks := [name for name in LAKE if name in container.lacks]:
         raise ConfigError(
             f"Python {hello['python']} on {hello['host']} lacks {', '.join(lacks)}, which ranks"
-            " need to reach the lake: install them into the executors' Python"
+            " need to reach the lake: install them in the executors' Python"
             " (spark.pyspark.python)"
         )
     check_data(container, request.needs)
@@ -59,7 +61,7 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
 
 
 def check_data(container: Container, needs: Collection[str]) -> None:
-    """Whether the Python of a container has what ranks with data need.
+    """Check whether the Python of a container has what ranks with data need.
 
     Raises:
         ConfigError: it lacks some, which are named.
@@ -67,6 +69,6 @@ def check_data(container: Container, needs: Collection[str]) -> None:
     if lacks := [name for name in needs if name in container.lacks]:
         raise ConfigError(
             f"the executors' Python on {container.host} lacks {', '.join(lacks)}, which ranks need"
-            " to read data=: install them there (spark.pyspark.python), or bring them by"
+            " to read data=: install them there (spark.pyspark.python), or add them with"
             " python_env="
         )

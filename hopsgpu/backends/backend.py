@@ -92,20 +92,22 @@ class Site(Protocol):
         """Whether what launches write of `data=` stays on the lake when they have ended."""
 
     def words_of(self, error: BaseException) -> str:
-        """What a record tells of an error that ended a run; it raises nothing."""
+        """Return what a record tells of an error that ended a run; it raises nothing."""
 
     def option(self, name: str) -> str | None:
-        """The Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
+        None.
+        """
 
     def fit(self, spec: GangSpec) -> Fit:
-        """The containers of a gang; asks for nothing.
+        """Return the containers of a gang; asks for nothing.
 
         Raises:
             ConfigError, CapacityError: it can never be had.
         """
 
     def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
-        """Whether the gang of a plan can be had without what is to be avoided.
+        """Check whether the gang of a plan can be had without what is to be avoided.
 
         Raises:
             CapacityError: it can never be had so.
@@ -113,21 +115,21 @@ class Site(Protocol):
         """
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        """What can acquire executors for a gang; all are released on every way out.
+        """Return what can acquire executors for a gang; all are released on every way out.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
     def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        """What can bring a search's executors one by one; all are released on every way out.
+        """Return what can bring a search's executors one by one; all are released on every way out.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
     def goes_on(self, application_id: str) -> bool:
-        """Whether another application, which left a record that goes on, is there still.
+        """Return whether another application, which left a record that goes on, is there still.
 
         Raises:
             HopsGpuError: that is not known.

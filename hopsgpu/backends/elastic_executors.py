@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
@@ -15,6 +16,8 @@ from hopsgpu.control.server import ControlServer, Event
 from hopsgpu.core.gang import Avoid, Container
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 # Executors that get no trial are held aside, so that they are not given again; as many as a large
 # node has GPUs.
@@ -74,32 +77,35 @@ class ElasticLease(ABC):
 
     @abstractmethod
     def _lost(self, job: Job) -> None:
-        """Notes that the agent of a job is gone, for now at least."""
+        """Note that the agent of a job is gone, for now at least."""
 
     @abstractmethod
     def _job_of(self, hello: Message) -> Job | None:
-        """What runs the agent that introduces itself; None for one of an earlier time."""
+        """Return what runs the agent that introduces itself; None for one of an earlier time."""
 
     @abstractmethod
     def _come(self) -> None:
-        """Notes that one more is here."""
+        """Note that one more is here."""
 
     @abstractmethod
     def _why_lost(self, reason: str, host: str) -> str:
-        """Why an executor on a host was lost."""
+        """Return why an executor on a host was lost."""
 
     @abstractmethod
     def _tokens(self) -> bytes:
-        """The submitter's HDFS tokens."""
+        """Return the submitter's HDFS tokens."""
 
     def let_go(self, keys: Iterable[int]) -> None:
-        """Gives executors back, by the keys of their agents; returns at once."""
+        """Give executors back, by the keys of their agents; return at once."""
         leaving = {key: self.here.pop(key) for key in keys if key in self.here}
+        if leaving:
+            hosts = sorted(container.host for container in leaving.values())
+            log.info("executors given back: %s", ", ".join(hosts))
         self.server.hang_up(leaving)
         self._let_go(leaving)
 
     def avoid(self, blamed: Avoid) -> list[int]:
-        """Puts aside what is to blame for a failure; the keys of agents that get no trial more.
+        """Put aside what is to blame for a failure; the keys of agents that get no trial more.
 
         Raises:
             HopsGpuError: so many are aside that there is no sense in it.
@@ -113,7 +119,7 @@ class ElasticLease(ABC):
         return found
 
     def check(self) -> None:
-        """Whether executors can come.
+        """Check whether executors can come.
 
         Raises:
             HopsGpuError: what keeps them from it, and will.
@@ -123,13 +129,14 @@ class ElasticLease(ABC):
                 raise self._problem
 
     def take(self, event: Event) -> Container | None:
-        """Takes in what comes from the control channel; the executor that is ready by it.
+        """Take in what comes from the control channel; the executor that is ready by it.
 
         Raises:
             ConfigError, DiscoveryError: it cannot serve, or has a GPU that another one has.
         """
         if event.message is None:
             if event.peer in self.here or event.peer in self._aside:
+                log.info("executor lost: agent %d: %s", event.peer, event.reason)
                 self.here.pop(event.peer, None)
                 self._aside.pop(event.peer, None)
                 self._lost(self._jobs[event.peer])
@@ -147,20 +154,27 @@ class ElasticLease(ABC):
             return None
         refuse_duplicates([*self.here.values(), container])
         self.here[event.peer] = container
+        log.info(
+            "executor arrived: %s on %s (%d here)",
+            container.container_id,
+            container.host,
+            len(self.here),
+        )
         self._come()
         return container
 
     def _put_aside(self, container: Container, reason: str) -> None:
         self._aside[container.key] = container
+        log.info("executor held aside: %s: %s", container.container_id, reason)
         self.request.watcher.warn(f"an executor got no trial: {reason}")
         if len(self._aside) > _MOST_ASIDE:
             raise HopsGpuError(
-                f"{counted(len(self._aside), 'executor')} came that can have no trial, the last"
+                f"{counted(len(self._aside), 'executor')} started that cannot run trials, the last"
                 f" because {reason}"
             )
 
     def of(self, keys: Collection[int], wire: Wire) -> Lease:
-        """Executors of a trial, as a gang's.
+        """Return executors of a trial, as a gang's.
 
         Args:
             keys: of their agents.

@@ -27,7 +27,7 @@ class Job(Protocol):
     ended: threading.Event
 
     def reason(self, seconds: float) -> str:
-        """What a person needs of its end; waits so long for it to be known."""
+        """Return what a person needs of its end; waits so long for it to be known."""
 
 
 class Wire(Protocol):
@@ -38,16 +38,16 @@ class Wire(Protocol):
         """What agents must see of TLS (DER); None where the channel is not encrypted."""
 
     def next_event(self, seconds: float) -> Event | None:
-        """The next event, or None when none came within `seconds`."""
+        """Return the next event, or None when none came within `seconds`."""
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Sends to a peer; False where its connection is gone."""
+        """Send to a peer; False where its connection is gone."""
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
         """Has a peer keep some bytes, as `ControlServer.keep`."""
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Closes the connections of some peers."""
+        """Close the connections of some peers."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Lease:
     gone: set[int] = field(default_factory=set)
 
     def is_whole(self) -> bool:
-        """Whether no executor was lost since; to be asked between launches only."""
+        """Return whether no executor was lost since; to be asked between launches only."""
         keys = {container.key for container in self.containers}
         while (event := self.server.next_event(0.0)) is not None:
             if event.message is None and event.peer in keys:
@@ -101,7 +101,7 @@ class Owner(ABC):
         return self._lease is not None and self._lease.is_whole()
 
     def whole(self, request: Request) -> Lease:
-        """The gang: at once where it is whole still, else once what it lacks has come.
+        """Return the gang: at once where it is whole still, else once what it lacks has come.
 
         Raises:
             HopsGpuError: as `acquire`.
@@ -118,7 +118,7 @@ class Owner(ABC):
 
     @abstractmethod
     def acquire(self, request: Request) -> Lease:
-        """Brings all executors, with an agent on each; those that are still there are kept.
+        """Bring all executors, with an agent on each; those that are still there are kept.
 
         Args:
             request: for whom; of the lease's own shape and number of executors.
@@ -131,7 +131,7 @@ class Owner(ABC):
 
     @abstractmethod
     def end_jobs(self) -> None:
-        """Ends the agents of a gang that is not whole."""
+        """End the agents of a gang that is not whole."""
 
 
 Leasing = Callable[[Request], AbstractContextManager[Owner]]
@@ -155,7 +155,7 @@ def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Avoid], Lease
 
 
 def refuse_duplicates(containers: Sequence[Container]) -> None:
-    """Whether each GPU is in one container only.
+    """Check whether each GPU is in one container only.
 
     Raises:
         DiscoveryError: two containers were given the same one; both are named.
@@ -165,6 +165,6 @@ def refuse_duplicates(containers: Sequence[Container]) -> None:
         gpu, one, other = twice
         raise DiscoveryError(
             f"{gpu} was given to two containers: {one.container_id} on {one.host} and"
-            f" {other.container_id} on {other.host}. Is the lease directory of the nodes shared"
-            " by all containers?"
+            f" {other.container_id} on {other.host}. Do all containers of the node share"
+            " its lease directory?"
         )

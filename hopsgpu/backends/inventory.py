@@ -54,7 +54,7 @@ class Observer:
         self._user = user
 
     def look(self) -> ClusterGpus:
-        """The GPUs now.
+        """Return the GPUs now.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer, or wants Kerberos.
@@ -68,7 +68,8 @@ class Observer:
 
 @public
 def inventory(*, user: str | None = None) -> ClusterGpus:
-    """The GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many are free.
+    """Return the GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many
+    are free.
 
     In a session on a local master, and without one where `session()` would make it, they are this
     machine's: one node, or none without a GPU, where gangs have those that are leased; no users
@@ -96,7 +97,7 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
 
 
 def _runs_here() -> bool:
-    """Whether a launch of this process would be on this machine."""
+    """Return whether a launch of this process would be on this machine."""
     from hopsgpu.backends.masters import is_local
     from hopsgpu.backends.spark.session import default_master
 
@@ -108,11 +109,11 @@ def _runs_here() -> bool:
 
 def _check_user(user: object) -> None:
     if user is not None and not (isinstance(user, str) and user.strip()):
-        raise ConfigError(f"user={user!r}: the name of a user is wanted, or None for yourself")
+        raise ConfigError(f"user={user!r}: must be the name of a user, or None for yourself")
 
 
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
-    """Who asks, as YARN would know it: by Kerberos, else as Hadoop's clients find it."""
+    """Return who asks, as YARN would know it: by Kerberos, else as Hadoop's clients find it."""
     if setting("hadoop.security.authentication") == "kerberos":
         found = manager.user()
         # Without Kerberos on the web pages everybody is this user.
@@ -124,7 +125,9 @@ def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> s
 
 
 def own_name() -> str:
-    """The name of the user who runs this; the number where a container's user has no name."""
+    """Return the name of the user who runs this; the number where a container's user has no
+    name.
+    """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -132,7 +135,7 @@ def own_name() -> str:
 
 
 def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> ClusterGpus:
-    """What was looked at, put together. Pure.
+    """Return what was looked at, put together. Pure.
 
     Args:
         overview: the ResourceManager's.
@@ -162,7 +165,7 @@ def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> Clust
 
 
 def asked_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Those with GPUs whose NodeManager is there to tell of them."""
+    """Return those with GPUs whose NodeManager is there to tell of them."""
     return [node for node in nodes if node.total.gpus and node.web and node.state not in _GONE]
 
 
@@ -178,7 +181,7 @@ def _present(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _natural(host: str) -> list[tuple[int, str]]:
-    """Sorts node2 before node10."""
+    """Sort node2 before node10."""
     return [
         (int(part or 0), "") if i % 2 else (0, part)
         for i, part in enumerate(re.split(r"(\d+)", host))
@@ -312,7 +315,7 @@ def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
 
 
 def _problems(nodes: Sequence[Node], told: Told) -> tuple[str, ...]:
-    """A line for each reason: a switch that is down takes a rack with it."""
+    """Return a line for each reason: a switch that is down takes a rack with it."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:
         if node.id in told.problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +15,8 @@ from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import counted
 from hopsgpu.yarn.demand import Demand, container_of
+
+log = logging.getLogger(__name__)
 
 _MOST_TOLD = 5
 
@@ -69,7 +72,7 @@ class Request:
     imports: tuple[str, ...] = ()
 
     def unwanted(self, container: Container) -> str | None:
-        """Why a container gets no rank, or None.
+        """Return why a container gets no rank, or None.
 
         It is held aside until the gang is whole, or YARN would give it again.
         """
@@ -77,7 +80,7 @@ class Request:
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
-    """What a gang wants of YARN."""
+    """Return what a gang wants of YARN."""
     return Demand(container_of(shape), executors, spread=placement == "spread")
 
 
@@ -92,6 +95,7 @@ class Patience:
     def __init__(self, request: Request, since: float | None = None) -> None:
         self._request = request
         began = time.monotonic() if since is None else since
+        self._began = began
         self._deadline = None if request.timeout is None else began + request.timeout
         self._why = "nothing yet"
         self._aside: set[str] = set()
@@ -101,16 +105,19 @@ class Patience:
         self._aside.add(reason)
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
-        """Tells the watcher what the gang waits for."""
+        """Tell the watcher what the gang waits for."""
         before = sorted(reason for reason in self._aside if reason not in why)
         if before:
             more = f" and {len(before) - _MOST_TOLD} more" if len(before) > _MOST_TOLD else ""
             why = f"{why}; held aside before: {', '.join(before[:_MOST_TOLD])}{more}"
+        if why != self._why:
+            waited = time.monotonic() - self._began
+            log.debug("%s has waited %.1f s, now for: %s", self._request.run_id, waited, why)
         self._why = why
         self._request.watcher.state(GangState.WAITING, hosts, self._why)
 
     def check(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
-        """What to do next.
+        """Return what to do next.
 
         Raises:
             Cancelled: the gang is no longer wanted.
@@ -136,9 +143,9 @@ class Patience:
         )
         if verdict is Verdict.TIMED_OUT:
             raise GangTimeout(
-                f"{grants.connected} of {counted(request.executors, 'executor')} came within"
-                f" {request.timeout:g} s; all were let go. It waited for: {self._why}. Wait longer"
-                " (acquire_timeout), ask for fewer workers, or see who holds the rest",
+                f"{grants.connected} of {counted(request.executors, 'executor')} arrived within"
+                f" {request.timeout:g} s; all were released. It waited for: {self._why}. Wait"
+                " longer (acquire_timeout), request fewer workers, or see who holds the rest",
                 granted=grants.connected,
                 wanted=request.executors,
             )

@@ -8,5 +8,7 @@ _LOCAL = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?")
 
 
 def is_local(master: str | None) -> bool:
-    """Whether a master is this machine, in the driver's own JVM: local, local[N] or local[*]."""
+    """Return whether a master is this machine, in the driver's own JVM: local, local[N] or
+    local[*].
+    """
     return master is not None and _LOCAL.fullmatch(master.strip()) is not None

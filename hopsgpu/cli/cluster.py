@@ -18,34 +18,34 @@ if TYPE_CHECKING:
     from hopsgpu.devcluster import ClusterStatus
 
 _dir: Callable[[Any], Any] = click.option(
-    "--dir", "dir_", metavar="D", help="The cluster's directory; ~/.hopsgpu/cluster by default."
+    "--dir", "dir_", metavar="D", help="Directory of the cluster.  [default: ~/.hopsgpu/cluster]"
 )
 
 
 @click.group(cls=Commands)
 def cluster() -> None:
-    """A real YARN and HDFS on this machine, for development.
+    """Run a real YARN and HDFS on this machine, for development.
 
-    Several run side by side, each in a directory of its own (--dir). They listen on this
-    machine's loopback addresses only, and ask nobody there for a password.
+    Several clusters can run side by side, each in its own directory (--dir). They listen only
+    on this machine's loopback addresses, without authentication.
     """
 
 
 @cluster.command()
 @_dir
-@click.option("--nodes", type=int, metavar="N", help="NodeManagers.  [default: 2]")
+@click.option("--nodes", type=int, metavar="N", help="Number of NodeManagers.  [default: 2]")
 @click.option(
     "--gpus-per-node",
     type=int,
     metavar="K",
-    help="Real GPUs where nvidia-smi answers, otherwise simulated ones.  [default: 2]",
+    help="GPUs of each node: real ones if nvidia-smi works here, else simulated.  [default: 2]",
 )
-@click.option("--conf", metavar="FILE", help="YAML: site file, property, value.")
+@click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
 def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str | None) -> None:
     """Start a cluster and wait until it is ready.
 
-    On a running cluster it says so, and starts again what has died. Files that were in HDFS
-    at the last `down` are there again; nodes, GPUs and --conf are what this `up` says.
+    If the cluster already runs, restart the daemons that have died. HDFS keeps its files from
+    before the last `down`; the nodes, GPUs and --conf are those of this `up`.
     """
     from hopsgpu import devcluster as library
 
@@ -56,9 +56,9 @@ def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str
 @cluster.command()
 @_dir
 def down(dir_: str | None) -> None:
-    """End every process of a cluster.
+    """Stop every process of a cluster.
 
-    Its directory stays, with the files in HDFS and the logs; remove it to be rid of them.
+    Its directory stays, with the HDFS files and the logs; remove the directory to delete them.
     """
     from hopsgpu import devcluster as library
 
@@ -69,7 +69,7 @@ def down(dir_: str | None) -> None:
 @_dir
 @json_option
 def status(dir_: str | None, as_json: bool) -> None:
-    """Show each daemon, the nodes and their GPUs; exit code 0 if all of it is up."""
+    """Show the daemons, the nodes and their GPUs; exit with 0 if the whole cluster is up."""
     from hopsgpu import devcluster as library
 
     found = library.status(dir_)
@@ -80,7 +80,7 @@ def status(dir_: str | None, as_json: bool) -> None:
 @cluster.command()
 @_dir
 def env(dir_: str | None) -> None:
-    """Print what points a shell at a cluster: eval "$(hopsgpu cluster env)"."""
+    """Print the variables that point a shell at a cluster: eval "$(hopsgpu cluster env)"."""
     from hopsgpu import devcluster as library
 
     click.echo(exports(library.environment(dir_)))
@@ -92,7 +92,7 @@ def exports(environ: Mapping[str, str]) -> str:
 
 
 def describe(found: ClusterStatus) -> str:
-    """A cluster's status, for people."""
+    """Return a cluster's status, for people."""
     if not found.daemons:
         return f"no cluster runs in {found.directory}"
     rows = [("DAEMON", "PID", "STATE", "RPC", "WEB", "LOG")]

@@ -11,7 +11,7 @@ class Commands(click.Group):
     """A group; click itself cuts what does not fit into a line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Lists the commands, each with its first sentence, in as many lines as it takes."""
+        """List the commands, each with its first sentence, in as many lines as it takes."""
         found = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [(name, summary(one)) for name, one in found if one is not None and not one.hidden]
         if rows:
@@ -20,7 +20,7 @@ class Commands(click.Group):
 
 
 def summary(command: click.Command) -> str:
-    """The first sentence of a command's help."""
+    """Return the first sentence of a command's help."""
     first = inspect.cleandoc(command.help or "").partition("\n\n")[0]
     sentence, dot, _ = " ".join(first.split()).partition(". ")
     return f"{sentence}{dot.rstrip()}"

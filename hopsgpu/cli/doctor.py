@@ -1,4 +1,4 @@
-"""`hopsgpu doctor`: what of a cluster and a session is fine, what is not, and what mends it."""
+"""`hopsgpu doctor`: what of a cluster and a session is fine, what is not, and how to fix it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,33 @@ _STATE, _NAME = 9, 17
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs: a line for each check.")
-@click.option("--no-session", is_flag=True, help="Only what needs no Spark application.")
-@click.option("--queue", metavar="NAME", help="YARN's queue of the session.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 @click.option(
-    "--conf", "conf", multiple=True, metavar="NAME=VALUE", help="A Spark property of the session."
+    "--no-session", is_flag=True, help="Run only the checks that need no Spark application."
+)
+@click.option("--queue", metavar="NAME", help="YARN queue of the session.")
+@click.option(
+    "--conf",
+    "conf",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Spark property of the session (repeatable).",
 )
 @click.option(
     "--seconds",
     type=Seconds(1.0),
     default=45.0,
     show_default=True,
-    help="How long to wait for a container on each node.",
+    help="Seconds to wait for a container on each node.",
 )
 def doctor(
     as_json: bool, no_session: bool, queue: str | None, conf: tuple[str, ...], seconds: float
 ) -> None:
-    """Check a cluster and a session, and say what mends what is wrong.
+    """Check a cluster and a session, and say how to fix what is wrong.
 
-    The cluster is that of HADOOP_CONF_DIR; the session is one of the doctor's own, as
-    hopsgpu.session() starts it, with an executor for a moment on each node that has a free GPU.
-    Exit code 0 if nothing is wrong; what could not be checked is not wrong.
+    The cluster is the one of HADOOP_CONF_DIR. The doctor starts its own session, as
+    hopsgpu.session() does, and briefly runs an executor on each node that has a free GPU.
+    Exit code 0 if nothing is wrong; a check that could not run does not count as wrong.
     """
     from hopsgpu.doctor.examination import Examination
     from hopsgpu.doctor.report import State
@@ -60,18 +66,18 @@ def doctor(
 
 
 def shown(check: Check) -> str:
-    """A check, for people: a line, and more only where something is to be done."""
+    """Return a check, for people: a line, and more only where something is to be done."""
     state = click.style(check.state.value.ljust(_STATE), fg=_COLOURS[check.state.value], bold=True)
     lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]
     if check.state.value != "ok":
         lines += [textwrap.indent(detail, " " * (_STATE + 2)) for detail in check.details]
-        if check.mend and check.mend not in check.seen:
-            lines.append(f"{' ' * _STATE}{click.style('mend', bold=True)}: {check.mend}")
+        if check.fix and check.fix not in check.seen:
+            lines.append(f"{' ' * _STATE}{click.style('fix', bold=True)}: {check.fix}")
     return "\n".join(lines)
 
 
 def _property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ConfigError(f"--conf {text}: NAME=VALUE is wanted, as spark.yarn.queue=training")
+        raise ConfigError(f"--conf {text}: must be NAME=VALUE, as spark.yarn.queue=training")
     return name, value

@@ -9,7 +9,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 def duration(seconds: float | None) -> str:
-    """Seconds as "7.5s", "12m03s", "5h20m" or "3d04h"; "-" for None."""
+    """Return seconds as "7.5s", "12m03s", "5h20m" or "3d04h"; "-" for None."""
     if seconds is None:
         return "-"
     if seconds < 60:
@@ -40,7 +40,7 @@ def moment_of(text: str) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in the largest unit of which there is one."""
+    """Return bytes in the largest unit of which there is one."""
     for unit in _UNITS:
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

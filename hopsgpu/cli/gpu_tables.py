@@ -32,7 +32,7 @@ _LAYOUT = Layout(
 
 
 def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
-    """What is free, who has the rest, what one could get.
+    """Return what is free, who has the rest, what one could get.
 
     Args:
         found: the GPUs.
@@ -57,7 +57,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
         below = [queue for queue in found.queues if queue.leaf or queue.path != "root"]
         parts.append(_queues(below))
         parts[-1].append(
-            [(f"COULD GET: in executors of {found.executor}, if nobody else asks", _FAINT)]
+            [(f"COULD GET: in executors of {found.executor}, if nobody else requests GPUs", _FAINT)]
         )
     parts.append([[cell] for cell in _remarks(found)])
     blocks = [Text("\n").join(aligned(part, _LAYOUT, encoding, width)) for part in parts if part]
@@ -65,7 +65,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
 
 
 def _shortened(found: ClusterGpus) -> ClusterGpus:
-    """The same without what the names of all hosts, products and applications have."""
+    """Return the same without what the names of all hosts, products and applications have."""
     firsts = Counter(node.host.partition(".")[0] for node in found.nodes)
 
     def short(host: str) -> str:
@@ -96,8 +96,8 @@ def _shortened(found: ClusterGpus) -> ClusterGpus:
 def _summary(found: ClusterGpus) -> Iterator[Cell]:
     if not found.nodes:
         running = counted(found.nodes_without, "node") + " running"
-        said = f"no node of this YARN has GPUs ({running}): NodeManagers with"
-        yield f"{said} yarn.nodemanager.resource-plugins=yarn.io/gpu have them", _CARE
+        said = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
+        yield f"{said} yarn.nodemanager.resource-plugins=yarn.io/gpu", _CARE
         return
     broken = f", {found.unhealthy} unhealthy" if found.unhealthy else ""
     when = time.strftime("%H:%M:%S", time.localtime(found.time))
@@ -208,7 +208,7 @@ def _obtainable(queue: GpuQueue) -> str:
         "nodes": "room on nodes" if queue.obtainable else "no room on nodes",
         "queue": f"maximum of {queue.bound_queue}",
         "user": f"user limit in {queue.bound_queue}",
-        "container": "executors are above its largest container",
+        "container": "an executor is larger than its largest container",
         "state": f"it is {queue.state}",
     }
     return f"{queue.obtainable} ({bounds[queue.bound]})"
@@ -220,8 +220,8 @@ def _remarks(found: ClusterGpus) -> Iterator[Cell]:
         who = "applications that YARN does not show to the caller, or that have just ended"
         yield f"{used} in use by {who}", ""
     if found.queues and found.acls is not False:
-        what = "queues have ACLs" if found.acls else "YARN does not tell whether queues have ACLs"
-        yield f"{what}; who may submit where is shown to administrators only", ""
+        what = "queues have ACLs" if found.acls else "YARN does not say whether queues have ACLs"
+        yield f"{what}; only administrators can see who may submit where", ""
     for node in found.nodes:
         if node.health:
             yield f"{node.host} is {node.state}: {node.health}", _BAD

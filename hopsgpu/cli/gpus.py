@@ -23,7 +23,9 @@ _Look = Callable[[], "ClusterGpus"]
 
 
 @click.command()
-@click.option("--json", "as_json", is_flag=True, help="For programs; a line a look with --watch.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line per look."
+)
 @click.option(
     "--watch",
     "seconds",
@@ -32,14 +34,14 @@ _Look = Callable[[], "ClusterGpus"]
     default=None,
     type=Seconds(0.5),
     metavar="[SECONDS]",
-    help=f"Look again and again until Ctrl-C, every {_WATCH_SECONDS:g} seconds by default.",
+    help=f"Refresh until Ctrl-C, every {_WATCH_SECONDS:g} seconds by default.",
 )
-@click.option("--user", metavar="NAME", help="For whom to say what could be had; else yourself.")
+@click.option("--user", metavar="NAME", help="Show what this user could get.  [default: you]")
 def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     """Show the cluster's GPUs: where they are, who has them, what you could get.
 
-    The cluster is that of HADOOP_CONF_DIR. Its ResourceManager and NodeManagers are asked; Spark
-    is not started.
+    The cluster is the one of HADOOP_CONF_DIR. The command asks its ResourceManager and
+    NodeManagers; it does not start Spark.
     """
     from hopsgpu.backends.inventory import Observer
     from hopsgpu.yarn.hadoop_conf import HadoopConf
@@ -59,7 +61,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
 
 
 def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], None]) -> None:
-    """Looks and shows once, or until Ctrl-C."""
+    """Look and show once, or until Ctrl-C."""
     if seconds is None:
         show(look())
         return

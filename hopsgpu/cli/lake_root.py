@@ -25,17 +25,17 @@ root_option: Callable[[Any], Any] = click.option(
     metavar="URL",
     expose_value=False,
     callback=_note,
-    help="Where runs and models are; by default where a session here would have them.",
+    help="Directory of runs and models.  [default: the one that a session here would use]",
 )
 
 
 json_option: Callable[[Any], Any] = click.option(
-    "--json", "as_json", is_flag=True, help="For programs."
+    "--json", "as_json", is_flag=True, help="Print JSON."
 )
 
 
 def lake_root() -> str:
-    """The root: --root, else as a session finds it, without Spark.
+    """Return the root: --root, else as a session finds it, without Spark.
 
     Raises:
         ConfigError: nothing tells where it is.
@@ -45,7 +45,9 @@ def lake_root() -> str:
 
 
 def unset_hint() -> str:
-    """What to say beside finding nothing where nothing tells of a root or a cluster; else ""."""
+    """Return what to say beside finding nothing where nothing tells of a root or a cluster; else
+    "".
+    """
     from hopsgpu.yarn.hadoop_conf import is_configured
 
     given = click.get_current_context().meta.get(_KEY) or _named(os.environ)
@@ -80,14 +82,14 @@ def default_root(environ: Mapping[str, str]) -> str:
         files = HadoopConf.load(environ).get("fs.defaultFS") if is_configured(environ) else None
     except ConfigError as error:
         raise ConfigError(
-            "where runs and models are is not known: give --root URL, or set HOPSGPU_ROOT"
+            "the root of runs and models is unknown: give --root URL, or set HOPSGPU_ROOT"
             f" ({error})"
         ) from error
     return root_on(None, files, user)
 
 
 def _named(environ: Mapping[str, str]) -> str | None:
-    """The root that an administrator or the user has set, or None."""
+    """Return the root that an administrator or the user has set, or None."""
     from hopsgpu.backends.spark.submission import spark_defaults
 
     return spark_defaults(environ).get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")

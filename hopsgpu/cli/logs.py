@@ -36,19 +36,17 @@ Write = Callable[[bytes], object]
     type=click.IntRange(0),
     multiple=True,
     metavar="N",
-    help="Only this rank's; may be given several times.",
+    help="Show only this rank (repeatable).",
 )
-@click.option(
-    "--trial", type=click.IntRange(0), metavar="N", help="Those of this trial of a search."
-)
+@click.option("--trial", type=click.IntRange(0), metavar="N", help="Show this trial of a search.")
 @click.option(
     "--attempt",
     type=click.IntRange(0),
     metavar="N",
-    help="Those of this attempt; by default the last.",
+    help="Show this attempt.  [default: the last]",
 )
-@click.option("--follow", "-f", is_flag=True, help="Go on until the run has ended.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: an object for each line.")
+@click.option("--follow", "-f", is_flag=True, help="Follow the logs until the run has ended.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @click.argument("run_id", metavar="ID")
 def logs(
     run_id: str,
@@ -58,17 +56,17 @@ def logs(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show what the ranks of a run wrote, also while it goes on.
+    """Show what the ranks of a run wrote, also while the run is active.
 
-    Of several ranks one after the other, each line with its rank and node; with --follow as it
-    comes, some seconds after it was written. Of a search those of one trial, once it has ended.
+    The ranks are shown one after the other, each line with its rank and node. With --follow,
+    lines appear a few seconds after they were written. For a search, name a trial that has ended.
     """
     from hopsgpu.artifacts.runs import RunStore
 
     if trial is not None and follow:
         raise ConfigError(
-            "--follow cannot go with --trial: a trial's logs come to the lake when it has ended;"
-            " leave one of them out"
+            "--follow cannot be combined with --trial: a trial's logs reach the lake when it has"
+            " ended; leave one of them out"
         )
     store = RunStore(lake_root())
     shown = _Shown(store, store.find(run_id), ranks, trial, attempt, as_json)
@@ -110,7 +108,7 @@ class _Shown:
         self._is_search = False
 
     def once(self) -> None:
-        """Shows what there is, rank by rank.
+        """Show what there is, rank by rank.
 
         Raises:
             ConfigError: there is nothing.
@@ -126,7 +124,7 @@ class _Shown:
             click.echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
 
     def _none(self) -> ConfigError:
-        """What is said where there is no log of those that are wanted."""
+        """Return what is said where there is no log of those that are wanted."""
         which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
         when = "" if self._attempt is None else f" in attempt {self._attempt}"
         return ConfigError(
@@ -140,15 +138,15 @@ class _Shown:
         )
 
     def _hint(self) -> str:
-        """Where a search's logs are to be looked for."""
+        """Return where a search's logs are to be looked for."""
         if not self._is_search:
-            return "" if self._trial is None else f": {self._run_id} is no search"
+            return "" if self._trial is None else f": {self._run_id} is not a search"
         if self._trial is None:
-            return ": of a search, name a trial with --trial N"
-        return ": those of a trial come when it has ended"
+            return ": for a search, name a trial with --trial N"
+        return ": a trial's logs appear when it has ended"
 
     def follow(self) -> None:
-        """Shows what comes, until the run has ended and all of it is there.
+        """Show what comes, until the run has ended and all of it is there.
 
         Raises:
             ConfigError: at the end there are logs, and none of those that are wanted.
@@ -171,15 +169,15 @@ class _Shown:
             elif known:
                 known = False
                 click.echo(
-                    f"hopsgpu: {self._unread}; so it is not known whether the run goes on: this"
-                    f" ends once nothing has come for {LOST_SECONDS:g} s",
+                    f"hopsgpu: {self._unread}; so it is not known whether the run is active: this"
+                    f" command ends once no output has arrived for {LOST_SECONDS:g} s",
                     err=True,
                 )
             elif time.monotonic() - came_at > LOST_SECONDS:
                 self._end()
                 raise StoreError(
-                    f"{self._run_id}: nothing has come for {LOST_SECONDS:g} s, and whether the run"
-                    f" goes on is not known: {self._unread}"
+                    f"{self._run_id}: no output has arrived for {LOST_SECONDS:g} s, and it is not"
+                    f" known whether the run is active: {self._unread}"
                 )
             now = time.time()
             if record is not None and not record.goes_on(now):
@@ -193,7 +191,7 @@ class _Shown:
                     if told and not self._readers and not self._wanted(told):
                         raise self._none()
                     missing = "" if self._has_shown() else f"; {self._nothing()}"
-                    missing = missing if whole else "; the end of its logs is not there"
+                    missing = missing if whole else "; the end of its logs is missing"
                     click.echo(
                         f"hopsgpu: {self._run_id}: {record.state_at(now)}{missing}", err=True
                     )
@@ -218,13 +216,13 @@ class _Shown:
             except ODD_JSON as error:
                 click.echo(
                     f"hopsgpu: {self._run_id}: its trials were written by another version of"
-                    f" hopsgpu ({error!r}): on which nodes they were is not known",
+                    f" hopsgpu ({error!r}), so their nodes are not known",
                     err=True,
                 )
         return record
 
     def _locate(self, search: Any, trial: int) -> None:
-        """Notes on which node a trial was."""
+        """Note on which node a trial was."""
         for one in search["trials"]:
             # Of ranks on several nodes nothing tells which was where.
             if one["number"] == trial and one["host"] and "," not in one["host"]:
@@ -275,7 +273,7 @@ class _Shown:
         }
 
     def _host(self, log: Log) -> str | None:
-        """Where it was written, where that is known."""
+        """Return where it was written, where that is known."""
         known = self._located is None or self._located == log.attempt
         return self._hosts.get(log.rank) if known else None
 
@@ -291,7 +289,7 @@ class _Shown:
         sys.stdout.flush()
 
     def _is_whole(self, record: RunRecord) -> bool:
-        """Whether all was shown of which the record tells."""
+        """Return whether all was shown of which the record tells."""
         return all(
             log in self._readers and self._readers[log].at >= size
             for log, size in self._wanted(self._told_of(record)).items()
@@ -299,7 +297,7 @@ class _Shown:
 
     @staticmethod
     def _told_of(record: RunRecord) -> dict[Log, int]:
-        """The logs of which a record tells."""
+        """Return the logs of which a record tells."""
         return {log: size for name, size in record.logs.items() if (log := log_of(name))}
 
 
@@ -314,7 +312,7 @@ class Whole:
         self._write = write
 
     def take(self, chunk: bytes) -> None:
-        """Writes it."""
+        """Write it."""
         self._write(chunk)
 
     def end(self) -> None:
@@ -333,7 +331,7 @@ class Lines:
         self._rest = b""
 
     def take(self, chunk: bytes) -> None:
-        """Writes the lines that a chunk completes."""
+        """Write the lines that a chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             self._write(line + b"\n")
@@ -341,7 +339,7 @@ class Lines:
             self.end()
 
     def end(self) -> None:
-        """Writes what has no end."""
+        """Write what has no end."""
         if self._rest:
             self._write(self._rest + b"\n")
             self._rest = b""

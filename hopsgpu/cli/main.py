@@ -9,7 +9,6 @@ from typing import Any
 
 import click
 
-import hopsgpu
 from hopsgpu.cli.cluster import cluster
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.doctor import doctor
@@ -19,6 +18,7 @@ from hopsgpu.cli.models import models
 from hopsgpu.cli.runs import runs
 from hopsgpu.cli.submit import submit
 from hopsgpu.cli.tensorboard import tensorboard
+from hopsgpu.core.version import __version__
 from hopsgpu.errors import HopsGpuError
 
 
@@ -28,8 +28,8 @@ class Main(Commands):
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         if sys.stdout is None:  # what Python makes of one that was closed before it began
             click.echo(
-                "hopsgpu: standard output is closed, and nothing was done: leave it open, or have"
-                " it lead to /dev/null",
+                "hopsgpu: standard output is closed, and nothing was done: leave it open, or"
+                " redirect it to /dev/null",
                 err=True,
             )
             sys.exit(1)
@@ -46,7 +46,7 @@ class Main(Commands):
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Whether it is standard output that refuses."""
+    """Return whether it is standard output that refuses."""
     try:
         sys.stdout.flush()  # what was refused is in the buffer still
         os.write(sys.stdout.fileno(), b"")  # with PYTHONUNBUFFERED there is no buffer
@@ -56,16 +56,16 @@ def _is_of_output(error: OSError) -> bool:
 
 
 def _drop_output() -> None:
-    """Lets what is in the buffer go where nothing refuses it: Python writes it at its end."""
+    """Let what is in the buffer go where nothing refuses it: Python writes it at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 @click.group(cls=Main, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(hopsgpu.__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="hopsgpu", message="%(prog)s %(version)s")
 def main() -> None:
-    """Gang-scheduled distributed training on YARN's GPUs."""
+    """Run gang-scheduled distributed training on YARN's GPUs."""
 
 
 main.add_command(cluster)

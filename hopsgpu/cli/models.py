@@ -36,9 +36,9 @@ _LATEST = "latest"
 @json_option
 @click.pass_context
 def models(context: click.Context, as_json: bool) -> None:
-    """Show the models that have been published.
+    """Show the published models.
 
-    A VERSION is a number, a tag, or "latest" for the highest number, which it is by default.
+    A VERSION is a number, a tag, or "latest" (the default), which is the highest number.
     """
     if context.invoked_subcommand is not None:
         return
@@ -99,11 +99,11 @@ def versions(name: str, as_json: bool) -> None:
 
 @models.command("show")
 @root_option
-@click.option("--json", "as_json", is_flag=True, help="The manifest, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the manifest as JSON.")
 @click.argument("name")
 @click.argument("version", default=_LATEST)
 def show_version(name: str, version: str, as_json: bool) -> None:
-    """Show one version: where it comes from, its metrics, its files."""
+    """Show one version: its origin, its metrics and its files."""
     store = _store()
     found = store.get(name, version)
     manifest = found.manifest
@@ -136,9 +136,9 @@ def show_version(name: str, version: str, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("words", nargs=-1, required=True, metavar="[VERSION] DIR")
 def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
-    """Copy a version's files to a directory, and check them on the way."""
+    """Copy a version's files to a directory, and verify them on the way."""
     if len(words) > 2:
-        raise click.UsageError("NAME [VERSION] DIR is wanted")
+        raise click.UsageError("expected NAME [VERSION] DIR")
     version = words[0] if len(words) == 2 else _LATEST
     store = _store()
     found = store.get(name, version)
@@ -156,7 +156,7 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
 @click.argument("version")
 @click.argument("tag")
 def tag(name: str, version: str, tag: str, as_json: bool) -> None:
-    """Have a tag lead to a version, wherever it led before."""
+    """Point a tag at a version, wherever it pointed before."""
     store = _store()
     store.tag(name, version, tag)
     number = store.get(name, tag).version
@@ -170,7 +170,7 @@ def tag(name: str, version: str, tag: str, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("tag")
 def untag(name: str, tag: str, as_json: bool) -> None:
-    """Remove a tag; the version stays."""
+    """Remove a tag and keep the version."""
     _store().untag(name, tag)
     _done({"name": name, "removed": tag}, f"{tag} is removed from {name}", as_json)
 
@@ -178,11 +178,11 @@ def untag(name: str, tag: str, as_json: bool) -> None:
 @models.command()
 @root_option
 @json_option
-@click.option("--yes", is_flag=True, help="It is meant: nothing brings the version back.")
+@click.option("--yes", is_flag=True, help="Confirm the removal, which cannot be undone.")
 @click.argument("name")
 @click.argument("version")
 def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
-    """Remove a version for good; its number is never used again."""
+    """Remove a version permanently; its number is never used again."""
     store = _store()
     try:
         number = store.get(name, version).version
@@ -193,8 +193,7 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
         number = int(version)
     if not yes:
         raise ConfigError(
-            f"{below(_url(), f'{name}/{number}')} would be gone for good: say --yes if that is"
-            " meant"
+            f"{below(_url(), f'{name}/{number}')} would be removed permanently: confirm with --yes"
         )
     store.delete(name, number)
     told = {"name": name, "removed": number}
@@ -207,7 +206,7 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
 @click.argument("name")
 @click.argument("version", default=_LATEST)
 def verify(name: str, version: str, as_json: bool) -> None:
-    """Read a version's files and check them; exit code 1 where one is damaged or missing."""
+    """Read a version's files and verify them; exit with 1 if one is damaged or missing."""
     found = _store().get(name, version)
     found.verify()
     files = found.manifest["files"]
@@ -217,7 +216,7 @@ def verify(name: str, version: str, as_json: bool) -> None:
         click.echo(json.dumps({**told, "files": len(files), "bytes": total}, indent=2))
         return
     whole = f"{counted(len(files), 'file')}, {size(total)}"
-    click.echo(f"{found.name} {found.version} is whole: {whole}")
+    click.echo(f"{found.name} {found.version} is intact: {whole}")
 
 
 def _done(told: dict[str, Any], text: str, as_json: bool) -> None:
@@ -245,7 +244,7 @@ def _listed(store: ModelStore, name: str) -> dict[str, Any]:
 
 
 def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
-    """A model's tags, and why they are not told, or ""."""
+    """Return a model's tags, and why they are not told, or ""."""
     try:
         return store.tags(name), ""
     except HopsGpuError as error:  # a damaged one hides no version
@@ -253,23 +252,23 @@ def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
 
 
 def _leading(tags: dict[str, int], version: int) -> list[str]:
-    """Those of a model's tags that lead to a version."""
+    """Return those of a model's tags that lead to a version."""
     return sorted(tag for tag, number in tags.items() if number == version)
 
 
 def _check_directory(store: ModelStore, name: str, directory: str) -> None:
-    """Refuses what says which version rather than where it is to go."""
+    """Refuse what says which version rather than where it is to go."""
     if directory == _LATEST or directory.isdecimal() or directory in _tags_of(store, name)[0]:
         shown = shlex.quote(name), shlex.quote(directory)
         raise ConfigError(
-            f"{directory!r} alone looks like a version of {name!r}, and not like a directory: with"
-            f" `hopsgpu models download {shown[0]} {shown[1]} DIR` that version is copied to DIR;"
-            f" if the latest is to go to a directory of that name, say ./{shown[1]}"
+            f"{directory!r} alone looks like a version of {name!r}, not like a directory: to copy"
+            f" that version to DIR, use `hopsgpu models download {shown[0]} {shown[1]} DIR`;"
+            f" to copy the latest to a directory of that name, give ./{shown[1]}"
         )
 
 
 def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
-    """A version in a list."""
+    """Return a version in a list."""
     try:
         manifest = version.manifest
     except HopsGpuError as error:

@@ -10,7 +10,7 @@ from hopsgpu.artifacts.runs import LOST, OTHER_SCHEMA
 from hopsgpu.cli import trial_tables
 from hopsgpu.cli.formats import duration, moment, size
 from hopsgpu.cli.tables import Fact, Layout, Row, headers
-from hopsgpu.core.results import Timeline
+from hopsgpu.core.run_values import Timeline
 from hopsgpu.display import phrases
 from hopsgpu.units import counted
 
@@ -34,7 +34,7 @@ LAYOUT = Layout(
 
 
 def rows(found: Sequence[StoredRun], now: float) -> list[Row]:
-    """The list of runs.
+    """Return the list of runs.
 
     Args:
         found: the newest first.
@@ -67,17 +67,17 @@ def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
             yield [(f"{run.run_id}: {run.problem}", "red")]
     # The same of all of them.
     if others:
-        more = f" (and so for {counted(len(others) - 1, 'more run')})" if others[1:] else ""
+        more = f" (the same for {counted(len(others) - 1, 'more run')})" if others[1:] else ""
         yield [(f"{others[0].run_id}: {others[0].problem}{more}", "red")]
 
 
 def _model(url: str | None) -> str:
-    """A version's name and number, of its URL."""
+    """Return a version's name and number, of its URL."""
     return "-" if url is None else " ".join(url.rsplit("/", 2)[-2:])
 
 
 def described(record: RunRecord, url: str, now: float) -> list[Row | Fact]:
-    """All that a person wants to know of a run.
+    """Return all that a person wants to know of a run.
 
     Args:
         record: of it.
@@ -159,19 +159,19 @@ def _rank(rank: Any, record: RunRecord, now: float) -> Row:
 
 
 def _reported(last: Any) -> Iterator[tuple[str, str]]:
-    """What a rank reported last, without what was sampled of its GPUs."""
+    """Yield what a rank reported last, without what was sampled of its GPUs."""
     for name, value in last.items() if isinstance(last, dict) else ():
         if not name.startswith("gpu."):
             yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _data(told: Any) -> Iterator[tuple[str, str]]:
-    """What the ranks read, a line each."""
+    """Yield what the ranks read, a line each."""
     for name, one in told.items() if isinstance(told, dict) else ():
         if isinstance(one, dict) and isinstance(one.get("bytes"), int):
             rows = counted(one.get("rows", 0), "row")
             many = f"{rows}, {size(one['bytes'])}"
-            gone = "" if one.get("kept") else ", removed with the run's end"
+            gone = "" if one.get("kept") else ", removed at the end of the run"
             yield (name if name == "data" else f"data {name}"), f"{many} of {one.get('url')}{gone}"
 
 

@@ -31,14 +31,14 @@ _LOOK_SECONDS = 1.0
     default=20,
     show_default=True,
     metavar="N",
-    help="So many of the newest.",
+    help="Show at most this many runs, the newest.",
 )
 @json_option
 @click.pass_context
 def runs(context: click.Context, limit: int, as_json: bool) -> None:
-    """Show what has run, the newest first; each command below takes a run's ID.
+    """Show the runs, the newest first; each command below takes the ID of a run.
 
-    A beginning of an ID that no other has will do, and "last" is the newest run.
+    A unique prefix of an ID is enough, and "last" is the newest run.
     """
     if context.invoked_subcommand is not None:
         return
@@ -56,10 +56,10 @@ def runs(context: click.Context, limit: int, as_json: bool) -> None:
 
 @runs.command("show")
 @root_option
-@click.option("--json", "as_json", is_flag=True, help="The whole record, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole record as JSON.")
 @click.argument("run_id", metavar="ID")
 def show_run(run_id: str, as_json: bool) -> None:
-    """Show one run: how it went, where its time went, its ranks and what they reported."""
+    """Show one run: its outcome, its timeline, its ranks and what they reported."""
     store, now = _store(), time.time()
     record = store.record(store.find(run_id))
     url = store.directory(record.run_id).url
@@ -77,9 +77,9 @@ def show_run(run_id: str, as_json: bool) -> None:
 @json_option
 @click.argument("run_id", metavar="ID")
 def cancel(run_id: str, as_json: bool) -> None:
-    """End a run, whoever's session it is in: its driver looks for this every few seconds.
+    """Cancel a run of any session, whose driver checks for this every few seconds.
 
-    Waits up to a minute until it has ended.
+    Wait for up to a minute until the run has ended.
     """
     store = _store()
     run_id = store.find(run_id)
@@ -90,33 +90,41 @@ def cancel(run_id: str, as_json: bool) -> None:
             if as_json:
                 click.echo(json.dumps({"run_id": run_id, "state": record.state}, indent=2))
                 return
-            by_itself = "" if record.state == "cancelled" else ": it ended before it was looked for"
+            by_itself = (
+                ""
+                if record.state == "cancelled"
+                else ": it ended before its driver saw the request"
+            )
             click.echo(f"{run_id} is {record.state}{by_itself}")
             return
         _check_goes_on(record)
     raise HopsGpuError(
-        f"{run_id} has not ended within {_CANCEL_SECONDS:g} s; it is {record.state}. Its driver is"
-        " asked to end it, and does so once it can"
+        f"{run_id} has not ended within {_CANCEL_SECONDS:g} s; it is {record.state}. Its driver has"
+        " the request, and ends the run as soon as it can"
     )
 
 
 @runs.command()
 @root_option
-@click.option("--older-than", metavar="TIME", help="Those last heard of so long ago, as 30d.")
-@click.option("--keep", type=click.IntRange(0), metavar="N", help="But not the N newest.")
-@click.option("--dry-run", is_flag=True, help="Only say which.")
-@click.option("--json", "as_json", is_flag=True, help="For programs: the IDs.")
+@click.option(
+    "--older-than",
+    metavar="TIME",
+    help="Remove runs last updated longer ago than this, such as 30d.",
+)
+@click.option("--keep", type=click.IntRange(0), metavar="N", help="Keep the N newest runs.")
+@click.option("--dry-run", is_flag=True, help="Only print which runs would be removed.")
+@click.option("--json", "as_json", is_flag=True, help="Print the IDs as JSON.")
 def prune(older_than: str | None, keep: int | None, dry_run: bool, as_json: bool) -> None:
     """Remove runs that have ended, with their logs, checkpoints and TensorBoard files.
 
-    Published models stay. A run that goes on is never removed, nor one that it resumes, nor what
-    cannot be read as a run.
+    Published models stay. An active run is never removed, nor a run that it resumes, nor a
+    directory that cannot be read as a run.
     """
     from hopsgpu.artifacts.runs import prunable
     from hopsgpu.units import parse_duration
 
     if older_than is None and keep is None:
-        raise ConfigError("say which runs may go: --older-than 30d, --keep 100, or both")
+        raise ConfigError("say which runs to remove: --older-than 30d, --keep 100, or both")
     store = _store()
     seconds = parse_duration(older_than, "--older-than")
     going = prunable(store.read(store.ids()), seconds, keep or 0, time.time())
@@ -152,7 +160,7 @@ def _check_goes_on(record: RunRecord) -> None:
     if not record.goes_on(now):
         ago = duration(now - record.updated)
         raise ConfigError(
-            f"{record.run_id} is lost: its driver was heard of last {ago} ago, when it was"
+            f"{record.run_id} is lost: its driver was last heard from {ago} ago, when it was"
             f" {record.state}. YARN has its GPUs back if {_of(record)} has ended"
         )
 
@@ -170,7 +178,7 @@ def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
 
 
 def _listed(run: StoredRun, now: float) -> dict[str, Any]:
-    """A run in a list for programs."""
+    """Return a run in a list for programs."""
     if run.record is None:
         return {"run_id": run.run_id, "state": run.state_at(now), "problem": run.problem}
     record = run.record

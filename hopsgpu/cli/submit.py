@@ -32,26 +32,30 @@ _ENDS = {"allow_interspersed_args": False}
 @click.option(
     "--deploy-mode",
     type=click.Choice(["client", "cluster"]),
-    help="Where the driver runs: here, or in YARN. By default where Spark's settings say.",
+    help="Run the driver here (client) or in YARN (cluster).  [default: Spark's setting]",
 )
-@click.option("--queue", metavar="Q", help="YARN's queue.")
-@click.option("--name", metavar="N", help="The application's name; else the script's.")
-@click.option("--conf", "confs", multiple=True, metavar="K=V", help="A Spark property.")
+@click.option("--queue", metavar="Q", help="YARN queue of the application.")
+@click.option("--name", metavar="N", help="Name of the application.  [default: the script's name]")
+@click.option(
+    "--conf", "confs", multiple=True, metavar="K=V", help="Set a Spark property (repeatable)."
+)
 @click.option(
     "--python-env",
     "python_envs",
     multiple=True,
     metavar="ENV",
-    help="What the ranks run with where their launch names nothing: a requirements file, packages"
-    " (humanize==4.9; several with commas, or the option again), a directory, a packed archive or"
-    " a conda environment of this machine. It is put on the lake.",
+    help="Python environment of the ranks whose launch names none: a requirements file, packages"
+    " (humanize==4.9; separate several by commas, or repeat the option), a directory, a packed"
+    " archive or a conda environment of this machine. It is stored on the lake.",
 )
 @click.option(
     "--detach",
     is_flag=True,
-    help="In cluster mode: print the application's id once YARN has accepted it, and return.",
+    help="In cluster mode, print the application's ID once YARN has accepted it, and return.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the line of spark-submit instead.")
+@click.option(
+    "--dry-run", is_flag=True, help="Print the spark-submit command line instead of running it."
+)
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def submit(
@@ -67,10 +71,10 @@ def submit(
 ) -> None:
     """Run a script as a Spark application on YARN that can hold gangs of GPUs.
 
-    What is after SCRIPT is the script's. The package, the discovery script and the modules beside
-    the script go along; on the nodes nothing of hopsgpu is needed. The exit code is 0 if the script
-    ends so. What ends this command (SIGTERM, Ctrl-C) ends the application and gives its GPUs back,
-    but with --detach.
+    Arguments after SCRIPT are passed to the script. The package, the discovery script and the
+    modules beside the script are shipped; hopsgpu need not be installed on the nodes. The exit
+    code is 0 if the script's is. Ending this command (SIGTERM, Ctrl-C) ends the application and
+    gives its GPUs back, except with --detach.
     """
     from hopsgpu.backends.spark.submit_command import Job, parse_conf
 
@@ -85,7 +89,7 @@ def submit(
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.backends.spark.submission import ship, spark_defaults, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
-    from hopsgpu.packaging.python_env.argument import wanted_of
+    from hopsgpu.packaging.python_env.kinds import wanted_of
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -118,7 +122,7 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """The URL of a Python environment, made if it is not there, for whoever runs the script.
+    """Return the URL of a Python environment, made if it is not there, for whoever runs the script.
 
     Args:
         python_env: as of `launch`.
@@ -127,11 +131,11 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
     Raises:
         ConfigError, StoreError: as `put_on_lake`.
     """
-    from hopsgpu.packaging.python_env.argument import wanted_of
     from hopsgpu.packaging.python_env.builder import put_on_lake, warnings_of
+    from hopsgpu.packaging.python_env.kinds import wanted_of
 
     root, wanted = _root(properties), wanted_of(python_env)
-    _say(f"the Python environment ({wanted.name}) is looked for on the lake, and made if need be")
+    _say(f"looking for the Python environment ({wanted.name}) on the lake, to create it if missing")
     for warning in warnings_of(wanted):
         _say(warning)
     # A pip that runs ends with this command.
@@ -140,13 +144,14 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
 
 
 def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """The URL that `_on_lake` would give, of an environment that may not be there; that is said.
+    """Return the URL that `_on_lake` would give, of an environment that may not be there; that is
+    said.
 
     Raises:
         ConfigError: as `url_on_lake`, or nothing tells where the lake is.
     """
-    from hopsgpu.packaging.python_env.argument import wanted_of
     from hopsgpu.packaging.python_env.builder import url_on_lake
+    from hopsgpu.packaging.python_env.kinds import wanted_of
     from hopsgpu.packaging.python_env.recipes import OnLake
 
     url, wanted = (
@@ -155,14 +160,14 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
     )
     if not isinstance(wanted, OnLake):
         _say(
-            f"the Python environment ({wanted.name}) is not made by --dry-run: `hopsgpu submit`"
-            f" makes it, if it is not there, at {url}; launches of the line below fail until then"
+            f"--dry-run does not create the Python environment ({wanted.name}): `hopsgpu submit`"
+            f" creates it at {url} if it is missing; launches of the line below fail until then"
         )
     return url
 
 
 def _root(properties: Mapping[str, str]) -> Lake:
-    """Where environments are on the lake.
+    """Return where environments are on the lake.
 
     Raises:
         ConfigError: there is no Hadoop configuration; a directory of this machine is no lake.
@@ -182,7 +187,7 @@ def _say(text: str) -> None:
 
 
 def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
-    """Submits in cluster mode; the exit code."""
+    """Submit in cluster mode; the exit code."""
     from hopsgpu.backends.spark.cluster_mode import Attended
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
@@ -200,7 +205,7 @@ def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
 
 
 def _cache() -> Path:
-    """Where what is shipped lies until spark-submit has read it.
+    """Return where what is shipped lies until spark-submit has read it.
 
     Raises:
         ConfigError: there is no place for it.
@@ -208,6 +213,8 @@ def _cache() -> Path:
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not Path(cache).is_absolute():
         if not os.environ.get("HOME"):
-            raise ConfigError("HOME is not set: set it or XDG_CACHE_HOME, where what is shipped is")
+            raise ConfigError(
+                "HOME is not set: set it, or set XDG_CACHE_HOME, for the files to ship"
+            )
         cache = f"{os.environ['HOME']}/.cache"
     return Path(cache, "hopsgpu", "submit")

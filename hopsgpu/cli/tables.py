@@ -52,12 +52,12 @@ class Layout:
 
 
 def headers(*names: str) -> Row:
-    """The first row of a table."""
+    """Return the first row of a table."""
     return [(name, "bold") for name in names]
 
 
 def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
-    """Prints a table: on a terminal each row is a line that fits, elsewhere it is whole."""
+    """Print a table: on a terminal each row is a line that fits, elsewhere it is whole."""
     from rich.console import Console
     from rich.text import Text
 
@@ -71,7 +71,8 @@ def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
 def aligned(
     rows: Sequence[Row | Fact], layout: Layout, encoding: str, width: int | None
 ) -> list[Text]:
-    """Lines of a table; the first row has the headers, a row of one cell is a line of its own.
+    """Return lines of a table; the first row has the headers, a row of one cell is a line of its
+    own.
 
     Args:
         rows: the texts may be anybody's.
@@ -118,7 +119,7 @@ def aligned(
 
 
 def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
-    """The name and beside it the text, in as many lines as it takes."""
+    """Return the name and beside it the text, in as many lines as it takes."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -132,7 +133,7 @@ def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
 
 
 def _broken(text: str, room: int) -> Iterator[str]:
-    """A text in parts of so many cells at most: between words, in a path behind a "/"."""
+    """Yield a text in parts of so many cells at most: between words, in a path behind a "/"."""
     from rich.cells import cell_len, set_cell_size
 
     while cell_len(text) > room:
@@ -147,7 +148,7 @@ def _broken(text: str, room: int) -> Iterator[str]:
 
 
 def _fitted(columns: Sequence[str], widths: Sequence[int], room: int, layout: Layout) -> list[int]:
-    """Widths of columns that fit, 0 of one that is left out; the widest shrinks first."""
+    """Return widths of columns that fit, 0 of one that is left out; the widest shrinks first."""
     fitted = dict(zip(columns, widths, strict=True))
     spared = [name for name in layout.spared if name in fitted]
     while sum(fitted.values()) + _GAP * (len(fitted) - 1) > room:

@@ -29,15 +29,21 @@ _END_SECONDS = 10.0
 
 @click.command()
 @root_option
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where it listens.")
-@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=6006,
+    show_default=True,
+    help="Port to listen on; 0 for any free one.",
+)
 @click.argument("run_id", metavar="ID")
 def tensorboard(run_id: str, host: str, port: int) -> None:
-    """Open TensorBoard on what a run wrote to context().log_dir, until Ctrl-C.
+    """Run TensorBoard on what a run wrote to context().log_dir, until Ctrl-C.
 
-    The files are copied to a temporary directory, and again every few seconds where they grow.
-    TensorBoard asks nobody for a password: listen elsewhere than on this machine's own address
-    only where everybody may see it. With --port 0 it chooses one.
+    The files are copied to a temporary directory, and updated every few seconds as they grow.
+    TensorBoard has no authentication: listen on another address than this machine's own only
+    where everybody may see the data.
     """
     from hopsgpu.artifacts.mirror import Mirror
     from hopsgpu.artifacts.runs import RunStore
@@ -52,7 +58,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
     ):
         mirror = Mirror(source, Path(directory))
         if not mirror.renew():
-            click.echo(f"nothing is in {source.url} yet; it is looked at again and again", err=True)
+            click.echo(f"{source.url} is empty so far; it is checked every few seconds", err=True)
         with contextlib.suppress(KeyboardInterrupt), _served(directory, host, port) as server:
             _keep_in_step(mirror, server)
 
@@ -94,7 +100,7 @@ def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[b
 
 
 def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
-    """Copies what has come, until TensorBoard ends."""
+    """Copy what has come, until TensorBoard ends."""
     while True:
         try:
             # The lake announces no change.
@@ -105,4 +111,4 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
             except StoreError as error:  # looked at again soon
                 click.echo(f"hopsgpu: {error}", err=True)
         else:
-            raise HopsGpuError(f"TensorBoard has ended by itself, exit code {code}")
+            raise HopsGpuError(f"TensorBoard ended by itself with exit code {code}")

@@ -20,7 +20,7 @@ _LONGEST = 200
 
 
 def described(told: Any, left: str, now: float) -> list[Row | Fact]:
-    """What a record tells of a search and its trials.
+    """Return what a record tells of a search and its trials.
 
     Args:
         told: `search` of the record.
@@ -40,7 +40,7 @@ def _heads(told: Any, trials: Sequence[TrialReport]) -> Iterator[Fact]:
     ended = ", ".join(f"{states[state]} {state}" for state in (COMPLETE, PRUNED, FAILED))
     metric = f"{told['direction']} {told['metric'] or 'the value'}"
     yield Fact("search", f"{metric}, by {told['sampler']} and {told['pruner']}")
-    yield Fact("trials", f"{told['trials_wanted']} wanted: {ended}")
+    yield Fact("trials", f"{told['trials_wanted']} requested: {ended}")
     most, of_each = told["max_concurrent"], counted(told["workers_per_trial"], "rank")
     yield Fact("at a time", f"{most} at most, of {of_each} with {_gpus(told)} each")
     if best := told["best"]:

@@ -14,12 +14,15 @@ GRACE_SECONDS = 2.0
 
 
 def most_unproven(descriptors: int) -> int:
-    """How many connections may be unproven at a time, of a process that may open so many files."""
+    """Return how many connections may be unproven at a time, of a process that may open so many
+    files.
+    """
     return max(1, min(MOST_UNPROVEN, descriptors // 2))
 
 
 def displaced(since: Mapping[Any, float], *, most: int, now: float) -> float | None:
-    """How long a newcomer waits until it takes the place of the oldest; None where there is room.
+    """Return how long a newcomer waits until it takes the place of the oldest; None where there is
+    room.
 
     Args:
         since: the clock's reading at the arrival of each, the oldest first.
@@ -41,7 +44,7 @@ class Admission:
         self._left = asyncio.Event()
 
     def enter(self, task: asyncio.Task[None]) -> None:
-        """Counts a connection, which its task serves."""
+        """Count a connection, which its task serves."""
         self._since[task] = self._loop.time()
 
     def leave(self, task: asyncio.Task[None]) -> None:
@@ -50,7 +53,7 @@ class Admission:
             self._left.set()
 
     async def room(self) -> None:
-        """Waits until one more may come; where none leaves in time, the oldest is sent away."""
+        """Wait until one more may come; where none leaves in time, the oldest is sent away."""
         while True:
             wait = displaced(self._since, most=self._most, now=self._loop.time())
             if wait is None:

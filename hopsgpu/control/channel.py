@@ -22,6 +22,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import logging
 import secrets
 import struct
 from collections.abc import Mapping
@@ -30,6 +31,8 @@ from typing import Any
 
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, Signs, look
 from hopsgpu.control.streams import Inbox
+
+log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
 MOST_JSON = 2**20
@@ -65,7 +68,7 @@ class Message:
 
 
 def new_secret() -> bytes:
-    """A fresh secret of 32 bytes."""
+    """Return a fresh secret of 32 bytes."""
     return secrets.token_bytes(32)
 
 
@@ -82,6 +85,7 @@ class Channel:
 
     Attributes:
         reason: why the connection ended, in words; empty while it lasts.
+        peer: the other end, for the log.
     """
 
     def __init__(
@@ -94,6 +98,7 @@ class Channel:
         heartbeat: float = HEARTBEAT_SECONDS,
     ) -> None:
         self.reason = ""
+        self.peer = "the driver"
         self._inbox = inbox
         self._writer = writer
         self._send_key = send_key
@@ -112,7 +117,7 @@ class Channel:
         return str(self._writer.get_extra_info("sockname")[0])
 
     async def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends one frame and waits until the transport takes more.
+        """Send one frame and wait until the transport takes more.
 
         Raises:
             ChannelError: the frame is over the limits; nothing was sent.
@@ -125,6 +130,7 @@ class Channel:
                 f"a {kind!r} frame of {len(body)} + {len(payload)} bytes is over the limit of"
                 f" {MOST_JSON} + {MOST_PAYLOAD}"
             )
+        log.debug("to %s: %s, %d bytes", self.peer, kind, len(body) + len(payload))
         if not self.reason:
             self._write(body, payload)
             await self._writer.drain()
@@ -142,7 +148,7 @@ class Channel:
         self._writer.writelines((head, body, payload, tag))
 
     async def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Sends one frame, if somebody is there: `receive` says where nobody is.
+        """Send one frame, if somebody is there: `receive` says where nobody is.
 
         Raises:
             ChannelError: the frame is over the limits; nothing was sent.
@@ -151,7 +157,7 @@ class Channel:
             await self.send(kind, payload, **fields)
 
     async def receive(self) -> Message | None:
-        """The next message, or None at the end of the connection; `reason` tells its cause.
+        """Return the next message, or None at the end of the connection; `reason` tells its cause.
 
         Raises:
             ChannelError: a frame over the limits, one that the peer did not send so, or one
@@ -160,6 +166,7 @@ class Channel:
         try:
             while (message := await self._frame()) is None:
                 pass
+            log.debug("from %s: %s, %d bytes", self.peer, message.kind, message.size)
             return message
         except asyncio.IncompleteReadError as error:
             self._end("closed in the middle of a frame" if error.partial else "closed")
@@ -173,11 +180,13 @@ class Channel:
         return None
 
     async def _frame(self) -> Message | None:
-        """The next frame; None for a sign of life."""
+        """Return the next frame; None for a sign of life."""
         head = await self._inbox.readexactly(_LENGTHS.size)
         body_length, payload_length = _LENGTHS.unpack(head)
         if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
-            raise ChannelError(f"a frame of {body_length} + {payload_length} bytes announced")
+            raise ChannelError(
+                f"the peer announced a frame of {body_length} + {payload_length} bytes"
+            )
         body = await self._inbox.readexactly(body_length)
         payload = await self._inbox.readexactly(payload_length)
         tag = await self._inbox.readexactly(DIGEST)
@@ -188,13 +197,16 @@ class Channel:
         return _message(body, payload) if body or payload else None
 
     def _look(self) -> None:
-        """Gives a sign of life where one is due, and ends a connection that gives none."""
+        """Give a sign of life where one is due, and ends a connection that gives none."""
         transport = self._writer.transport
         if self.reason or transport.is_closing():
             return
         now = self._loop.time()
         signs = Signs(self._sent_at, self._inbox.heard, self._inbox.listening, self._missed)
         seen = look(signs, heartbeat=self._heartbeat, now=now)
+        if seen.missed and not self._missed:
+            silent = now - self._inbox.heard
+            log.debug("%s gives no sign of life for %.1f s", self.peer, silent)
         self._missed = seen.missed
         if seen.lost:
             self.abort(f"no sign of life for {self._heartbeat:g} s")
@@ -207,16 +219,18 @@ class Channel:
         self._looking = self._loop.call_at(seen.again, self._look)
 
     def _end(self, reason: str) -> None:
+        if not self.reason:
+            log.debug("connection to %s has ended: %s", self.peer, reason)
         self.reason = self.reason or reason
         self._looking.cancel()
 
-    def abort(self, reason: str = "hung up on") -> None:
-        """Closes the connection at once, whatever is still unsent."""
+    def abort(self, reason: str = "closed by this side") -> None:
+        """Close the connection at once, whatever is still unsent."""
         self._end(reason)
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Closes the connection once all is sent; a peer that is gone or stuck is no error."""
+        """Close the connection once all is sent; a peer that is gone or stuck is no error."""
         self._looking.cancel()
         self._writer.close()
         try:
@@ -233,5 +247,5 @@ def _message(body: bytes, payload: bytes) -> Message:
         raise ChannelError(f"a frame whose JSON cannot be read ({error})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str):
-        raise ChannelError("a frame that is no object with a kind")
+        raise ChannelError("a frame that is not a JSON object with a kind")
     return Message(kind, fields, payload, len(body) + len(payload))

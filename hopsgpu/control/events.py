@@ -62,7 +62,7 @@ class EventQueue:
         self._sent_to: list[int] = []
 
     async def put(self, event: Event) -> None:
-        """Queues an event once there is room for it, after those that waited before."""
+        """Queue an event once there is room for it, after those that waited before."""
         with self._lock:
             room = self._queued < self._most and not self._waiting
             if room or event.peer in self._sent_to:
@@ -79,12 +79,12 @@ class EventQueue:
             raise
 
     def put_end(self, event: Event) -> None:
-        """Queues the end of a connection, which needs no room."""
+        """Queue the end of a connection, which needs no room."""
         with self._lock:
             self._put(event)
 
     def take(self, seconds: float) -> Event | None:
-        """The next event, or None when none came within `seconds`."""
+        """Return the next event, or None when none came within `seconds`."""
         try:
             event = self._events.get(timeout=max(seconds, 0.0))
         except queue.Empty:
@@ -100,7 +100,7 @@ class EventQueue:
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
-        """Lets a peer bring what it has, while something is sent to it; in the loop's thread."""
+        """Let a peer bring what it has, while something is sent to it; in the loop's thread."""
         with self._lock:
             self._sent_to.append(peer)
         self._grant()
@@ -111,7 +111,7 @@ class EventQueue:
                 self._sent_to.remove(peer)
 
     def _grant(self) -> None:
-        """Lets in those that wait, as far as there is room."""
+        """Let in those that wait, as far as there is room."""
         with self._lock:
             while self._waiting and self._queued < self._most:
                 self._let_in(self._waiting.popleft())

@@ -41,7 +41,7 @@ async def accept(
     secret: bytes,
     heartbeat: float = HEARTBEAT_SECONDS,
 ) -> Channel:
-    """The driver's side. Its caller bounds the time.
+    """Return the driver's side. Its caller bounds the time.
 
     Raises:
         ChannelError: the peer did not prove the secret; whatever it sent has been read to 72
@@ -72,7 +72,7 @@ async def connect(
     certificate: bytes | None = None,
     heartbeat: float = HEARTBEAT_SECONDS,
 ) -> Channel:
-    """The agent's side: connects, proves the secret and has the driver prove it.
+    """Return the agent's side: connects, proves the secret and has the driver prove it.
 
     A refusal is tried again twice, within 2 s; silence ends it after 10 s.
 
@@ -146,7 +146,9 @@ def _why(error: OSError) -> str:
 
 
 def _unreachable(host: str, port: int, why: str) -> str:
-    """One line: Spark's error brings it to the driver, which shows a person its last line."""
+    """Return one line: Spark's error brings it to the driver, which shows a person its last
+    line.
+    """
     return (
         f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}); executors"
         " must be able to open a connection to it: set spark.hopsgpu.address (or"

@@ -47,7 +47,7 @@ class Look:
 
 
 def look(signs: Signs, *, heartbeat: float, now: float) -> Look:
-    """Whether a sign of life is due, and whether the other end is lost.
+    """Return whether a sign of life is due, and whether the other end is lost.
 
     Each end gives three signs in a heartbeat. Silence must be seen at two looks: a process that
     could not run, because user code held the GIL or it was stopped, finds its timers due before

@@ -44,7 +44,7 @@ class Driver:
 
 
 async def greet(driver: Driver) -> Channel:
-    """Connects to the driver and introduces this container.
+    """Connect to the driver and introduce this container.
 
     Raises:
         ChannelError, UnreachableError: as `connect`.
@@ -61,7 +61,7 @@ async def greet(driver: Driver) -> Channel:
 
 
 def _introduction(address: str, driver: Driver) -> dict[str, Any]:
-    """What the driver learns of this container.
+    """Return what the driver learns of this container.
 
     Args:
         address: this end of the connection to the driver: of the interfaces of this node the one
@@ -80,7 +80,8 @@ def _introduction(address: str, driver: Driver) -> dict[str, Any]:
 
 
 def given_out() -> list[dict[str, str]]:
-    """The fields of each GPU's `gang.Device`, as the discovery script left them in the container's
+    """Return the fields of each GPU's `gang.Device`, as the discovery script left them in the
+    container's
     directory; none where it did not run.
     """
     return [
@@ -95,7 +96,7 @@ def given_out() -> list[dict[str, str]]:
 
 
 def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables with which HDFS clients of this container act for the submitting user.
+    """Return variables with which HDFS clients of this container act for the submitting user.
 
     Spark ships the submitter's Hadoop configuration into the container; the node's own, if
     any, may not know the submitter's name services.

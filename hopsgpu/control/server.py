@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import functools
 import itertools
+import logging
 import socket
 import threading
 from collections.abc import Coroutine, Iterable, Iterator
@@ -22,6 +23,8 @@ from hopsgpu.control.tls import Identity, new_identity
 from hopsgpu.errors import ConfigError, HopsGpuError
 
 __all__ = ["ControlServer", "Event", "serve"]
+
+log = logging.getLogger(__name__)
 
 _SEND_SECONDS = 60.0
 # The kernel takes less where it is set so (net.core.somaxconn).
@@ -68,14 +71,14 @@ class ControlServer:
         return None if self._identity is None else self._identity.certificate
 
     def next_event(self, seconds: float) -> Event | None:
-        """The next event, or None when none came within `seconds`.
+        """Return the next event, or None when none came within `seconds`.
 
         Events that nobody takes fill 16 MiB at most; then the peers' connections are not read.
         """
         return self._events.take(seconds)
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Sends to a peer; False where its connection is gone, which `next_event` tells too."""
+        """Send to a peer; False where its connection is gone, which `next_event` tells too."""
         return self._done(self._send(peer, kind, payload, fields))
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
@@ -104,6 +107,7 @@ class ControlServer:
             return sent.result(_SEND_SECONDS)
         except concurrent.futures.TimeoutError:
             sent.cancel()
+            log.info("a message was not taken by an agent within %g s", _SEND_SECONDS)
             return False
 
     async def _keep(self, peer: int, name: str, content: bytes) -> bool:
@@ -133,11 +137,11 @@ class ControlServer:
         return True
 
     def end_all(self) -> None:
-        """Hangs up on every peer: agents stop their ranks, and all tasks end."""
+        """Hang up on every peer: agents stop their ranks, and all tasks end."""
         self.hang_up(tuple(self._channels))
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Closes the connections of some peers, stuck ones too: their tasks end at once."""
+        """Close the connections of some peers, stuck ones too: their tasks end at once."""
         for peer in peers:
             if (channel := self._channels.get(peer)) is not None:
                 self._loop.call_soon_threadsafe(channel.abort)
@@ -150,7 +154,7 @@ class ControlServer:
             self._loop.close()
 
     def stop(self) -> None:
-        """Ends `run`; every connection is closed."""
+        """End `run`; every connection is closed."""
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _serve(self) -> None:
@@ -196,13 +200,14 @@ class ControlServer:
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 channel = await self._greeted(connection)
-        except (ChannelError, OSError, asyncio.IncompleteReadError):
+        except (ChannelError, OSError, asyncio.IncompleteReadError) as error:
+            log.debug("a connection was hung up on in its handshake: %s", type(error).__name__)
             return  # a stranger: hung up on, no harm done
         self._admission.leave(task)
         await self._listen_to(channel)
 
     async def _greeted(self, connection: socket.socket) -> Channel:
-        """The channel of a peer that has proved itself; others are hung up on."""
+        """Return the channel of a peer that has proved itself; others are hung up on."""
         inbox, writer = await open_streams(
             lambda protocol: self._loop.connect_accepted_socket(protocol, connection),
             None if self._identity is None else self._identity.context,
@@ -216,6 +221,8 @@ class ControlServer:
 
     async def _listen_to(self, channel: Channel) -> None:
         peer = next(self._numbers)
+        channel.peer = f"agent {peer}"
+        log.debug("agent %d has connected", peer)
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
@@ -256,6 +263,7 @@ def serve(
         server = ControlServer(secret, listener, heartbeat=heartbeat, identity=identity)
         thread = threading.Thread(target=server.run, name="hopsgpu-control", daemon=True)
         thread.start()
+        log.debug("listens for agents on %s, port %d", address, server.port)
         try:
             yield server
         finally:

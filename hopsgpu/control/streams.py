@@ -94,5 +94,5 @@ async def open_streams(
         transport.abort()
         raise
     if not opened.done():
-        raise ConnectionResetError("the connection was lost before TLS was agreed")
+        raise ConnectionResetError("the connection was lost before TLS was negotiated")
     return inbox, opened.result()

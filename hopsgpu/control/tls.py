@@ -23,7 +23,7 @@ _VALID = timedelta(days=3650)
 
 
 def network_is_encrypted(setting: Callable[[str], str | None]) -> bool:
-    """Whether Spark encrypts what its driver and executors say to each other.
+    """Return whether Spark encrypts what its driver and executors say to each other.
 
     Then the run's secret and certificate reach the executors unseen, and the control channel
     is encrypted too.
@@ -48,7 +48,7 @@ class Identity:
 
 
 def new_identity() -> Identity:
-    """A fresh key and its self-signed certificate, neither of them ever on a disk.
+    """Return a fresh key and its self-signed certificate, neither of them ever on a disk.
 
     Raises:
         ConfigError: the package that makes them is not installed.
@@ -60,7 +60,7 @@ def new_identity() -> Identity:
         from cryptography.x509.oid import NameOID
     except ImportError as error:
         raise ConfigError(
-            "Spark's network encryption is on, and hopsgpu's own connections are to be encrypted"
+            "Spark's network encryption is on, and hopsgpu's own connections must be encrypted"
             " too, which needs the package 'cryptography' in the driver's Python: pip install"
             " 'hopsgpu[encryption]'"
         ) from error
@@ -91,7 +91,7 @@ def new_identity() -> Identity:
 
 
 def pinning_context(certificate: bytes) -> ssl.SSLContext:
-    """The agent's end of TLS: takes this one certificate (DER) and no other, by any name."""
+    """Return the agent's end of TLS: takes this one certificate (DER) and no other, by any name."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

@@ -200,8 +200,8 @@ def record_name(rank: int) -> str:
 def _name(name: object) -> str:
     if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
         raise ConfigError(
-            f"report() of a metric named {_shown(name)}: a name of 1 to {_LONGEST_NAME} characters"
-            " is wanted"
+            f"report() of a metric named {_shown(name)}: must be a name of 1 to"
+            f" {_LONGEST_NAME} characters"
         )
     # One with lone surrogates could not be printed.
     return name.encode(errors="backslashreplace").decode()
@@ -219,8 +219,8 @@ def _number(name: str, value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(
-            f"report({name}={_shown(value)}): a number is wanted, or what float() makes one of"
-            f" ({error})"
+            f"report({name}={_shown(value)}): must be a number, or a value that float()"
+            f" accepts ({error})"
         ) from error
     return number
 
@@ -231,9 +231,9 @@ def _step(step: object) -> int:
             raise TypeError("a bool")
         number = operator.index(step)  # type: ignore[arg-type]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"report(step={_shown(step)}): an int is wanted ({error})") from error
+        raise ConfigError(f"report(step={_shown(step)}): must be an int ({error})") from error
     if not 0 <= number <= _MOST_STEP:
-        raise ConfigError(f"report(step={_shown(number)}): an int in [0, 2**63) is wanted")
+        raise ConfigError(f"report(step={_shown(number)}): must be an int in [0, 2**63)")
     return number
 
 

@@ -21,17 +21,6 @@ RESERVED_VARIABLES = frozenset(
         "GROUP_RANK",
         "GROUP_WORLD_SIZE",
         "HOME",
-        "HOROVOD_CONTROLLER",
-        "HOROVOD_CPU_OPERATIONS",
-        "HOROVOD_CROSS_RANK",
-        "HOROVOD_CROSS_SIZE",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT",
-        "HOROVOD_HOSTNAME",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
         "JAX_COORDINATOR_ADDRESS",
         "JAX_LOCAL_DEVICE_IDS",
         "LOCAL_RANK",
@@ -76,15 +65,15 @@ def check_name(value: object, what: str) -> str:
                 f" {_MOST_BYTES} at most: give a shorter one"
             )
     raise ConfigError(
-        f"{what}={value!r}: a name of at most 100 letters, digits and '_.+=-' is wanted, "
+        f"{what}={value!r}: must be a name of at most 100 letters, digits and '_.+=-', "
         "that begins with a letter, a digit or '_'"
     )
 
 
 def check_count(value: object, name: str, least: int) -> None:
-    """Raises ConfigError where an argument is no whole number, or less than `least`."""
+    """Raises ConfigError where an argument is not an integer ≥ `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is wanted")
+        raise ConfigError(f"{name}={value!r}: must be an integer ≥ {least}")
 
 
 _SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
@@ -127,6 +116,8 @@ class GpuRequest:
         per_worker: whole GPUs of each rank, 0 for a gang on CPUs; or 1/k, as 0.5, for k ranks of
             one container on one GPU.
     """
+
+    __module__ = "hopsgpu"
 
     per_worker: float = 1
 
@@ -173,13 +164,15 @@ class GangSpec:
         visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
             own only, None to go by the GPUs of a rank: "rank" where ranks share a GPU.
         model: name under which the model is published, or None.
-        resume: id of the run whose checkpoints are gone on from, or None.
+        resume: id of the run whose checkpoints are resumed from, or None.
         acquire_timeout: seconds the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
         retries: how often the gang starts again where it fails.
         env_vars: the user's environment variables of every rank.
         python_env: the Python environment of the ranks, as its user named it, or None.
     """
+
+    __module__ = "hopsgpu"
 
     name: str
     workers: int = 1
@@ -202,28 +195,28 @@ class GangSpec:
         check_count(self.workers, "workers", 1)
         if self.workers % self.gpus.sharing:
             raise ConfigError(
-                f"workers={self.workers} with gpus_per_worker={self.gpus.per_worker!r}: a multiple"
-                f" of {self.gpus.sharing} is wanted, so that no GPU is left with a part"
+                f"workers={self.workers} with gpus_per_worker={self.gpus.per_worker!r}: workers"
+                f" must be a multiple of {self.gpus.sharing}, so that no part of a GPU is left over"
             )
         if self.cores_per_worker is not None:
             check_count(self.cores_per_worker, "cores_per_worker", 1)
         if self.placement not in PLACEMENTS:
             raise ConfigError(
-                f"placement={self.placement!r}: 'pack' (ranks share containers), 'spread' (one rank"
-                " on each node) or None is wanted"
+                f"placement={self.placement!r}: must be 'pack' (ranks share containers), 'spread'"
+                " (one rank on each node) or None"
             )
         _check_gpu_type(self.gpu_type, self.gpus)
         check_count(self.parameter_servers, "parameter_servers", 0)
         if self.parameter_servers and self.workers < 2:
             raise ConfigError(
                 f"parameter_servers={self.parameter_servers} with workers={self.workers}: rank 0 is"
-                " the chief and counts in workers, so at least 2 workers are wanted"
+                " the chief and counts in workers, so workers must be at least 2"
             )
         check_count(self.retries, "retries", 0)
         if self.visible not in VISIBLE:
             raise ConfigError(
-                f"visible={self.visible!r}: 'container' (the GPUs of all its ranks, in the order of"
-                " LOCAL_RANK), 'rank' (its own GPUs only) or None is wanted"
+                f"visible={self.visible!r}: must be 'container' (the GPUs of all its ranks, in the"
+                " order of LOCAL_RANK), 'rank' (its own GPUs only) or None"
             )
         if self.visible is None and self.gpus.sharing > 1:
             # LOCAL_RANK counts ranks, of which several have one GPU.
@@ -236,7 +229,7 @@ def _check_gpu_type(given: object, gpus: GpuRequest) -> None:
     if given is None:
         return
     if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"gpu_type={given!r}: part of a GPU's product name is wanted, as 'A100'")
+        raise ConfigError(f"gpu_type={given!r}: must be part of a GPU's product name, as 'A100'")
     if not gpus.per_worker:
         raise ConfigError(
             f"gpu_type={given!r} with gpus_per_worker=0: ask for GPUs, or leave it out"
@@ -250,7 +243,7 @@ def _size(value: str) -> int:
 
 def _check_variables(given: object) -> Mapping[str, str]:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"env_vars={given!r}: a mapping of names to strings is wanted")
+        raise ConfigError(f"env_vars={given!r}: must be a mapping of names to strings")
     for name, value in given.items():
         if not (isinstance(name, str) and _VARIABLE.fullmatch(name) and isinstance(value, str)):
             raise ConfigError(
@@ -335,10 +328,12 @@ class LaunchPlan:
         queue: YARN's queue; "" on a local master.
         environment: variables that every rank gets with the same value.
         paths: what goes where on the lake: "root", "run", "model", "resume" for the run that is
-            gone on from, and "data", or "data.NAME" for each of several.
+            resumed from, and "data", or "data.NAME" for each of several.
         hosts: nodes that have GPUs of the wanted type; None where any will do.
         warnings: what a person should know before.
     """
+
+    __module__ = "hopsgpu"
 
     spec: GangSpec
     executors: int

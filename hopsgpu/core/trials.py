@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hopsgpu.core.results import GpuSeconds, Timeline
+from hopsgpu.core.run_values import GpuSeconds, Timeline
 
 if TYPE_CHECKING:
     import optuna
@@ -66,6 +65,8 @@ class TrialReport:
         log: URL of the directory with its ranks' logs.
     """
 
+    __module__ = "hopsgpu"
+
     number: int
     params: Mapping[str, Any]
     state: str
@@ -97,6 +98,8 @@ class Best:
         value: its metric.
         number: of the trial.
     """
+
+    __module__ = "hopsgpu"
 
     params: Mapping[str, Any]
     value: float
@@ -131,6 +134,8 @@ class SearchStatus:
         moments: GPUs held and used over time.
     """
 
+    __module__ = "hopsgpu"
+
     run_id: str
     state: str
     elapsed: float
@@ -163,22 +168,8 @@ class SearchStatus:
 
 
 @dataclass(frozen=True)
-class SearchResult:
-    """What a search left.
-
-    Attributes:
-        run_id: names the search's directory on the lake; `search(resume=run_id)` goes on with it.
-        best: params, value and number of the best trial; None where none is complete.
-        trials: all, in the order of their numbers, those of earlier runs of the study among them.
-        study: Optuna's, for its plots and its further use.
-        direction: "minimize" or "maximize".
-        metric: name of what is searched for, or None.
-        gpu_seconds: where the GPU time of this run went; `training` is that of trials.
-        timeline: `granted` is when the first executor was ready, `started` when the function of
-            the first trial ran, `returned` when the last trial had ended.
-        moments: GPUs held and used over time.
-        warnings: what a person should know.
-    """
+class SearchOutcome:
+    """What a search left, as values; `SearchResult` is what users get of it."""
 
     run_id: str
     best: Best | None
@@ -196,34 +187,6 @@ class SearchResult:
         """How many trials are in each state."""
         return Counter(trial.state for trial in self.trials)
 
-    def plot(self, path: str | Path) -> None:
-        """Writes a page with all trials and Optuna's plots, for a browser, to a local file.
-
-        Args:
-            path: of the file; one that is there is written over.
-        """
-        from hopsgpu.display.search_page import page
-
-        Path(path).write_text(page(self), encoding="utf-8")
-
-    def __repr__(self) -> str:
-        # Trials are thousands; what a person looks for must be seen beside them.
-        from hopsgpu.display.search_phrases import ends, shortened
-
-        parts = [f"run_id={self.run_id!r}"]
-        if self.best is not None:
-            best = self.best
-            parts.append(f"best={best.value:.6g} (trial {best.number}: {shortened(best.params)})")
-        parts.append(ends(len(self.trials), self.states))
-        parts += [f"warnings={self.warnings!r}"] if self.warnings else []
-        parts += [str(self.timeline), str(self.gpu_seconds)]
-        return f"SearchResult({', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        from hopsgpu.display.search_cards import search_card
-
-        return search_card(self)
-
 
 @dataclass(frozen=True)
 class AblationRow:
@@ -238,6 +201,8 @@ class AblationRow:
         failed: trials that failed.
     """
 
+    __module__ = "hopsgpu"
+
     component: str
     mean: float | None
     spread: float | None
@@ -247,29 +212,11 @@ class AblationRow:
 
 
 @dataclass(frozen=True)
-class AblationResult:
-    """What each component is worth: the metric without it, against that of the whole.
-
-    Attributes:
-        run_id: names the search's directory on the lake.
-        rows: the whole first, then a row for each component.
-        direction: "minimize" or "maximize".
-        metric: name of what was measured, or None.
-        search: its trials.
-    """
+class AblationOutcome:
+    """What an ablation left, as values; `AblationResult` is what users get of it."""
 
     run_id: str
     rows: tuple[AblationRow, ...]
     direction: str
     metric: str | None
-    search: SearchResult = field(repr=False)
-
-    def __str__(self) -> str:
-        from hopsgpu.display.ablation import text
-
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        from hopsgpu.display.ablation import card
-
-        return card(self)
+    search: SearchOutcome = field(repr=False)

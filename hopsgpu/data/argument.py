@@ -33,8 +33,10 @@ class Data:
         seed: decides the order of the row groups, from which the ranks get consecutive parts.
 
     Raises:
-        ConfigError: another remainder, or a seed that is no whole number of at least 0.
+        ConfigError: another remainder, or a seed that is not an integer ≥ 0.
     """
+
+    __module__ = "hopsgpu"
 
     source: Any
     remainder: str = "drop"
@@ -100,7 +102,7 @@ def datasets_of(given: object, is_frame: Callable[[object], bool]) -> Datasets |
     if not isinstance(given, Mapping):
         return Datasets({ONLY: _data(given, ONLY, is_frame)}, single=True)
     if not given:
-        raise ConfigError("data={}: a name for each DataFrame or path is wanted; None for no data")
+        raise ConfigError("data={}: must be a name for each DataFrame or path; None for no data")
     named = {
         check_name(name, "a name in data"): _data(one, f"{ONLY}[{name!r}]", is_frame)
         for name, one in given.items()
@@ -117,8 +119,8 @@ def _data(given: object, what: str, is_frame: Callable[[object], bool]) -> Data:
     except Exception:  # noqa: BLE001 - a repr of the user's may fail in any way
         shown = f"<{type(data.source).__name__}>"
     raise ConfigError(
-        f"{what}={shown}: a Spark DataFrame, the URL or absolute path of Parquet on the lake, a"
-        " hopsgpu.Data of one, or a dict of names to these is wanted (of a pandas DataFrame:"
+        f"{what}={shown}: must be a Spark DataFrame, the URL or absolute path of Parquet on the"
+        " lake, a hopsgpu.Data of one, or a dict of names to these (convert a pandas DataFrame by"
         " spark.createDataFrame)"
     )
 

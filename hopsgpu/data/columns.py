@@ -76,13 +76,13 @@ def checked_names(
         ConfigError: not names of columns, each once.
     """
     if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: a list of names is wanted: [{columns!r}]")
+        raise ConfigError(f"columns={columns!r}: must be a list of names: [{columns!r}]")
     names = list(schema.names if columns is None else columns)
     absent = [name for name in (*names, *shapes) if schema.names.count(name) != 1]
     if absent or not names or len(set(names)) < len(names):
         shaped = f", shapes of {sorted(shapes)}" if shapes else ""
         raise ConfigError(
-            f"columns={columns!r}{shaped}: names of columns are wanted, each once, of"
+            f"columns={columns!r}{shaped}: must be names of columns without repetition, out of"
             f" {', '.join(schema.names)}"
         )
     return names
@@ -272,8 +272,8 @@ def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
         return _fixed(name, kind, shape)
     if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
         raise ConfigError(
-            f"shapes: column {name!r} is {kind}, and lists of {size} elements are wanted for the"
-            f" shape {shape}"
+            f"shapes: column {name!r} is {kind}; it must hold lists of {size} elements for"
+            f" the shape {shape}"
         )
     inner = column(pa.field(name, kind.value_type))
     if inner.kind not in (Kind.NUMBER, Kind.TIME) or inner.shape:
@@ -294,7 +294,5 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
     except TypeError:
         checked = ()
     if not checked or min(checked) < 1:
-        raise ConfigError(
-            f"shapes: {name!r} has {shape!r}; a tuple of sizes is wanted, as (28, 28)"
-        )
+        raise ConfigError(f"shapes: {name!r} has {shape!r}; must be a tuple of sizes, as (28, 28)")
     return checked

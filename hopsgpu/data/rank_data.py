@@ -278,5 +278,5 @@ def _whole(value: object, name: str, least: int) -> int:
     except TypeError:
         number = least - 1
     if number < least or isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r}: a whole number of at least {least} is wanted")
+        raise ConfigError(f"{name}={value!r}: must be an integer ≥ {least}")
     return number

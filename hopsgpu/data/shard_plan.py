@@ -21,15 +21,15 @@ def check_dealing(remainder: object, seed: object) -> None:
     """Whether rows can be dealt so.
 
     Raises:
-        ConfigError: another remainder, or a seed that is no whole number of at least 0.
+        ConfigError: another remainder, or a seed that is not an integer ≥ 0.
     """
     if remainder not in REMAINDERS:
         raise ConfigError(
-            f"remainder={remainder!r}: 'drop' (some rows are left out), 'pad' (some are repeated)"
-            " or 'keep' (some ranks have a row more) is wanted"
+            f"remainder={remainder!r}: must be 'drop' (some rows are left out), 'pad' (some are"
+            " repeated) or 'keep' (some ranks have a row more)"
         )
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ConfigError(f"seed={seed!r}: a whole number of at least 0 is wanted")
+        raise ConfigError(f"seed={seed!r}: must be an integer ≥ 0")
 
 
 def plan_slices(

@@ -19,12 +19,12 @@ _SPARK_DEFAULTS = HOME / "spark-conf" / "spark-defaults.conf"
 
 
 def yarn_file(name: str) -> dict[str, str]:
-    """The properties of one of the XML files in yarn-scripts/, as `resource-types`."""
+    """Return the properties of one of the XML files in yarn-scripts/, as `resource-types`."""
     return site_properties(YARN / f"{name}.xml")
 
 
 def site_properties(file: Path) -> dict[str, str]:
-    """The properties of a site file as it stands, nothing filled in.
+    """Return the properties of a site file as it stands, nothing filled in.
 
     Raises:
         ConfigError: it cannot be read.
@@ -37,5 +37,5 @@ def site_properties(file: Path) -> dict[str, str]:
 
 
 def spark_defaults() -> dict[str, str]:
-    """The properties of spark-conf/spark-defaults.conf."""
+    """Return the properties of spark-conf/spark-defaults.conf."""
     return read_properties(_SPARK_DEFAULTS)

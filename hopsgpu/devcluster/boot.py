@@ -48,7 +48,7 @@ _INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PAT
 
 
 def heap_mib(daemon: str, nodes: int) -> int:
-    """A daemon's largest heap: all of them together stay under 2 GB up to eight nodes."""
+    """Return a daemon's largest heap: all of them together stay under 2 GB up to eight nodes."""
     if daemon in _HEAP_MIB:
         return _HEAP_MIB[daemon]
     return min(256, max(128, (_ALL_HEAPS_MIB - sum(_HEAP_MIB.values())) // nodes))
@@ -79,7 +79,7 @@ class Starter:
             raise
 
     def start(self, daemon: str) -> None:
-        """Starts one daemon; it is ready when `wait_ready` says so."""
+        """Start one daemon; it is ready when `wait_ready` says so."""
         layout = self._layout
         # A NodeManager that was killed leaves its containers behind.
         stop(members(layout.root, daemon), GRACE_S)
@@ -93,7 +93,7 @@ class Starter:
         save(layout, self.state)
 
     def format_namenode(self) -> None:
-        """Makes the file system at the first start in a directory."""
+        """Make the file system at the first start in a directory."""
         if self._layout.formatted.exists():
             return
         # What an interrupted one has left; blocks of a file system that never was are of no use.
@@ -153,7 +153,7 @@ class Starter:
 
 
 def start_all(starter: Starter, daemons: list[str]) -> None:
-    """Starts daemons side by side.
+    """Start daemons side by side.
 
     Raises:
         ClusterError: the file system could not be made.
@@ -168,7 +168,7 @@ def start_all(starter: Starter, daemons: list[str]) -> None:
 
 
 def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, float]) -> None:
-    """Asks the daemons until all of them are ready.
+    """Ask the daemons until all of them are ready.
 
     Args:
         user: gets a home in HDFS.
@@ -202,17 +202,19 @@ def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, fl
 def _all_alive(layout: Layout, state: State) -> None:
     for daemon in state.dead:
         log = layout.log(daemon)
-        raise ClusterError(f"{daemon} ended while starting ({log}):\n{last_lines(log)}")
+        raise ClusterError(f"{daemon} ended during startup ({log}):\n{last_lines(log)}")
 
 
 def _directories(ports: dict[str, int], user: str) -> bool:
-    """Makes what users of HDFS need: any of them can make a home for themselves."""
+    """Make what users of HDFS need: any of them can make a home for themselves."""
     wanted = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
     return all(probe.make_directory(ports, path, user, mode) for path, mode in wanted)
 
 
 def _registered(state: State, started: Mapping[str, float]) -> bool:
-    """Whether every node runs with its GPUs; one started again must have been heard since."""
+    """Return whether every node runs with its GPUs; one started again must have been heard
+    since.
+    """
     running = {
         node.name
         for node in probe.nodes(state.ports) or ()

@@ -52,7 +52,7 @@ class Archive:
 
 
 def archive_of(java: Path, spark: Path) -> Archive | None:
-    """The archive for a JDK and a PySpark; None where they can have none.
+    """Return the archive for a JDK and a PySpark; None where they can have none.
 
     Args:
         java: the JDK's home.
@@ -74,7 +74,9 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
 
 
 def _fits(java: Path) -> bool:
-    """Whether it is a JDK 17; later ones move what they map, and YARN counts that as memory."""
+    """Return whether it is a JDK 17; later ones move what they map, and YARN counts that as
+    memory.
+    """
     release = java / "release"
     return release.is_file() and 'JAVA_VERSION="17' in release.read_text()
 
@@ -86,7 +88,7 @@ def make_archive(
     url: str,
     say: Callable[[str], object],
 ) -> None:
-    """Makes an archive unless it is there, or somebody else is making it.
+    """Make an archive unless it is there, or somebody else is making it.
 
     A failure is told, and nothing else comes of it: JVMs start without.
 
@@ -99,13 +101,13 @@ def make_archive(
     with _alone(archive.file) as alone:
         if not alone or archive.file.exists():
             return
-        say(f"keeping Spark's loaded classes (about 200 MB, once) in {archive.file}")
+        say(f"caching Spark's loaded classes (about 200 MB, once) in {archive.file}")
         log = layout.logs / f"{_MAKER}.log"
         with tempfile.TemporaryDirectory(dir=archive.file.parent, prefix="making-") as scratch:
             made = Path(scratch) / archive.file.name
             failed = _run(archive, made, layout, environ, url, log)
             if failed or not made.is_file():
-                say(f"Spark's JVMs start without them: they were not kept ({log}):")
+                say(f"Spark's JVMs start without the class cache, which could not be made ({log}):")
                 say(last_lines(log, 5))
                 return
             made.rename(archive.file)
@@ -119,7 +121,7 @@ def make_archive(
 def _run(
     archive: Archive, made: Path, layout: Layout, environ: Mapping[str, str], url: str, log: Path
 ) -> int | None:
-    """Runs a Spark whose JVM leaves the archive at its end; its exit code."""
+    """Run a Spark whose JVM leaves the archive at its end; its exit code."""
     options = " ".join([f"-Djdk.net.hosts.file={layout.hosts}", *QUICK])
     submit = [
         *("--conf", f"spark.driver.extraClassPath={archive.class_path}"),

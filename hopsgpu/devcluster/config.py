@@ -61,7 +61,7 @@ class ClusterSpec:
 
 
 def read_conf(path: str | Path) -> SiteConf:
-    """The overrides of a `--conf` file.
+    """Return the overrides of a `--conf` file.
 
     Raises:
         ConfigError: no such file, no YAML, or not of the accepted form.
@@ -79,7 +79,7 @@ def read_conf(path: str | Path) -> SiteConf:
 
 
 def parse_conf(said: Any, origin: str = "conf") -> SiteConf:
-    """Overrides from a mapping as a `--conf` file holds it.
+    """Override from a mapping as a `--conf` file holds it.
 
     Raises:
         ConfigError: an unknown key or a wrong value; says what is accepted.
@@ -94,10 +94,14 @@ def parse_conf(said: Any, origin: str = "conf") -> SiteConf:
         )
     fair = said.get(_FAIR) or ""
     if not isinstance(fair, str):
-        raise ConfigError(f"{origin}: {_FAIR} is the text of its allocation file, not {fair!r}")
+        raise ConfigError(
+            f"{origin}: {_FAIR} must be the text of its allocation file, not {fair!r}"
+        )
     nodes = said.get(_NODES) or {}
     if not isinstance(nodes, Mapping):
-        raise ConfigError(f"{origin}: {_NODES} maps node1, node2, … to properties, not {nodes!r}")
+        raise ConfigError(
+            f"{origin}: {_NODES} must map node1, node2, … to properties, not be {nodes!r}"
+        )
     return SiteConf(
         sites={
             site: _properties(said[site], f"{origin}: {site}") for site in SITES if site in said
@@ -126,4 +130,4 @@ def _text(value: Any, where: str) -> str:
 
 def _whole(name: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ConfigError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
+        raise ConfigError(f"{name} must be an integer from {low} to {high}, not {value!r}")

@@ -19,7 +19,7 @@ from hopsgpu.errors import ClusterError
 
 
 def container_environ(layout: Layout, node: str) -> dict[str, str]:
-    """What a node's containers have in their environment from this cluster."""
+    """Return what a node's containers have in their environment from this cluster."""
     programs = layout.node(node) / "bin"
     environ = {
         # The node's nvidia-smi first, and for hopsgpu's discovery alone: NVML would show the GPUs
@@ -35,7 +35,7 @@ def container_environ(layout: Layout, node: str) -> dict[str, str]:
 
 
 def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
-    """Writes every configuration file, the hosts file and the nodes' nvidia-smi."""
+    """Write every configuration file, the hosts file and the nodes' nvidia-smi."""
     spec, ports = state.spec, state.ports
     over = spec.conf.sites
     files = {
@@ -70,7 +70,7 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
 
 
 def user_name() -> str:
-    """The user that the daemons see, whatever HADOOP_USER_NAME says."""
+    """Return the user that the daemons see, whatever HADOOP_USER_NAME says."""
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError as e:

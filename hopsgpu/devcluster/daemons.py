@@ -40,7 +40,7 @@ class Process:
 
 
 def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> Process:
-    """Starts a command in a session of its own, its output in a fresh log.
+    """Start a command in a session of its own, its output in a fresh log.
 
     The log of the time before is kept beside it, with `.previous` at its end.
     """
@@ -65,7 +65,7 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
 
 
 def stop(processes: Iterable[Process], grace: float) -> None:
-    """Ends processes: SIGTERM to all, SIGKILL to those left after `grace` seconds.
+    """End processes: SIGTERM to all, SIGKILL to those left after `grace` seconds.
 
     Returns when all of them are gone.
     """
@@ -86,7 +86,7 @@ def stop(processes: Iterable[Process], grace: float) -> None:
 
 
 def _wait(left: dict[int, Process], seconds: float) -> None:
-    """Takes out of `left` what ends within `seconds`."""
+    """Take out of `left` what ends within `seconds`."""
     poll = select.poll()
     for fd in left:
         poll.register(fd, select.POLLIN)
@@ -114,12 +114,14 @@ def members(cluster: Path, daemon: str | None = None) -> list[Process]:
 
 
 def marker(cluster: Path, daemon: str) -> str:
-    """The value of MARKER in the environment of a daemon and of the containers under it."""
+    """Return the value of MARKER in the environment of a daemon and of the containers under it."""
     return f"{cluster}:{daemon}"
 
 
 def last_lines(log: Path, lines: int = 15) -> str:
-    """The end of a log, for an error; with the last cause before it, if it names none itself."""
+    """Return the end of a log, for an error; with the last cause before it, if it names none
+    itself.
+    """
     try:
         with log.open("rb") as f:
             f.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -145,7 +147,7 @@ def _stat(pid: int) -> tuple[str, str] | None:
 
 
 def _await_threads(pid: int) -> None:
-    """Waits until all threads of a process have ended whose first one has.
+    """Wait until all threads of a process have ended whose first one has.
 
     Those of a killed JVM hold its ports for a moment longer.
     """
@@ -160,6 +162,6 @@ def _await_threads(pid: int) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Clears a child that has ended; others are their own parents' affair."""
+    """Clear a child that has ended; others are their own parents' affair."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -30,7 +30,7 @@ _CARRIED = (
 
 
 def pyspark_home() -> Path:
-    """The directory of the installed PySpark, found without importing it."""
+    """Return the directory of the installed PySpark, found without importing it."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise ClusterError("PySpark is not installed: pip install pyspark")
@@ -38,17 +38,17 @@ def pyspark_home() -> Path:
 
 
 def hadoop_version(spark: Path) -> str:
-    """The version of Hadoop that a PySpark carries."""
+    """Return the version of Hadoop that a PySpark carries."""
     for jar in sorted((spark / "jars").glob("hadoop-client-api-*.jar")):
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
         f"{spark / 'jars'} has no hadoop-client-api jar: the cluster needs a PySpark that "
-        "carries Hadoop 3 (the one that `pip install pyspark` brings)"
+        "includes Hadoop 3 (as the one of `pip install pyspark` does)"
     )
 
 
 def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
-    """A directory with what the daemons need beside PySpark's jars: `*.jar` and `webapps`.
+    """Return a directory with what the daemons need beside PySpark's jars: `*.jar` and `webapps`.
 
     The directory appears by one rename, so it is whole where it exists, and nothing is asked
     of the network or the resolver then.
@@ -61,7 +61,7 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
     if kept.is_dir():
         return kept
     kept.parent.mkdir(parents=True, exist_ok=True)
-    say(f"fetching Hadoop {version}'s daemons (about 65 MB, once) into {kept}")
+    say(f"downloading Hadoop {version}'s daemons (about 65 MB, once) to {kept}")
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
         jars = _resolve(java, spark, version, Path(scratch))
         try:
@@ -74,14 +74,14 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
 
 
 def cache() -> Path:
-    """What is made once for all clusters of a user lies there."""
+    """Return what is made once for all clusters of a user lies there."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative one.
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hopsgpu"
 
 
 def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
-    """Runs spark-submit for its resolver alone; the class that it starts prints a version."""
+    """Run spark-submit for its resolver alone; the class that it starts prints a version."""
     wanted = (
         f"org.apache.hadoop:hadoop-client-minicluster:{version}",
         f"org.bouncycastle:bcprov-jdk18on:{_BOUNCY_CASTLE}",
@@ -107,7 +107,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
         why = [line for line in said if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
             f"Spark's resolver could not fetch {', '.join(wanted)}: this needs the network once "
-            "(a mirror is given by spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
+            "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
             + "\n  ".join((why or said)[-8:])
         )
     jars = scratch / "jars"
@@ -120,7 +120,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:
-    """Unpacks the daemons' pages: found in a jar, each daemon unpacks all of it at each start."""
+    """Unpack the daemons' pages: found in a jar, each daemon unpacks all of it at each start."""
     with zipfile.ZipFile(jar) as opened:
         pages = [name for name in opened.namelist() if name.startswith("webapps/")]
         opened.extractall(target, pages)

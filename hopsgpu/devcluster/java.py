@@ -34,7 +34,7 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The first accepted Java of JAVA_HOME and the PATH.
+    """Return the first accepted Java of JAVA_HOME and the PATH.
 
     Args:
         environ: where JAVA_HOME and PATH are read; the process's own by default.
@@ -47,7 +47,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     for origin, binary in _candidates(environ):
         java = _ask(binary)
         if java is None:
-            seen.append(f"{origin} has no java that runs ({binary})")
+            seen.append(f"{origin} has no working java ({binary})")
         elif java.version not in ACCEPTED:
             seen.append(f"{origin} has Java {java.version} ({java.home})")
         else:
@@ -57,7 +57,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def java_of_spark(environ: Mapping[str, str]) -> tuple[str, Path, Java | None] | None:
-    """The Java that Spark's scripts start: JAVA_HOME's where that is set, else the PATH's.
+    """Return the Java that Spark's scripts start: JAVA_HOME's where that is set, else the PATH's.
 
     Args:
         environ: with JAVA_HOME and PATH.
@@ -80,7 +80,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _ask(binary: Path) -> Java | None:
-    """What a `java` says of itself; None where it does not run."""
+    """Return what a `java` says of itself; None where it does not run."""
     # JDK_JAVA_OPTIONS or JAVA_TOOL_OPTIONS could keep even a good java from starting.
     quiet = {k: v for k, v in os.environ.items() if not re.fullmatch(r"J\w*_OPTIONS", k)}
     try:
@@ -98,7 +98,7 @@ def _ask(binary: Path) -> Java | None:
 
 
 def main() -> int:
-    """Says what to install where no Java is accepted; for `make`, before it downloads."""
+    """Say what to install where no Java is accepted; for `make`, before it downloads."""
     try:
         find_java()
     except ClusterError as error:

@@ -18,12 +18,12 @@ BORNE = re.compile(r"[A-Za-z0-9/._+@-]+")
 
 
 def node_names(nodes: int) -> tuple[str, ...]:
-    """The host names of the NodeManagers: node1, node2, …"""
+    """Return the host names of the NodeManagers: node1, node2, …"""
     return tuple(f"node{i}" for i in range(1, nodes + 1))
 
 
 def address_of(daemon: str) -> str:
-    """The loopback address that a daemon listens on."""
+    """Return the loopback address that a daemon listens on."""
     if daemon in MASTERS:
         return MASTER
     return f"127.0.0.{_FIRST_NODE + int(daemon.removeprefix('node'))}"
@@ -37,15 +37,15 @@ class Layout:
 
     @classmethod
     def at(cls, directory: str | Path | None) -> Layout:
-        """The layout of a cluster's directory, `~/.hopsgpu/cluster` where none is given."""
+        """Return the layout of a cluster's directory, `~/.hopsgpu/cluster` where none is given."""
         root = Path(directory) if directory is not None else Path.home() / ".hopsgpu" / "cluster"
         return cls(root.expanduser().resolve())
 
     def check(self) -> None:
-        """Refuses a path that YARN's own scripts and lists of directories do not bear."""
+        """Refuse a path that YARN's own scripts and lists of directories do not bear."""
         if not BORNE.fullmatch(str(self.root)):
             raise ConfigError(
-                f"the cluster's directory is {str(self.root)!r}, but YARN bears only letters, "
+                f"the cluster's directory is {str(self.root)!r}, but YARN accepts only letters, "
                 "digits and / . _ + @ - in it: use another --dir"
             )
 
@@ -94,16 +94,16 @@ class Layout:
         return self.root / "tmp"
 
     def temporary(self, daemon: str) -> Path:
-        """A daemon's own directory for temporary files."""
+        """Return a daemon's own directory for temporary files."""
         return self.scratch / daemon
 
     def conf(self, daemon: str) -> Path:
-        """The HADOOP_CONF_DIR of a daemon."""
+        """Return the HADOOP_CONF_DIR of a daemon."""
         return self.client if daemon in MASTERS else self.root / "conf" / daemon
 
     def log(self, daemon: str) -> Path:
         return self.logs / f"{daemon}.log"
 
     def node(self, name: str) -> Path:
-        """What belongs to one NodeManager: `bin`, `local` and `logs`."""
+        """Return what belongs to one NodeManager: `bin`, `local` and `logs`."""
         return self.root / "nodes" / name

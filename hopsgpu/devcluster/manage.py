@@ -66,7 +66,7 @@ def up(
     say: Say = print,
     keep_classes: bool = False,
 ) -> ClusterInfo:
-    """Starts a cluster, or what is missing of one, and waits until it is ready.
+    """Start a cluster, or what is missing of one, and waits until it is ready.
 
     Args:
         dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
@@ -96,9 +96,9 @@ def up(
             if not missing:
                 # Ready as well: the `up` that started it may have been killed.
                 boot.wait_ready(layout, before, config_files.user_name(), {})
-                say(f"the cluster in {layout.root} runs already")
+                say(f"the cluster in {layout.root} is already running")
                 return _info(layout, before, ())
-            say(f"not alive, starting: {', '.join(missing)}")
+            say(f"restarting dead daemons: {', '.join(missing)}")
         else:
             spec = wanted
             missing = [*MASTERS, *node_names(spec.nodes)]
@@ -154,14 +154,14 @@ def _ports(
         moved = [n for n, port in held.items() if port != recorded.get(n)]
         if before and before.processes and moved:
             raise ClusterError(
-                f"another program has taken the port of {', '.join(moved)} meanwhile, and what "
-                f"still runs in {layout.root} relies on it: `hopsgpu cluster down`, then `up`"
+                f"another program has taken the port of {', '.join(moved)} meanwhile, and "
+                f"running daemons of {layout.root} rely on it: `hopsgpu cluster down`, then `up`"
             )
         yield {n: held.get(n, recorded.get(n, 0)) for n in names}
 
 
 def down(dir: str | Path | None = None, say: Say = print) -> None:
-    """Ends every process of a cluster; its files in HDFS, its logs and its ports are kept.
+    """End every process of a cluster; its files in HDFS, its logs and its ports are kept.
 
     Args:
         dir: the cluster's directory.
@@ -184,7 +184,7 @@ def down(dir: str | Path | None = None, say: Say = print) -> None:
 
 
 def environment(dir: str | Path | None = None) -> dict[str, str]:
-    """The environment variables that point any Spark or Hadoop client at a cluster.
+    """Return the environment variables that point any Spark or Hadoop client at a cluster.
 
     Raises:
         ClusterError: no cluster runs there.
@@ -210,7 +210,7 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
 
 
 def _leave_nothing(layout: Layout, state: State | None) -> int:
-    """Ends daemons, then what their containers left; how many processes that were."""
+    """End daemons, then what their containers left; how many processes that were."""
     processes = dict(state.processes) if state else {}
     ended = 0
     # NodeManagers end their containers, and the NameNode outlives who writes to it.
@@ -229,7 +229,7 @@ def _leave_nothing(layout: Layout, state: State | None) -> int:
         stop(left, 2.0)
         ended += len(left)
     pids = ", ".join(str(p.pid) for p in left)
-    raise ClusterError(f"cannot end every process of {layout.root}: {pids} are left")
+    raise ClusterError(f"cannot end every process of {layout.root}: {pids} remain")
 
 
 def _conf(conf: str | Path | Mapping[str, Any] | None) -> SiteConf | None:

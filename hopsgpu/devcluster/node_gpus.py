@@ -68,8 +68,8 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
         has = f"{len(real)} GPU{'s' if len(real) > 1 else ''}"
         nodes_, each = (1, len(real)) if len(real) < nodes else (nodes, len(real) // nodes)
         why = (
-            f"simulated: this machine has {has}, {wanted} were asked for; "
-            f"--nodes {nodes_} --gpus-per-node {each} uses it"
+            f"simulated: this machine has {has}, {wanted} were requested; "
+            f"--nodes {nodes_} --gpus-per-node {each} uses the real ones"
         )
     else:
         why = "simulated: nvidia-smi does not answer"
@@ -90,7 +90,9 @@ def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
 
 
 def _ask(smi: str) -> tuple[Gpu, ...]:
-    """The GPUs that an nvidia-smi reports; none where it fails or reports nothing readable."""
+    """Return the GPUs that an nvidia-smi reports; none where it fails or reports nothing
+    readable.
+    """
     try:
         ran = subprocess.run(
             [smi, "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
@@ -103,7 +105,7 @@ def _ask(smi: str) -> tuple[Gpu, ...]:
 
 
 def parse_query(xml: str) -> tuple[Gpu, ...]:
-    """The GPUs in the XML of `nvidia-smi -q -x`.
+    """Return the GPUs in the XML of `nvidia-smi -q -x`.
 
     Raises:
         ParseError: not XML.

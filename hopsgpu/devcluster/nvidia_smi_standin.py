@@ -40,7 +40,9 @@ FIELDS: dict[str, tuple[Callable[[Gpu], object], str]] = {
 
 
 def query_xml(gpus: tuple[Gpu, ...]) -> str:
-    """What `nvidia-smi -x -q` prints; the fields that YARN's plugin reads, and a few more."""
+    """Return what `nvidia-smi -x -q` prints; the fields that YARN's plugin reads, and a few
+    more.
+    """
     begin, end = _xml_frame(len(gpus))
     return begin + "".join(map(_xml_gpu, gpus)) + end
 
@@ -83,7 +85,7 @@ def _xml_gpu(gpu: Gpu) -> str:
 
 
 def standin_script(gpus: tuple[Gpu, ...]) -> str:
-    """A shell script that answers like an nvidia-smi of these GPUs.
+    """Return a shell script that answers like an nvidia-smi of these GPUs.
 
     It knows `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS, `--query-compute-apps`
     (no process is ever listed), and `-i` with indices and UUIDs.
@@ -176,7 +178,7 @@ esac
 
 
 def wrapper_script(smi: str, gpus: tuple[Gpu, ...]) -> str:
-    """A shell script that runs the real nvidia-smi for these GPUs alone."""
+    """Return a shell script that runs the real nvidia-smi for these GPUs alone."""
     own = ",".join(str(g.index) for g in gpus)
     smi = shlex.quote(smi)
     return f"""#!/bin/sh

@@ -23,7 +23,7 @@ _TRIES = 200
 
 
 def port_names(nodes: int) -> tuple[str, ...]:
-    """Every port of a cluster, as "daemon.use"."""
+    """Return every port of a cluster, as "daemon.use"."""
     uses = {**_OF_MASTER, **dict.fromkeys(node_names(nodes), _OF_NODE)}
     return tuple(f"{daemon}.{use}" for daemon, of in uses.items() for use in of)
 
@@ -44,7 +44,7 @@ def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
 def held_ports(
     names: Sequence[str], before: Mapping[str, int], rng: random.Random | None = None
 ) -> Iterator[dict[str, int]]:
-    """Holds one free port for each name, the earlier one where it is still free.
+    """Hold one free port for each name, the earlier one where it is still free.
 
     A new port is bound without SO_REUSEADDR, so two clusters never choose the same one; an
     earlier one with it, for connections of the last time may linger there. The holder has it set

@@ -34,7 +34,7 @@ class NodeStatus:
 
 
 def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
-    """The nodes that the ResourceManager knows; None where it does not answer."""
+    """Return the nodes that the ResourceManager knows; None where it does not answer."""
     said = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
     if said is None:
         return None
@@ -43,7 +43,7 @@ def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
 
 
 def hdfs_ready(ports: Mapping[str, int]) -> bool:
-    """Whether the NameNode is out of safe mode and the DataNode registered with it.
+    """Return whether the NameNode is out of safe mode and the DataNode registered with it.
 
     Both are asked: a NameNode takes ten minutes to see that a DataNode is gone.
     """
@@ -61,7 +61,7 @@ def hdfs_ready(ports: Mapping[str, int]) -> bool:
 
 
 def make_directory(ports: Mapping[str, int], path: str, user: str, mode: str) -> bool:
-    """Makes a directory of HDFS with exactly this mode, or sets it on one that is there."""
+    """Make a directory of HDFS with exactly this mode, or sets it on one that is there."""
     import requests
 
     base = f"http://{MASTER}:{ports['namenode.http']}/webhdfs/v1{path}"
@@ -96,14 +96,14 @@ def _gpus(resource: Any) -> int:
 
 
 def _bean(port: int, service: str, name: str) -> dict[str, Any]:
-    """One of a daemon's JMX beans; empty where it does not answer."""
+    """Return one of a daemon's JMX beans; empty where it does not answer."""
     said = _get(f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}")
     beans = (said or {}).get("beans") or [{}]
     return dict(beans[0])
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """A JSON object from a daemon; None where it does not answer with one."""
+    """Return a JSON object from a daemon; None where it does not answer with one."""
     import requests
 
     try:

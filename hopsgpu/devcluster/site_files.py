@@ -19,7 +19,7 @@ _GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:
-    """What a NodeManager advertises: memory in MiB and cores.
+    """Return what a NodeManager advertises: memory in MiB and cores.
 
     Enough for the node's share of a gang of default ranks (4 GiB and the overhead, one core
     each) beside an application master and CPU executors.
@@ -99,7 +99,7 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
 def node_site(
     layout: Layout, node: str, ports: Ports, gpus: GpuPlan, environ: Mapping[str, str]
 ) -> Properties:
-    """What a NodeManager's yarn-site has beside the common one.
+    """Return what a NodeManager's yarn-site has beside the common one.
 
     Args:
         environ: variables that every container gets; it inherits none of the NodeManager's.
@@ -164,7 +164,7 @@ def spark_defaults(layout: Layout, spark: Path, archive: Archive | None) -> Prop
 
 
 def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) -> str:
-    """The private hosts file: the machine's own names, the nodes', and a user's.
+    """Return the private hosts file: the machine's own names, the nodes', and a user's.
 
     Args:
         system: text of the machine's hosts file; its IPv4 lines are kept.
@@ -184,7 +184,7 @@ def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) 
 
 
 def log4j(level: str = "info") -> str:
-    """The daemons' log4j2.properties: everything to stdout, which is their log file."""
+    """Return the daemons' log4j2.properties: everything to stdout, which is their log file."""
     return f"""rootLogger.level = {level}
 rootLogger.appenderRef.stdout.ref = stdout
 appender.stdout.type = Console
@@ -195,7 +195,7 @@ appender.stdout.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n%ex
 
 
 def xml_text(properties: Mapping[str, str]) -> str:
-    """A Hadoop site file."""
+    """Return a Hadoop site file."""
     rows = "".join(
         f"  <property><name>{escape(k)}</name><value>{escape(v)}</value></property>\n"
         for k, v in properties.items()
@@ -204,5 +204,5 @@ def xml_text(properties: Mapping[str, str]) -> str:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """A Java properties file, as spark-defaults.conf is one."""
+    """Return a Java properties file, as spark-defaults.conf is one."""
     return "".join(f"{k} {v.replace(chr(92), chr(92) * 2)}\n" for k, v in properties.items())

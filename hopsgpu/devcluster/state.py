@@ -61,7 +61,7 @@ class State:
 
 
 def load(layout: Layout) -> State | None:
-    """The state of a directory; None where no cluster was ever started in it.
+    """Return the state of a directory; None where no cluster was ever started in it.
 
     Raises:
         ClusterError: the file is not one of ours.
@@ -78,18 +78,18 @@ def load(layout: Layout) -> State | None:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
         raise ClusterError(
-            f"cannot read {layout.state}: {e}; end the daemons it names, if any, and remove it"
+            f"cannot read {layout.state}: {e}; stop the daemons it names, if any, and remove it"
         ) from e
 
 
 def save(layout: Layout, state: State) -> None:
-    """Writes the state."""
+    """Write the state."""
     write(layout.state, json.dumps({"form": _FORM, **asdict(state)}, indent=1) + "\n")
 
 
 @contextmanager
 def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
-    """Keeps any other `up` or `down` out of a cluster's directory."""
+    """Keep any other `up` or `down` out of a cluster's directory."""
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -107,7 +107,7 @@ def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Writes a file of the cluster's directory; a reader finds the old or the new one whole."""
+    """Write a file of the cluster's directory; a reader finds the old or the new one whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")

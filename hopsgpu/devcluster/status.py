@@ -49,12 +49,12 @@ class ClusterStatus:
     nodes: tuple[probe.NodeStatus, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
+        """Return the same as JSON values."""
         return asdict(self)
 
 
 def status(dir: str | Path | None = None) -> ClusterStatus:
-    """Asks the processes and the ResourceManager of a cluster how they are.
+    """Ask the processes and the ResourceManager of a cluster how they are.
 
     Args:
         dir: the cluster's directory; `~/.hopsgpu/cluster` by default.

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from hopsgpu.core import html
 from hopsgpu.core.html import plain
-from hopsgpu.core.trials import AblationResult, AblationRow
+from hopsgpu.core.trials import AblationOutcome, AblationRow
 
 _LONGEST = 60
 _WHOLE = "(whole)"
 
 
-def text(result: AblationResult) -> str:
+def text(result: AblationOutcome) -> str:
     """A plain table, what is worth most first."""
     rows = [_headers(result), *(_cells(result, row) for row in _sorted(result))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -23,7 +23,7 @@ def text(result: AblationResult) -> str:
     return "\n".join(lines)
 
 
-def card(result: AblationResult) -> str:
+def card(result: AblationOutcome) -> str:
     """A table, what is worth most first."""
     rows = [_cells(result, row) for row in _sorted(result)]
     return html.box(
@@ -32,14 +32,14 @@ def card(result: AblationResult) -> str:
     )
 
 
-def worth(result: AblationResult, row: AblationRow) -> float | None:
+def worth(result: AblationOutcome, row: AblationRow) -> float | None:
     """How much better the metric is with a component than without; None where that is unknown."""
     if row.difference is None:
         return None
     return row.difference if result.direction == "minimize" else -row.difference
 
 
-def _sorted(result: AblationResult) -> list[AblationRow]:
+def _sorted(result: AblationOutcome) -> list[AblationRow]:
     def key(row: AblationRow) -> tuple[bool, float]:
         is_worth = worth(result, row)
         return is_worth is None, -(is_worth or 0.0)
@@ -47,12 +47,12 @@ def _sorted(result: AblationResult) -> list[AblationRow]:
     return [*result.rows[:1], *sorted(result.rows[1:], key=key)]
 
 
-def _headers(result: AblationResult) -> list[str]:
+def _headers(result: AblationOutcome) -> list[str]:
     metric = plain(result.metric or "metric", _LONGEST)
     return ["without", metric, "spread", "difference", "worth", "trials", "failed"]
 
 
-def _cells(result: AblationResult, row: AblationRow) -> Sequence[str]:
+def _cells(result: AblationOutcome, row: AblationRow) -> Sequence[str]:
     is_whole = row is result.rows[0]
     # Of the whole there is nothing to compare.
     is_worth = None if is_whole else worth(result, row)

@@ -48,7 +48,7 @@ class Teller(Protocol[S_contra, W_contra]):
     """Puts statuses into lines."""
 
     def news(self, status: S_contra, now: float, /) -> Iterable[str]:
-        """What is to be said of a status, a line each; nothing where it says nothing new.
+        """Return what is to be said of a status, a line each; nothing where it says nothing new.
 
         Args:
             status: the next one.
@@ -56,7 +56,7 @@ class Teller(Protocol[S_contra, W_contra]):
         """
 
     def label(self, who: W_contra, host: str, /) -> str:
-        """Whose a line is."""
+        """Return whose a line is."""
 
 
 class Off:
@@ -102,7 +102,7 @@ class PlainLines(Generic[S, W]):
         self._outlet = Outlet()
 
     def status(self, status: S) -> None:
-        """Writes what is new."""
+        """Write what is new."""
         begin = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: "
         said = "".join(f"{begin}{text}\n" for text in self._teller.news(status, self._clock()))
         if said:
@@ -120,7 +120,7 @@ class PlainLines(Generic[S, W]):
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """A terminal that knows only ASCII must not end a training that prints more."""
+    """Return a terminal that knows only ASCII must not end a training that prints more."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -150,7 +150,7 @@ class Shield(Generic[S, W]):
         try:
             tell()
         except Exception as error:  # noqa: BLE001 - becomes a warning of the result
-            self.problem = f"progress was shown no more ({type(error).__name__}: {error})"
+            self.problem = f"the progress display stopped ({type(error).__name__}: {error})"
 
 
 def display_of(
@@ -159,7 +159,7 @@ def display_of(
     live: Callable[[], Display[S, W]],
     lines: Callable[[], Display[S, W]],
 ) -> Display[S, W]:
-    """The display that `progress=` names.
+    """Return the display that `progress=` names.
 
     Args:
         given: None for the one that fits: live in a notebook's cell and in a script's terminal,
@@ -182,14 +182,14 @@ def display_of(
         _check_takes_one(given, kind)
         return Told(given)
     raise ConfigError(
-        f"progress={given!r}: 'rich', 'lines', 'off', None or a callable that takes a {kind}"
-        " is wanted"
+        f"progress={given!r}: must be 'rich', 'lines', 'off', None or a callable that takes a"
+        f" {kind}"
     )
 
 
 def _check_takes_one(given: Callable[..., object], kind: str) -> None:
     if inspect.iscoroutinefunction(given):
-        raise ConfigError(f"progress={given!r}: a plain function is wanted, not a coroutine's")
+        raise ConfigError(f"progress={given!r}: must be a plain function, not a coroutine's")
     try:
         signature = inspect.signature(given)
     except ValueError:
@@ -198,5 +198,5 @@ def _check_takes_one(given: Callable[..., object], kind: str) -> None:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"progress={given!r}: a callable that takes one argument, a {kind}, is wanted ({error})"
+            f"progress={given!r}: must be a callable that takes one argument, a {kind} ({error})"
         ) from None

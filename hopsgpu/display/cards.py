@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, RunOutcome, RunStatus, Timeline
 from hopsgpu.display.phrases import gang, lasted, seconds, state, uuid
 from hopsgpu.display.picture import how_ended
 
@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def run_card(status: RunStatus) -> str:
-    """A run as it stands."""
+    """Return a run as it stands."""
     reported = status.metrics[0] if status.metrics else {}
     pairs: dict[str, object] = {
         "state": html.bold(state(status.state)),
@@ -33,7 +33,7 @@ def run_card(status: RunStatus) -> str:
     return html.box(html.title("Run", status.run_id), html.facts(told(pairs)))
 
 
-def result_card(result: GangResult) -> str:
+def result_card(result: RunOutcome) -> str:
     """A run's result, each rank with its value."""
     pairs: dict[str, object] = {
         "model": "" if result.model is None else result.model.url,
@@ -48,7 +48,7 @@ def result_card(result: GangResult) -> str:
     )
 
 
-def _rows(result: GangResult) -> Iterable[list[object]]:
+def _rows(result: RunOutcome) -> Iterable[list[object]]:
     reports = {report.rank: report for report in result.ranks}
     count = max(len(result.values), len(result.metrics), *(rank + 1 for rank in reports), 0)
     for rank in range(count):
@@ -86,12 +86,12 @@ def warned(warnings: Sequence[str]) -> Iterable[Html]:
 
 
 def timeline(passed: Timeline) -> str:
-    """How long it took for each phase."""
+    """Return how long it took for each phase."""
     return " · ".join(lasted(passed))
 
 
 def gpu_seconds(spent: GpuSeconds) -> str:
-    """Where they went."""
+    """Return where they went."""
     return " · ".join(f"{f.name} {getattr(spent, f.name):.1f}" for f in fields(spent))
 
 

@@ -54,7 +54,7 @@ class Cell(Generic[P]):
         self._is_there = False
 
     def show(self, picture: P) -> None:
-        """Shows it in place of the last one."""
+        """Show it in place of the last one."""
         page = str(self._page(picture, self._id))
         content = {"text/html": page, "text/plain": self._summary(picture)}
         given: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
@@ -62,7 +62,7 @@ class Cell(Generic[P]):
         self._is_there = True
 
     def end(self, picture: P) -> None:
-        """Shows the last one."""
+        """Show the last one."""
         self.show(picture)
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ class Cell(Generic[P]):
 
 
 def summary(picture: Picture) -> str:
-    """A picture in a line, where no HTML is shown."""
+    """Return a picture in a line, where no HTML is shown."""
     status = picture.status
     said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.below(status))]
     said += [f"{plot.name} {phrases.measured(plot)}" for plot in picture.plots]
@@ -79,7 +79,7 @@ def summary(picture: Picture) -> str:
 
 
 def page(picture: Picture, key: str) -> Html:
-    """A picture as HTML.
+    """Return a picture as HTML.
 
     Args:
         picture: of the run.
@@ -100,7 +100,7 @@ def _head(picture: Picture) -> Html:
 
 
 def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
-    """The first lines of what is live.
+    """Return the first lines of what is live.
 
     Args:
         status: of it.
@@ -130,7 +130,7 @@ def _plots(picture: Picture) -> Html:
 
 
 def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: str) -> Html:
-    """A small plot with its name and the last value above it.
+    """Return a small plot with its name and the last value above it.
 
     Args:
         name: of what is drawn.

@@ -27,7 +27,7 @@ def sparkline(
     bounds: Bounds | None = None,
     span: Bounds | None = None,
 ) -> str:
-    """Values over time or steps in at most so many characters; "" without any.
+    """Return values over time or steps in at most so many characters; "" without any.
 
     Args:
         points: the values, in order.
@@ -54,7 +54,7 @@ def sparkline(
 
 
 def _between(means: Mapping[int, float]) -> Iterator[tuple[int, float]]:
-    """Values by place in order, and on the straight line between two of them."""
+    """Yield values by place in order, and on the straight line between two of them."""
     places = sorted(means)
     for one, next_ in itertools.pairwise(places):
         rise = (means[next_] - means[one]) / (next_ - one)
@@ -69,7 +69,8 @@ def lines_image(
     bounds: Bounds | None = None,
     span: Bounds | None = None,
 ) -> str:
-    """Values over time or steps, the first trace before the others, as the address of an image.
+    """Return values over time or steps, the first trace before the others, as the address of an
+    image.
 
     Args:
         traces: the values of each.
@@ -119,7 +120,7 @@ def bars_image(shares: Sequence[float], width: int, height: int) -> str:
 
 
 def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height: int) -> str:
-    """What was held over time, and how much of it was used, as the address of an image.
+    """Return what was held over time, and how much of it was used, as the address of an image.
 
     Args:
         held: by seconds, in order; at least one.

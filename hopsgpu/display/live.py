@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.html import Html
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display import cell, search_cell, search_terminal, terminal
 from hopsgpu.display.base import Display, PlainLines, S, S_contra, W, W_contra
@@ -40,13 +40,13 @@ class Screen(Protocol[P_contra]):
     """Where pictures are shown, each in place of the last one."""
 
     def show(self, picture: P_contra, /) -> None:
-        """Shows one."""
+        """Show one."""
 
     def end(self, picture: P_contra, /) -> None:
-        """Shows the last one, and lets go."""
+        """Show the last one, and let go."""
 
     def close(self) -> None:
-        """Lets go, where there is no last one; more than once, too."""
+        """Let go, where there is no last one; more than once, too."""
 
 
 class Stage(Protocol[S_contra, W_contra, P_co]):
@@ -57,13 +57,13 @@ class Stage(Protocol[S_contra, W_contra, P_co]):
         """Grows with whatever is told."""
 
     def status(self, status: S_contra, now: float, /) -> None:
-        """Notes how it stands."""
+        """Note how it stands."""
 
     def line(self, who: W_contra, host: str, texts: Sequence[str], /) -> None:
-        """Notes the last lines of a rank."""
+        """Note the last lines of a rank."""
 
     def picture(self, now: float, /) -> P_co:
-        """What there is to be seen."""
+        """Return what there is to be seen."""
 
 
 def screen(
@@ -72,7 +72,7 @@ def screen(
     summary: Callable[[P], str],
     lines: terminal.Drawn[P],
 ) -> Screen[P] | None:
-    """The notebook's cell or the terminal; None where another display has that.
+    """Return the notebook's cell or the terminal; None where another display has that.
 
     Args:
         context: of the thread that asked for the display.
@@ -86,12 +86,12 @@ def screen(
 
 
 def run_screen(context: contextvars.Context) -> Screen[Picture] | None:
-    """Where runs are shown."""
+    """Return where runs are shown."""
     return screen(context, cell.page, cell.summary, terminal.lines_of)
 
 
 def search_screen(context: contextvars.Context) -> Screen[SearchPicture] | None:
-    """Where searches are shown."""
+    """Return where searches are shown."""
     return screen(context, search_cell.page, search_cell.summary, search_terminal.lines_of)
 
 
@@ -125,7 +125,7 @@ class LiveDisplay(Generic[S, W, P]):
         self._shown: Display[S, W] | None = None
 
     def status(self, status: S) -> None:
-        """Takes in how it stands.
+        """Take in how it stands.
 
         Raises:
             Exception: whatever kept the screen from showing it, now or before.
@@ -142,7 +142,7 @@ class LiveDisplay(Generic[S, W, P]):
         shown.status(status)
 
     def line(self, who: W, host: str, *texts: str) -> None:
-        """Takes in lines of a rank that has begun."""
+        """Take in lines of a rank that has begun."""
         if self._shown is not None:
             self._shown.line(who, host, *texts)
 
@@ -217,7 +217,7 @@ class _Shown(Generic[S, W, P]):
             self._over.set()
 
     def _draw(self) -> None:
-        """Shows pictures until the end."""
+        """Show pictures until the end."""
         wait, news, drawn = _SECONDS, -1, float("-inf")
         while not self._ended.wait(wait):
             now = self._clock()

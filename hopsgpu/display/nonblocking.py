@@ -52,7 +52,7 @@ class Outlet:
         self._problem: Exception | None = None
 
     def write(self, stream: Stream, text: str) -> None:
-        """Writes a text that ends a line.
+        """Write a text that ends a line.
 
         Raises:
             Exception: whatever kept this text or an earlier one from being written.
@@ -97,10 +97,12 @@ class Outlet:
     def _put_note(self, stream: Stream) -> None:
         if self._dropped:
             told, self._dropped = self._dropped, 0
-            self._put(stream, f"hopsgpu: {told:,} lines are not shown, for nobody read them here\n")
+            self._put(
+                stream, f"hopsgpu: {told:,} lines are not shown, because nobody read them here\n"
+            )
 
     def _next(self, taken: tuple[Stream, str] | None) -> tuple[Stream, str] | None:
-        """What is to be written after the last one."""
+        """Return what is to be written after the last one."""
         with self._changed:
             if taken is not None:
                 self._size -= len(taken[1])
@@ -151,7 +153,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def wait_for_room(descriptor: int, seconds: float | None = None) -> bool:
-    """Waits until a terminal or a pipe takes something; False where it did not in time."""
+    """Wait until a terminal or a pipe takes something; False where it did not in time."""
     if descriptor < 0:
         return True
     poll = select.poll()
@@ -161,7 +163,7 @@ def wait_for_room(descriptor: int, seconds: float | None = None) -> bool:
 
 
 def _descriptor(stream: Stream) -> int:
-    """The stream's, or -1."""
+    """Return the stream's, or -1."""
     try:
         return int(stream.fileno())  # type: ignore[attr-defined]
     except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
@@ -169,7 +171,7 @@ def _descriptor(stream: Stream) -> int:
 
 
 def _has_reader(stream: Stream) -> bool:
-    """Whether there is one who may stop reading."""
+    """Return whether there is one who may stop reading."""
     descriptor = _descriptor(stream)
     # In a kernel it would be another one's: what is written goes to the notebook.
     if descriptor < 0 or in_kernel():

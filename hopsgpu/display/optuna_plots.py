@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.core.trials import COMPLETE, SearchResult
+from hopsgpu.core.trials import COMPLETE, SearchOutcome
 
 if TYPE_CHECKING:
     import optuna
@@ -50,7 +50,7 @@ class Plotted:
     missing: str = ""
 
 
-def optuna_plots(result: SearchResult, seconds: float = _SECONDS) -> Sequence[Plotted]:
+def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[Plotted]:
     """Optuna's plots of a search; each of them with what it lacks where it cannot be drawn.
 
     Args:
@@ -59,7 +59,7 @@ def optuna_plots(result: SearchResult, seconds: float = _SECONDS) -> Sequence[Pl
     """
     complete = result.states.get(COMPLETE, 0)
     if complete < _LEAST:
-        return _none(f"{complete} of the trials are complete; a plot wants at least {_LEAST}")
+        return _none(f"{complete} of the trials are complete; a plot needs at least {_LEAST}")
     titles = dict(PLOTS)
     if complete > _MOST_LINES:
         titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
@@ -71,7 +71,7 @@ def optuna_plots(result: SearchResult, seconds: float = _SECONDS) -> Sequence[Pl
             for title, (svg, missing) in zip(titles.values(), found, strict=True)
         ]
     except subprocess.TimeoutExpired:
-        return _none(f"Optuna had not drawn it within {seconds:g} s")
+        return _none(f"Optuna did not draw it within {seconds:g} s")
     except Exception as error:  # noqa: BLE001 - a storage's, a pickle's; said on the page
         return _none(f"{type(error).__name__}: {error}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hopsgpu.core.gang import ENDS, GangState
-from hopsgpu.core.results import RunStatus, Timeline
+from hopsgpu.core.run_values import RunStatus, Timeline
 from hopsgpu.display.picture import Gpu, Picture, Plot, Row
 from hopsgpu.units import counted
 
@@ -14,31 +14,33 @@ _UUID = 12
 
 
 def phase(picture: Picture) -> str:
-    """The state, and which attempt it is."""
+    """Return the state, and which attempt it is."""
     status = picture.status
     told = state(status.state)
     return f"{told} (attempt {status.attempt})" if status.attempt else told
 
 
 def state(name: str) -> str:
-    """A state, as a person reads it."""
+    """Return a state, as a person reads it."""
     return "starting ranks" if name == GangState.STARTING.value else name
 
 
 def lasted(timeline: Timeline) -> list[str]:
-    """How long a run took for each of its phases."""
+    """Return how long a run took for each of its phases."""
     return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
 
 
 def below(status: RunStatus) -> list[str]:
-    """What is said beside the state: why it waits, or at the end how long it took for what."""
+    """Return what is said beside the state: why it waits, or at the end how long it took for
+    what.
+    """
     if GangState(status.state) in ENDS:
         return lasted(status.timeline)
     return [status.waiting_for] if status.waiting_for else []
 
 
 def gang(status: RunStatus) -> str:
-    """How much of the gang is there, and where; "" where that says nothing."""
+    """Return how much of the gang is there, and where; "" where that says nothing."""
     if not status.granted_hosts and status.state != "waiting":
         return ""
     hosts = sorted(set(status.granted_hosts))
@@ -58,20 +60,20 @@ def seconds(elapsed: float) -> str:
 
 
 def measured(plot: Plot) -> str:
-    """A metric's last value, and its range over the ranks."""
+    """Return a metric's last value, and its range over the ranks."""
     if plot.least == plot.most:
         return f"{plot.value:.4g}"
     return f"{plot.value:.4g} ({plot.least:.4g} to {plot.most:.4g})"
 
 
 def scale(plot: Plot) -> tuple[str, str]:
-    """What a plot's first and last step are."""
+    """Return what a plot's first and last step are."""
     first, last = plot.steps
     return f"step {first:,g}", f"{last:,g}"
 
 
 def says_something(rows: Sequence[Row]) -> bool:
-    """Whether a table of ranks would tell more than that there are some."""
+    """Return whether a table of ranks would tell more than that there are some."""
     return any(row.host or row.ended or row.step is not None or row.gpu for row in rows)
 
 
@@ -92,7 +94,7 @@ def uuid(gpu: str) -> str:
 
 
 def others(picture: Picture, shown: int) -> str:
-    """What is said of ranks without a row; "" without any.
+    """Return what is said of ranks without a row; "" without any.
 
     Args:
         picture: of the run.
@@ -107,5 +109,5 @@ def others(picture: Picture, shown: int) -> str:
 
 
 def whole_log(run_id: str) -> str:
-    """Where lines are that are shown no more."""
+    """Return where lines are that are shown no more."""
     return f"whole logs: hopsgpu logs {run_id}"

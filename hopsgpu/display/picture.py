@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import RankReport, RunStatus
+from hopsgpu.core.run_values import RankReport, RunStatus
 
 # Of a large gang so many ranks have plots and logs of their own.
 SHOWN_RANKS = 12
@@ -147,7 +147,7 @@ class Trace:
         self._gap = gap
 
     def add(self, at: float, value: float) -> None:
-        """Takes a value in, unless the last one is too near.
+        """Take a value in, unless the last one is too near.
 
         Of a training that goes back, to a checkpoint say, what was behind that point is dropped.
         """
@@ -181,7 +181,7 @@ class Tail:
         self.host = ""
 
     def take(self, texts: Sequence[str], begin: str = "") -> None:
-        """Notes lines, each with a begin that tells whose it is."""
+        """Note lines, each with a begin that tells whose it is."""
         self._lines.extend(begin + text[:_LONGEST_LINE] for text in texts[-self._most :])
         self._total += len(texts)
 
@@ -223,7 +223,7 @@ class Scene:
         return self._news
 
     def status(self, status: RunStatus, now: float) -> None:
-        """Notes how the run stands; of metrics some times a second."""
+        """Note how the run stands; of metrics some times a second."""
         with self._lock:
             self._status, self._told = status, now
             self._news += 1
@@ -234,7 +234,7 @@ class Scene:
                 self._sample(status)
 
     def line(self, rank: int, host: str, texts: Sequence[str]) -> None:
-        """Notes the last lines of a rank."""
+        """Note the last lines of a rank."""
         with self._lock:
             self._news += len(texts)
             self._recent.take(texts, f"[rank {rank}] ")
@@ -244,7 +244,7 @@ class Scene:
                 tail.host = host
 
     def picture(self, now: float) -> Picture:
-        """What there is to be seen."""
+        """Return what there is to be seen."""
         with self._lock:
             status = self._status
             over = 0.0 if GangState(status.state).is_terminal else max(now - self._told, 0.0)
@@ -284,7 +284,7 @@ class Scene:
         return tuple(trace.points) if trace is not None else ()
 
     def _values(self, name: str, rank: int) -> tuple[Point, ...]:
-        """A metric by step, up to the last one."""
+        """Return a metric by step, up to the last one."""
         points, reported = self._points(name, rank), self._status.metrics[rank]
         step, value = reported.get(_STEP, 0.0), reported.get(name, math.nan)
         # Of points that are too near the last is not among those that are kept.
@@ -322,12 +322,12 @@ class Scene:
 
 
 def _ranks_of(status: RunStatus) -> int:
-    """How many ranks are known of."""
+    """Return how many ranks are known of."""
     return max(len(status.metrics), *(report.rank + 1 for report in status.ranks), 0)
 
 
 def how_ended(report: RankReport) -> str:
-    """A rank's end in words."""
+    """Return a rank's end in words."""
     if report.stopped:
         return "stopped"
     if report.exit_code == 0:
@@ -340,7 +340,7 @@ def _is_ours(name: str) -> bool:
 
 
 def gpu_of(reported: Mapping[str, float]) -> Gpu | None:
-    """A rank's GPUs among its metrics; None where none was sampled."""
+    """Return a rank's GPUs among its metrics; None where none was sampled."""
     found: dict[str, list[float]] = {}
     for name, value in reported.items():
         if name.startswith(_OF_GPUS):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Protocol, TextIO
 
 from hopsgpu.core.gang import ENDS, GangState
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import SearchStatus, Writer
 from hopsgpu.display.base import Display, Off, PlainLines, Shield, display_of
 from hopsgpu.units import counted
@@ -101,7 +101,7 @@ class ShieldedSearch:
 
 
 def describe(status: RunStatus) -> str:
-    """A status in a line."""
+    """Return a status in a line."""
     if status.state in ("requested", "waiting"):
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         why = f"; {status.waiting_for}" if status.waiting_for else ""
@@ -124,14 +124,14 @@ def describe(status: RunStatus) -> str:
 
 
 def _measured(status: RunStatus) -> str:
-    """What rank 0 reported last."""
+    """Return what rank 0 reported last."""
     reported = status.metrics[0] if status.metrics else {}
     told = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
     return f": {', '.join(told[:_MOST_TOLD])}" if told else ""
 
 
 def progress_of(given: object) -> Shielded:
-    """The display of a run that `progress=` names; see `display_of`.
+    """Return the display of a run that `progress=` names; see `display_of`.
 
     Raises:
         ConfigError: it names none.
@@ -146,7 +146,7 @@ def progress_of(given: object) -> Shielded:
 
 
 def search_progress_of(given: object) -> ShieldedSearch:
-    """The display of a search that `progress=` names; see `display_of`.
+    """Return the display of a search that `progress=` names; see `display_of`.
 
     Raises:
         ConfigError: it names none.

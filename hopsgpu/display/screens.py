@@ -12,12 +12,12 @@ _PROXIED = "rich_proxied_file"
 
 
 def in_kernel() -> bool:
-    """Whether this process is a notebook's kernel."""
+    """Return whether this process is a notebook's kernel."""
     return getattr(_shell(), "kernel", None) is not None
 
 
 def in_terminal() -> bool:
-    """Whether a live display is in place: a script's, for at a prompt a person types."""
+    """Return whether a live display is in place: a script's, for at a prompt a person types."""
     streams = (sys.stdout, sys.stderr)
     if any(stream is None or not stream.isatty() for stream in streams):
         return False
@@ -26,12 +26,12 @@ def in_terminal() -> bool:
 
 
 def is_taken() -> bool:
-    """Whether another live display has the terminal, of which there can be one."""
+    """Return whether another live display has the terminal, of which there can be one."""
     return is_proxy(sys.stdout)
 
 
 def is_proxy(stream: object) -> bool:
-    """Whether what is written to a stream is shown above a live display."""
+    """Return whether what is written to a stream is shown above a live display."""
     return hasattr(stream, _PROXIED)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
-from hopsgpu.core.trials import COMPLETE, FAILED, SearchResult, TrialReport
+from hopsgpu.core.trials import COMPLETE, FAILED, SearchOutcome, TrialReport
 from hopsgpu.display import search_phrases as say
 from hopsgpu.display.cards import gpu_seconds, timeline, told, warned
 from hopsgpu.display.charts import held_image
@@ -19,12 +19,12 @@ _FAILED = 3
 _WIDTH, _HEIGHT = 560, 130
 
 
-def search_card(result: SearchResult) -> str:
+def search_card(result: SearchOutcome) -> str:
     """A search's result."""
     return html.box(*summary(result))
 
 
-def summary(result: SearchResult) -> Sequence[Html]:
+def summary(result: SearchOutcome) -> Sequence[Html]:
     """What is to be seen first of a result."""
     best = result.best
     name = f"best {result.metric or 'value'}"
@@ -45,7 +45,7 @@ def summary(result: SearchResult) -> Sequence[Html]:
     ]
 
 
-def best_trials(result: SearchResult, most: int = _BEST) -> list[TrialReport]:
+def best_trials(result: SearchOutcome, most: int = _BEST) -> list[TrialReport]:
     """The best complete trials, the best first."""
     sign = 1.0 if result.direction == "minimize" else -1.0
     values = (
@@ -56,17 +56,17 @@ def best_trials(result: SearchResult, most: int = _BEST) -> list[TrialReport]:
     return [trial for _, _, trial in heapq.nsmallest(most, values)]
 
 
-def _best(result: SearchResult) -> Html:
+def _best(result: SearchOutcome) -> Html:
     best = best_trials(result)
     return trials_table("best trials", best) if best else Html("")
 
 
-def _failures(result: SearchResult) -> list[str]:
+def _failures(result: SearchOutcome) -> list[str]:
     failed = [trial for trial in result.trials if trial.state == FAILED]
     return [f"trial {trial.number} failed: {say.why(trial)}" for trial in failed[:_FAILED]]
 
 
-def _held(result: SearchResult) -> Html:
+def _held(result: SearchOutcome) -> Html:
     if not result.moments:
         return Html("")
     held, used = held_and_used(result.moments)

@@ -18,13 +18,13 @@ _PARAMS = 60
 
 
 def summary(picture: SearchPicture) -> str:
-    """A picture in a line, where no HTML is shown."""
+    """Return a picture in a line, where no HTML is shown."""
     told = say.summary(picture.status)
     return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {told}"
 
 
 def page(picture: SearchPicture, key: str) -> Html:
-    """A picture as HTML.
+    """Return a picture as HTML.
 
     Args:
         picture: of the search.
@@ -109,7 +109,7 @@ def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
 
 
 def row_of(trial: TrialReport, params: int) -> Sequence[object]:
-    """A trial that has ended; its parameters in so many characters."""
+    """Return a trial that has ended; its parameters in so many characters."""
     return (
         trial.number,
         trial.state,

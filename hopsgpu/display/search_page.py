@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
-from hopsgpu.core.trials import SearchResult
+from hopsgpu.core.trials import SearchOutcome
 from hopsgpu.display.optuna_plots import Plotted, optuna_plots
 from hopsgpu.display.search_cards import summary
 from hopsgpu.display.search_cell import row_of
@@ -26,7 +26,7 @@ table.trials { border-collapse: collapse; font-size: 13px; }
 """
 
 
-def page(result: SearchResult) -> str:
+def page(result: SearchOutcome) -> str:
     """A page with the result, Optuna's plots of it and all trials; it loads nothing else.
 
     Args:
@@ -58,7 +58,7 @@ def _figure(plot: Plotted) -> Html:
     return Html(title + html.element("figure", image))
 
 
-def _rows(result: SearchResult) -> Iterable[Html]:
+def _rows(result: SearchOutcome) -> Iterable[Html]:
     yield html.element("tr", *(html.element("th", name) for name in _HEADERS))
     for trial in result.trials:
         cells = (*row_of(trial, _PARAMS), trial.tries)

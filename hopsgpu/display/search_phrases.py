@@ -13,7 +13,7 @@ from hopsgpu.core.trials import (
     FAILED,
     PRUNED,
     Best,
-    SearchResult,
+    SearchOutcome,
     SearchStatus,
     TrialReport,
     Writer,
@@ -35,7 +35,7 @@ WHOLE_LOGS = "whole logs: `log` of each of the result's trials"
 
 
 def number(value: object) -> str:
-    """A value of a parameter or a metric, short; of a text the begin."""
+    """Return a value of a parameter or a metric, short; of a text the begin."""
     if isinstance(value, float):
         return f"{value:.4g}"
     # Of an empty text nothing would be seen, as of `ablate`'s whole.
@@ -43,14 +43,14 @@ def number(value: object) -> str:
 
 
 def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
-    """The first parameters with their values."""
+    """Return the first parameters with their values."""
     some = itertools.islice(params.items(), _MOST_PARAMS)
     told = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
     return plain(told if len(params) <= _MOST_PARAMS else f"{told}, …", longest)
 
 
 def gpus(uuids: str) -> str:
-    """A trial's GPUs."""
+    """Return a trial's GPUs."""
     listed = uuids.split(",") if uuids else []
     if len(listed) > _MOST_GPUS:
         return f"{len(listed)} GPUs"
@@ -58,7 +58,7 @@ def gpus(uuids: str) -> str:
 
 
 def why(trial: TrialReport) -> str:
-    """What failed, in a line: the end of the user's traceback, or else where and how."""
+    """Return what failed, in a line: the end of the user's traceback, or else where and how."""
     lines = [line for line in trial.error.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(_LOG)]
     if not lines:
@@ -68,7 +68,7 @@ def why(trial: TrialReport) -> str:
 
 
 def measure(trial: TrialReport) -> str:
-    """What a trial has come to."""
+    """Return what a trial has come to."""
     if trial.state == FAILED:
         return why(trial)
     value = "" if trial.value is None else number(float(trial.value))
@@ -77,7 +77,7 @@ def measure(trial: TrialReport) -> str:
 
 
 def end_of(trial: TrialReport, best: Best | None) -> str:
-    """A trial that has ended, in a line."""
+    """Return a trial that has ended, in a line."""
     is_best = best is not None and best.number == trial.number
     told = measure(trial)
     begin = f"trial {trial.number} {trial.state}{f': {told}' if told else ''}"
@@ -89,7 +89,7 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
 
 
 def ends(wanted: int, states: Mapping[str, int]) -> str:
-    """How many trials have ended, and how."""
+    """Return how many trials have ended, and how."""
     told = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
     count = sum(states.get(name, 0) for name in (COMPLETE, PRUNED, FAILED))
     shown = ", ".join(part for part in told if not part.startswith("0 "))
@@ -102,12 +102,12 @@ def ends(wanted: int, states: Mapping[str, int]) -> str:
 
 
 def states_of(status: SearchStatus) -> Mapping[str, int]:
-    """How many trials have ended in each way."""
+    """Return how many trials have ended in each way."""
     return {COMPLETE: status.complete, PRUNED: status.pruned, FAILED: status.failed}
 
 
 def held(status: SearchStatus) -> str:
-    """Executors that are here, of those that it may have."""
+    """Return executors that are here, of those that it may have."""
     return f"{status.executors} of at most {counted(status.most, 'executor')}"
 
 
@@ -123,11 +123,11 @@ def held_gpus(status: SearchStatus) -> str:
 
 
 def unit(status: SearchStatus) -> str:
-    """What is held and used."""
+    """Return what is held and used."""
     return "GPUs" if status.gpus else "executors"
 
 
-def best_of(found: SearchStatus | SearchResult) -> str:
+def best_of(found: SearchStatus | SearchOutcome) -> str:
     """The best value and whose it is; "" without any."""
     best = found.best
     if best is None:
@@ -137,7 +137,7 @@ def best_of(found: SearchStatus | SearchResult) -> str:
 
 
 def summary(status: SearchStatus) -> str:
-    """A search in a line."""
+    """Return a search in a line."""
     counts = ends(status.wanted, states_of(status))
     if GangState(status.state).is_terminal or status.state == "releasing":
         parts = [f"{status.state}: {counts}", best_of(status)]
@@ -192,6 +192,6 @@ class SearchTeller:
 
 
 def label(who: Writer, host: str, workers: int) -> str:
-    """Whose a line is."""
+    """Return whose a line is."""
     rank = f" rank {who.rank}" if workers > 1 or who.rank else ""
     return f"trial {who.trial}{rank} {host}"

@@ -73,19 +73,19 @@ class SearchScene:
         return self._news
 
     def status(self, status: SearchStatus, now: float) -> None:
-        """Notes how the search stands."""
+        """Note how the search stands."""
         with self._lock:
             self._status, self._told = status, now
             self._news += 1
 
     def line(self, who: Writer, host: str, texts: Sequence[str]) -> None:
-        """Notes the last lines of a trial's rank."""
+        """Note the last lines of a trial's rank."""
         with self._lock:
             self._news += len(texts)
             self._recent.take(texts, f"[{label(who, host, self._status.workers)}] ")
 
     def picture(self, now: float) -> SearchPicture:
-        """What there is to be seen."""
+        """Return what there is to be seen."""
         with self._lock:
             status, told, recent = self._status, self._told, self._recent.log()
         over = 0.0 if GangState(status.state).is_terminal else max(now - told, 0.0)
@@ -106,7 +106,7 @@ class SearchScene:
 
 
 def curve_of(curve: Sequence[tuple[int, float]], ended: int) -> tuple[Point, ...]:
-    """The best value so far at evenly spaced numbers of ended trials.
+    """Return the best value so far at evenly spaced numbers of ended trials.
 
     Args:
         curve: pairs (trials ended, value), one for each time that it became better.
@@ -135,7 +135,8 @@ def held_and_used(
 
 
 def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
-    """Steps, each of which lasts until the next, at so many points at most in even distances.
+    """Return steps, each of which lasts until the next, at so many points at most in even
+    distances.
 
     Args:
         steps: at least one.
@@ -152,7 +153,7 @@ def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
 
 
 def averaged(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
-    """Steps, each of which lasts until the next, by their means over so many even distances.
+    """Return steps, each of which lasts until the next, by their means over so many even distances.
 
     Of many short trials points alone would show whatever they meet.
 

@@ -24,7 +24,7 @@ _STYLES = {"failed": "red", "pruned": "dim"}
 
 
 def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> list[Text]:
-    """A picture as lines of a terminal.
+    """Return a picture as lines of a terminal.
 
     Args:
         picture: of the search.

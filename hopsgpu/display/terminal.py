@@ -74,19 +74,19 @@ class Terminal(Generic[P_contra]):
         self._live.start()
 
     def show(self, picture: P_contra) -> None:
-        """Shows it in place of the last one, once the terminal takes it."""
+        """Show it in place of the last one, once the terminal takes it."""
         self._release()
         self._live.update(joined(self._lines(picture)), refresh=True)
 
     def end(self, picture: P_contra) -> None:
-        """Leaves the last one to be seen."""
+        """Leave the last one to be seen."""
         # Drawn before it is closed: rich hands stdout back first and writes then, and the next
         # run's display must not have a terminal that has yet to take this.
         self.show(picture)
         self.close()
 
     def close(self) -> None:
-        """Gives the terminal back."""
+        """Give the terminal back."""
         atexit.unregister(self._at_exit)
         self._release()
         self._live.stop()
@@ -109,14 +109,14 @@ class Terminal(Generic[P_contra]):
 
 
 def joined(lines: Iterable[Text]) -> Text:
-    """Lines as one text."""
+    """Return lines as one text."""
     from rich.text import Text
 
     return Text("\n", no_wrap=True, overflow="ellipsis").join(lines)
 
 
 def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[Text]:
-    """A picture as lines of a terminal.
+    """Return a picture as lines of a terminal.
 
     Args:
         picture: of the run.
@@ -140,7 +140,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
 
 
 def packed(parts: Sequence[str], between: str, shown: Shown, width: int) -> list[Text]:
-    """Parts below the first line: in one line where they fit, else in two.
+    """Return parts below the first line: in one line where they fit, else in two.
 
     The first line ends with a part: one that is too long hides none of the others.
     """
@@ -161,7 +161,7 @@ def packed(parts: Sequence[str], between: str, shown: Shown, width: int) -> list
 
 
 def levels_of(encoding: str) -> str:
-    """The characters of a sparkline that a terminal has."""
+    """Return the characters of a sparkline that a terminal has."""
     return BLOCKS if _is_utf(encoding) else ASCII
 
 
@@ -170,7 +170,7 @@ def _is_utf(encoding: str) -> bool:
 
 
 def shown_in(width: int, encoding: str) -> Shown:
-    """Makes lines for a terminal; what its encoding lacks is written in ASCII."""
+    """Make lines for a terminal; what its encoding lacks is written in ASCII."""
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -186,7 +186,8 @@ def shown_in(width: int, encoding: str) -> Shown:
 
 
 def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list[Text]:
-    """The first line; what does not fit into it has a second one. Parts that are "" are left out.
+    """Return the first line; what does not fit into it has a second one. Parts that are "" are
+    left out.
 
     Args:
         status: of what is shown.
@@ -205,7 +206,7 @@ def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list
 
 
 def tail(recent: Log, room: int, whole: str, shown: Shown) -> Sequence[Text]:
-    """The last lines of the ranks, in so many lines, and where the whole logs are."""
+    """Return the last lines of the ranks, in so many lines, and where the whole logs are."""
     left = max(min(room - 1, _MOST_LINES), 0)
     # The last ones of `[-0:]` would be all.
     last = recent.lines[len(recent.lines) - left :][:left]
@@ -231,7 +232,7 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
 
 
 def plot_width(width: int, names: Sequence[str], values: int) -> int:
-    """Characters that a plot has between its name and its values, which have so many."""
+    """Return characters that a plot has between its name and its values, which have so many."""
     beside = len(_INDENT) + 4 + max(map(len, names)) + values
     return min(max(width - beside, _LEAST_PLOT_WIDTH), _PLOT_WIDTH)
 

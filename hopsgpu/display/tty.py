@@ -44,7 +44,7 @@ class Tty:
         self._is_released = True
 
     def write(self, text: str) -> int:
-        """Waits until all has been taken, or is given up; rich has one thread at a time do it."""
+        """Wait until all has been taken, or is given up; rich has one thread at a time do it."""
         self._held.append(text)
         if not self._is_released:
             return len(text)
@@ -59,7 +59,7 @@ class Tty:
         return len(text)
 
     def _write_some(self, content: bytes) -> int | None:
-        """How much the terminal takes at once; None where it is no longer ours."""
+        """Return how much the terminal takes at once; None where it is no longer ours."""
         with self._open:
             if self._descriptor >= 0:
                 with contextlib.suppress(BlockingIOError):
@@ -76,11 +76,11 @@ class Tty:
         return True
 
     def give_up(self, seconds: float) -> None:
-        """Waits so long at most for what is under way and for all that follows."""
+        """Wait so long at most for what is under way and for all that follows."""
         self._until = time.monotonic() + seconds
 
     def close(self) -> None:
-        """Lets go of it; more than once, too."""
+        """Let go of it; more than once, too."""
         with self._open:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -88,7 +88,7 @@ class Tty:
 
 
 def tty_of(stream: TextIO) -> Tty | None:
-    """A stream's terminal; None where it is of none that has a descriptor."""
+    """Return a stream's terminal; None where it is of none that has a descriptor."""
     try:
         return Tty(stream) if os.isatty(stream.fileno()) else None
     except (OSError, ValueError):

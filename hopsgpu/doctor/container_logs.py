@@ -46,7 +46,9 @@ class Logs:
 
 
 def reason_in(log: str) -> str:
-    """What a person needs of an executor's log: the discovery script's word, or the last error."""
+    """Return what a person needs of an executor's log: the discovery script's word, or the last
+    error.
+    """
     lines = [line.strip() for line in log.splitlines()]
     ours = [
         line.partition("hopsgpu discovery: ")[2] for line in lines if "hopsgpu discovery: " in line

@@ -42,7 +42,7 @@ class Examination:
     seconds: float
 
     def checks(self) -> Iterator[Check]:
-        """Every check, in an order in which causes come before what they cause."""
+        """Yield every check, in an order in which causes come before what they cause."""
         try:
             defaults, unread = spark_defaults(os.environ), None
         except ConfigError as error:
@@ -76,7 +76,7 @@ class Examination:
         try:
             found = gather.yarn_facts(setting)
         except HopsGpuError as error:
-            yield wrong("yarn", str(error), "start YARN, or mend HADOOP_CONF_DIR")
+            yield wrong("yarn", str(error), "start YARN, or fix HADOOP_CONF_DIR")
             yield from (unknown(name, "the ResourceManager does not answer") for name in _YARN)
             return None
         yield yarn_checks.check_manager(found)
@@ -88,13 +88,11 @@ class Examination:
 
     def _lake(self, root: str, client: machine_checks.Client) -> Check:
         if client.filesystem is None and root.startswith("file:"):
-            return unknown("hdfs", "the Hadoop configuration names none")
+            return unknown("hdfs", "the Hadoop configuration names no HDFS")
         try:
             facts = Bounded("hopsgpu-lake", lambda: gather.lake_facts(root)).result(_LAKE_SECONDS)
         except TimeoutError:
-            facts = lake_checks.LakeFacts(
-                root, f"it was given up after {_LAKE_SECONDS:.0f} s", None
-            )
+            facts = lake_checks.LakeFacts(root, f"no answer after {_LAKE_SECONDS:.0f} s", None)
         return lake_checks.check_lake(facts)
 
     def _session(

@@ -31,7 +31,7 @@ Setting = Callable[[str], str | None]
 
 
 def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Machine:
-    """What drivers would run with here.
+    """Return what drivers would run with here.
 
     Args:
         environ: of the process.
@@ -81,7 +81,7 @@ def _pyspark() -> str | None:
 
 
 def client_facts(environ: Mapping[str, str]) -> tuple[Client, Setting]:
-    """The Hadoop configuration here, and what gives its properties."""
+    """Return the Hadoop configuration here, and what gives its properties."""
     named = (environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     places = tuple(dict.fromkeys(place for n in named for place in n.split(os.pathsep) if place))
     try:
@@ -102,7 +102,7 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
 
 @understood()
 def yarn_facts(setting: Setting) -> Yarn:
-    """What the ResourceManager tells.
+    """Return what the ResourceManager tells.
 
     Raises:
         HopsGpuError: it does not answer, or not to us.
@@ -128,14 +128,14 @@ def yarn_facts(setting: Setting) -> Yarn:
 
 
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
-    """Where runs and models go, as a session finds it."""
+    """Return where runs and models go, as a session finds it."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
     user = environ.get("HADOOP_USER_NAME") or own_name()
     return root_on(named, setting("fs.defaultFS"), user)
 
 
 def lake_facts(root: str) -> LakeFacts:
-    """Writes, renames, reads back and removes a small file."""
+    """Write, renames, read back and remove a small file."""
     began = time.monotonic()
     content = secrets.token_bytes(1024)
     try:
@@ -151,5 +151,7 @@ def lake_facts(root: str) -> LakeFacts:
             second.remove()
     except HopsGpuError as error:
         return LakeFacts(root, str(error), time.monotonic() - began)
-    problem = "" if moved and same else "a file that was renamed there is not what was written"
+    problem = (
+        "" if moved and same else "a file that was renamed there differs from what was written"
+    )
     return LakeFacts(root, problem, time.monotonic() - began)

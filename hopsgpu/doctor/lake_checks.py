@@ -23,8 +23,8 @@ class LakeFacts:
 
 
 def check_lake(facts: LakeFacts) -> Check:
-    """Whether models can be published: written, renamed and read back."""
-    elsewhere = "HOPSGPU_ROOT, or spark.hopsgpu.root, names a directory that is yours"
+    """Return whether models can be published: written, renamed and read back."""
+    elsewhere = "set HOPSGPU_ROOT or spark.hopsgpu.root to a directory of your own"
     if facts.seconds is None:
         return unknown("hdfs", f"{facts.root} did not answer: {facts.problem}", elsewhere)
     if facts.problem:

@@ -8,9 +8,9 @@ from hopsgpu.devcluster.java import ACCEPTED
 from hopsgpu.doctor.report import Check, ok, unknown, wrong
 from hopsgpu.yarn.resources import GPU
 
-_JAVA = "set JAVA_HOME to a JDK 17 or 21, the ones that Spark 4 runs on"
+_JAVA = "set JAVA_HOME to a JDK 17 or 21, the versions that Spark 4 runs on"
 _CONF_DIR = (
-    "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (of the development cluster:"
+    "set HADOOP_CONF_DIR to the cluster's Hadoop configuration (for the development cluster:"
     ' eval "$(hopsgpu cluster env)")'
 )
 
@@ -58,19 +58,21 @@ class Client:
 
 
 def check_java(machine: Machine) -> Check:
-    """Whether Spark runs on this Java."""
+    """Return whether Spark runs on this Java."""
     if machine.java is None:
         return wrong("java", f"no Java runs ({machine.java_at})", _JAVA)
     seen = f"{machine.java} ({machine.java_at})"
     if machine.java in ACCEPTED:
         return ok("java", seen)
     if machine.java > max(ACCEPTED):
-        return unknown("java", f"{seen}, newer than what hopsgpu was tried with", _JAVA)
+        return unknown(
+            "java", f"{seen}, newer than the versions that hopsgpu was tested with", _JAVA
+        )
     return wrong("java", f"{seen} is too old for Spark 4", _JAVA)
 
 
 def check_spark(machine: Machine) -> Check:
-    """Whether there is a Spark, and Python's part of it fits the JVM's."""
+    """Return whether there is a Spark, and Python's part of it fits the JVM's."""
     if machine.spark is None:
         where = f" in {machine.spark_home}" if machine.spark_home else ""
         return wrong(
@@ -91,14 +93,14 @@ def check_spark(machine: Machine) -> Check:
 
 
 def check_python(machine: Machine) -> Check:
-    """Which Python the driver and the executors run."""
+    """Return which Python the driver and the executors run."""
     return ok("python", f"{machine.python}; executors: {machine.executors_python}")
 
 
 def check_hadoop_conf(client: Client) -> Check:
-    """Whether the Hadoop configuration says where HDFS and YARN are."""
+    """Return whether the Hadoop configuration says where HDFS and YARN are."""
     if not client.places:
-        seen = f"HADOOP_CONF_DIR is not set, and no cluster was looked at: {_CONF_DIR}"
+        seen = f"HADOOP_CONF_DIR is not set, so no cluster was checked: {_CONF_DIR}"
         return wrong("hadoop conf", seen, _CONF_DIR)
     if client.problem:
         return wrong("hadoop conf", client.problem, _CONF_DIR)
@@ -109,19 +111,19 @@ def check_hadoop_conf(client: Client) -> Check:
     if not client.managers:
         missing.append("yarn-site.xml names no ResourceManager (yarn.resourcemanager.hostname)")
     if missing:
-        return wrong("hadoop conf", f"{where} is not complete", _CONF_DIR, missing)
+        return wrong("hadoop conf", f"{where} is incomplete", _CONF_DIR, missing)
     return ok("hadoop conf", f"{where}: {client.filesystem}, {', '.join(client.managers)}")
 
 
 def check_resource_types(client: Client) -> Check:
-    """Whether this side knows GPUs, without which Spark cannot ask for them."""
+    """Return whether this side knows GPUs, without which Spark cannot ask for them."""
     name = "resource types"
-    mend = (
+    fix = (
         "copy yarn-scripts/resource-types.xml into HADOOP_CONF_DIR (the ResourceManager and the"
-        " NodeManagers want it too)"
+        " NodeManagers need it too)"
     )
     if client.types is None:
-        return wrong(name, f"no resource-types.xml here names {GPU}", mend)
+        return wrong(name, f"no resource-types.xml here names {GPU}", fix)
     if GPU not in client.types:
-        return wrong(name, f"yarn.resource-types={','.join(client.types)} lacks {GPU}", mend)
+        return wrong(name, f"yarn.resource-types={','.join(client.types)} lacks {GPU}", fix)
     return ok(name, f"{GPU} is known here")

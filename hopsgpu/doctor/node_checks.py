@@ -22,7 +22,7 @@ NAMES = (
     "cuda",
 )
 _DISCOVERY = (
-    "each node with GPUs wants python3 on the PATH of its containers, and NVIDIA's driver with"
+    "each node with GPUs needs python3 on the PATH of its containers, and NVIDIA's driver with"
     " nvidia-smi"
 )
 
@@ -37,7 +37,7 @@ def check_nodes(
     spark: str,
     totals: Mapping[str, int],
 ) -> tuple[Check, ...]:
-    """All checks of what was seen in containers.
+    """Return all checks of what was seen in containers.
 
     Args:
         facts: of the nodes on which a container was had.
@@ -50,7 +50,7 @@ def check_nodes(
     """
     found = [check_discovery(facts, failed, skipped)]
     if not facts:
-        rest = [unknown(name, "no node could be looked at") for name in NAMES[1:]]
+        rest = [unknown(name, "no node could be checked") for name in NAMES[1:]]
         if other := other_python(problem):
             rest[0] = wrong(
                 NAMES[1], f"the driver runs Python {python}, they {other}", _python(python)
@@ -71,9 +71,9 @@ def check_nodes(
 def check_discovery(
     facts: Sequence[NodeFacts], failed: Mapping[str, str], skipped: Mapping[str, str]
 ) -> Check:
-    """Whether the discovery script gives out GPUs on each node."""
+    """Return whether the discovery script gives out GPUs on each node."""
     name = NAMES[0]
-    nothing = {n.host: "the script left no list of GPUs" for n in facts if not n.gpus}
+    nothing = {n.host: "the discovery script left no list of GPUs" for n in facts if not n.gpus}
     ill = [
         f"{node.host}: {gpu.address} ({gpu.name}) is {gpu.state}: {gpu.reason}"
         for node in facts
@@ -96,20 +96,22 @@ def check_discovery(
             broken + ill + unseen,
         )
     if any(gpu.state == BAD for node in facts for gpu in node.gpus):
-        return wrong(name, f"{seen}; not all GPUs are well", "see to these GPUs", ill + unseen)
+        return wrong(
+            name, f"{seen}; some GPUs are bad", "check or replace these GPUs", ill + unseen
+        )
     if unseen:
         return unknown(name, f"{seen}; {len(skipped)} not checked", "", ill + unseen)
     return ok(name, seen, ill)
 
 
 def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Whether the executors' Python is the driver's, but for the patch."""
+    """Return whether the executors' Python is the driver's, but for the patch."""
     name = NAMES[1]
     other = [node for node in facts if version_of(node.python)[:2] != version_of(driver)[:2]]
     if other:
         return wrong(
             name,
-            f"the driver runs Python {driver}, and {listed(n.host for n in other)} another",
+            f"the driver runs Python {driver}, and {listed(n.host for n in other)} a different one",
             _python(driver),
             (f"{node.host}: Python {node.python} ({node.executable})" for node in other),
         )
@@ -122,51 +124,53 @@ def _python(driver: str) -> str:
 
 
 def other_python(problem: str) -> str | None:
-    """The minor version of the executors' Python, where Spark refused it for that; else None."""
+    """Return the minor version of the executors' Python, where Spark refused it for that; else
+    None.
+    """
     found = re.search(r"Python in worker has different version: (\d+\.\d+)", problem)
     return found[1] if found else None
 
 
 def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
-    """Which Java the executors run; that they run shows that Spark takes it."""
+    """Return which Java the executors run; that they run shows that Spark takes it."""
     if not any(node.java for node in facts):
-        return unknown(NAMES[2], "the nodes' JAVA_HOME does not tell")
-    return ok(NAMES[2], _told(facts, lambda node: node.java or "not told"))
+        return unknown(NAMES[2], "the nodes' JAVA_HOME does not show the version")
+    return ok(NAMES[2], _told(facts, lambda node: node.java or "unknown"))
 
 
 def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Whether the executors' Spark is the driver's."""
+    """Return whether the executors' Spark is the driver's."""
     name = NAMES[3]
     other = [node for node in facts if node.spark not in ("", driver)]
     if other:
         return wrong(
             name,
-            f"the driver runs Spark {driver}, and {listed(n.host for n in other)} another",
+            f"the driver runs Spark {driver}, and {listed(n.host for n in other)} a different one",
             f"spark.yarn.archive (or spark.yarn.jars) = the jars of Spark {driver}",
             (f"{node.host}: Spark {node.spark}" for node in other),
         )
     if not any(node.spark for node in facts):
-        return unknown(name, "the executors' class path does not tell")
-    return ok(name, _told(facts, lambda node: node.spark or "not told"))
+        return unknown(name, "the executors' class path does not show the version")
+    return ok(name, _told(facts, lambda node: node.spark or "unknown"))
 
 
 def check_leases(facts: Sequence[NodeFacts]) -> Check:
-    """Whether all users of a node can lease its GPUs in one directory."""
+    """Return whether all users of a node can lease its GPUs in one directory."""
     name = NAMES[4]
     broken = [f"{node.host}: {node.leases.problem}" for node in facts if node.leases.problem]
     if broken:
         return wrong(
             name,
-            f"the directory of leases serves not all users on {counted(len(broken), 'node')}",
-            "make it as root, mode 1777; yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR of the nodes"
-            " names another, for all containers",
+            f"not all users can use the lease directory on {counted(len(broken), 'node')}",
+            "create it as root, mode 1777; or name another one for all containers by"
+            " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR of the nodes",
             broken,
         )
     return ok(name, _told(facts, lambda node: f"{node.leases.path}, sticky and writable"))
 
 
 def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Check:
-    """Whether a container sees its own GPUs only; both is fine, and good to know."""
+    """Return whether a container sees its own GPUs only; both is fine, and good to know."""
     name = NAMES[5]
 
     def told(node: NodeFacts) -> str | None:
@@ -183,15 +187,15 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
         rest = f"; on: {listed(on)}" if on else ""
         return ok(
             name,
-            f"off: {listed(off)}{rest}; leases keep hopsgpu's executors apart, and no others",
+            f"off: {listed(off)}{rest}; leases keep hopsgpu's executors apart, but no others",
         )
     if on:
         return ok(name, f"on: {listed(on)}")
-    return unknown(name, "no container could have seen more GPUs than it was given")
+    return unknown(name, "no container could have seen more GPUs than its own")
 
 
 def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
-    """Whether what befalls GPUs while ranks train is noticed, which takes NVML."""
+    """Return whether what befalls GPUs while ranks train is noticed, which takes NVML."""
     name = NAMES[6]
     bare = [node for node in facts if not node.nvml]
     if not bare:
@@ -201,19 +205,21 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
         return unknown(name, f"no nvidia-ml-py on {where}, whose GPUs are simulated")
     return wrong(
         name,
-        f"no nvidia-ml-py on {where}: nvidia-smi gives out the GPUs there, but XIDs and lost GPUs"
-        " are not noticed during training, and no utilisation is measured",
-        "pip install nvidia-ml-py into the executors' Python",
+        f"no nvidia-ml-py on {where}: nvidia-smi lists the GPUs there, but XIDs and lost GPUs"
+        " are not noticed during training, and GPU utilisation is not measured",
+        "pip install nvidia-ml-py in the executors' Python",
         (f"{node.host}: {node.executable}" for node in bare),
     )
 
 
 def check_cuda(facts: Sequence[NodeFacts]) -> Check:
-    """Whether each node's driver runs the CUDA that the executors' frameworks were built with."""
+    """Return whether each node's driver runs the CUDA that the executors' frameworks were built
+    with.
+    """
     name = NAMES[7]
     gpus = [gpu for node in facts for gpu in node.gpus]
     if not gpus:
-        return unknown(name, "no GPU was given out")
+        return unknown(name, "no GPU was assigned")
     if all(gpu.simulated for gpu in gpus):
         built = _told(facts, lambda node: _all_built(node) or "no framework")
         return unknown(name, f"these GPUs are simulated and have no driver ({built})")
@@ -221,9 +227,9 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
     if problems:
         return wrong(
             name,
-            f"the executors' Python and the driver do not fit on {counted(len(problems), 'count')}",
+            f"frameworks of the executors cannot use the GPUs, in {counted(len(problems), 'case')}",
             "install a newer NVIDIA driver on these nodes, or a framework built with an older CUDA"
-            " into the executors' Python",
+            " in the executors' Python",
             problems,
         )
     bare = [node.host for node in facts if not node.frameworks]
@@ -242,7 +248,7 @@ def _cuda_problems(node: NodeFacts) -> Iterable[str]:
         oldest = oldest_driver(framework.cuda)
         for driver in _drivers(node):
             if oldest is not None and version_of(driver) < version_of(oldest):
-                yield f"{node.host}: {_built(framework)} wants driver {oldest}, and it has {driver}"
+                yield f"{node.host}: {_built(framework)} needs driver {oldest}, but it has {driver}"
 
 
 def _drivers(node: NodeFacts) -> list[str]:
@@ -259,7 +265,7 @@ def _built(framework: Framework) -> str:
 
 
 def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
-    """What nodes tell, once where they all tell the same."""
+    """Return what nodes tell, once where they all tell the same."""
     said: dict[str, list[str]] = {}
     for node in facts:
         said.setdefault(tell(node), []).append(node.host)

@@ -84,7 +84,7 @@ class NodeFacts:
 
 
 def look() -> NodeFacts:
-    """Looks at the node; to be called in a rank."""
+    """Look at the node; to be called in a rank."""
     # What the container's launch script left: a rank works elsewhere.
     container = Path(os.environ.get("PWD", "."))
     given = read_given(container)
@@ -114,7 +114,7 @@ def _nvml() -> str:
     if importlib.util.find_spec("pynvml") is None:
         return ""
     # Its older name was that of the module.
-    return _version("nvidia-ml-py") or _version("pynvml") or "of no version"
+    return _version("nvidia-ml-py") or _version("pynvml") or "unknown version"
 
 
 def _leases() -> Leases:
@@ -125,7 +125,9 @@ def _leases() -> Leases:
 
 
 def java_version(home: Path) -> str:
-    """The version of the Java in a directory, by the file that every JDK has; "" without one."""
+    """Return the version of the Java in a directory, by the file that every JDK has; "" without
+    one.
+    """
     try:
         text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -135,7 +137,7 @@ def java_version(home: Path) -> str:
 
 
 def spark_version(class_path: str, container: Path) -> str:
-    """The version of the Spark on an executor's class path; "" where that does not show it.
+    """Return the version of the Spark on an executor's class path; "" where that does not show it.
 
     Args:
         class_path: as YARN gives it to the container, with {{PWD}} for the container's directory.
@@ -148,7 +150,7 @@ def spark_version(class_path: str, container: Path) -> str:
 
 
 def jar_version(directory: Path) -> str | None:
-    """The version of the Spark whose jars lie in a directory; None where there are none."""
+    """Return the version of the Spark whose jars lie in a directory; None where there are none."""
     names = (
         re.search(r"_[\d.]+-(.+)\.jar$", jar.name) for jar in directory.glob("spark-core_*.jar")
     )
@@ -156,7 +158,9 @@ def jar_version(directory: Path) -> str | None:
 
 
 def frameworks() -> Iterator[Framework]:
-    """The frameworks in this Python, and the CUDA they were built with; imports none of them."""
+    """Yield the frameworks in this Python, and the CUDA they were built with; imports none of
+    them.
+    """
     if (torch := _variables("torch", "version.py")) is not None:
         yield Framework("torch", str(torch.get("__version__")), torch.get("cuda") or "")
     if (built := _variables("tensorflow", "python/platform/build_info.py")) is not None:
@@ -170,7 +174,7 @@ def frameworks() -> Iterator[Framework]:
 
 
 def _variables(package: str, file: str) -> dict[str, Any] | None:
-    """The variables of a file of a package that only sets some; None without the package."""
+    """Return the variables of a file of a package that only sets some; None without the package."""
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     paths = (Path(place, file) for place in places or ())

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import hopsgpu
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.attachment import application_of
@@ -19,6 +18,7 @@ from hopsgpu.doctor.container_logs import Logs
 from hopsgpu.doctor.node_probe import NodeFacts, look
 from hopsgpu.doctor.yarn_checks import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
+from hopsgpu.launcher.api import plan, submit
 from hopsgpu.launcher.run import Run
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import counted
@@ -57,7 +57,7 @@ class Trial:
 
 
 def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
-    """Looks at nodes from containers on them.
+    """Look at nodes from containers on them.
 
     Args:
         hosts: nodes with a GPU that is free.
@@ -66,7 +66,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     """
     try:
         workers = _most(len(hosts))
-        run = hopsgpu.submit(
+        run = submit(
             look,
             workers=workers,
             placement="spread",
@@ -90,7 +90,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
             return watched.unfinished(error)
     facts: tuple[NodeFacts, ...] = tuple(result.values)
     left = sorted(set(hosts) - {node.host for node in facts})
-    allowed = f"queue and user may have {workers} of {counted(len(hosts), 'container')} at once"
+    allowed = f"queue and user limit allow {workers} of {counted(len(hosts), 'container')} at once"
     line = result.timeline
     return Trial(
         facts=facts,
@@ -105,14 +105,16 @@ def _most(nodes: int) -> int:
     Raises:
         CapacityError: not even on one.
     """
-    shape = hopsgpu.plan(look, workers=1, placement="spread", **_SHAPE).shape
+    shape = plan(look, workers=1, placement="spread", **_SHAPE).shape
     application = application_of(None)
     assert isinstance(application, Application), "the doctor's session is on YARN"
     return most_at_once(nodes, shape, application)
 
 
 def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
-    """The largest gang that an application may have, of one executor on each node; 1 at least."""
+    """Return the largest gang that an application may have, of one executor on each node; 1 at
+    least.
+    """
     # That of the plan a moment ago will do.
     snapshot = application.snapshot(_SNAPSHOT_SECONDS)
 
@@ -129,7 +131,7 @@ def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> 
 
 @contextlib.contextmanager
 def _ended(run: Run) -> Iterator[None]:
-    """Ends the run on every way out, and removes its record, which is of no use to anybody."""
+    """End the run on every way out, and remove its record, which is of no use to anybody."""
     try:
         yield
     finally:
@@ -156,16 +158,16 @@ class _Watched:
         return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
 
     def unfinished(self, error: Exception) -> Trial:
-        """What is to be said of a gang that did not become whole, or whose ranks failed."""
+        """Return what is to be said of a gang that did not become whole, or whose ranks failed."""
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
         late = isinstance(error, GangTimeout | Cancelled)
         why = (self.why or str(error)) if late else "the gang failed"
-        missing = f"no container came there in time: {why}" if late else why
+        missing = f"no container started there in time: {why}" if late else why
         left = [host for host in hosts if late and host in self.came]
         if self.failed and not left:
             # Containers that end again may have ended the application, or kept others from coming.
             left = hosts
-        came = {host: f"its container came, and others did not: {why}" for host in self.came}
+        came = {host: f"its container started, but others did not: {why}" for host in self.came}
         return Trial(
             failed=self.failed,
             skipped={host: missing for host in hosts if host not in left},
@@ -174,7 +176,7 @@ class _Watched:
         )
 
     def look(self, run: Run) -> None:
-        """Notes who came, what it waits for, and what containers that ended have said."""
+        """Note who came, what it waits for, and what containers that ended have said."""
         status = run.status()
         if status.state != "waiting":
             return

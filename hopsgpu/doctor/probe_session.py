@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import hopsgpu
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.bounded_calls import Bounded
 from hopsgpu.yarn.application_state import Standing
@@ -20,8 +19,8 @@ _NAME = "hopsgpu-doctor"
 _ENDING_SECONDS = 20.0
 _BY_HAND = "yarn application -kill"
 _MASTER = (
-    "room for its application master: free memory and cores in the queue, and"
-    " yarn.scheduler.capacity.maximum-am-resource-percent; or another queue (--queue)"
+    "make room for its application master: free memory and cores in the queue, and raise"
+    " yarn.scheduler.capacity.maximum-am-resource-percent; or use another queue (--queue)"
 )
 
 
@@ -30,13 +29,13 @@ class NoSessionError(HopsGpuError):
 
     Attributes:
         log: of Spark's JVM.
-        mend: what to do.
+        fix: what to do.
     """
 
-    def __init__(self, message: str, log: Path, mend: str = "see to what the message says") -> None:
+    def __init__(self, message: str, log: Path, fix: str = "fix what the message says") -> None:
         super().__init__(message)
         self.log = log
-        self.mend = mend
+        self.fix = fix
 
 
 @contextlib.contextmanager
@@ -55,7 +54,7 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
     given = {**conf, "spark.yarn.tags": tags}
     with _stderr_in_file() as log:
-        starting = Bounded("hopsgpu-session", lambda: hopsgpu.session(_NAME, conf=given))
+        starting = Bounded("hopsgpu-session", lambda: session(_NAME, conf=given))
         try:
             session = starting.result(seconds)
         except TimeoutError:
@@ -73,19 +72,19 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
 
 
 def first_cause(error: str) -> str:
-    """The line of an error of py4j that says what Java threw, else its first one."""
+    """Return the line of an error of py4j that says what Java threw, else its first one."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     thrown = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return next(iter(thrown or lines), "no reason given")
 
 
 def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Bounded[Any]) -> str:
-    """Ends an application that does not start; what YARN says of it."""
+    """End an application that does not start; what YARN says of it."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
         app = manager.tagged(tag)
         if app is None:
-            return f"{waited}: it has not even reached the ResourceManager"
+            return f"{waited}: it has not reached the ResourceManager"
         left = _kill(manager, app, starting)
     except HopsGpuError as error:
         return f"{waited}: {error}"
@@ -97,14 +96,14 @@ def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> st
     try:
         manager.kill(app.id, app.user)
     except HopsGpuError as error:
-        return f"; it is left behind ({error}): {_BY_HAND} {app.id}"
+        return f"; it is left running ({error}): {_BY_HAND} {app.id}"
     try:
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
-        return f"; it may be left behind: {_BY_HAND} {app.id}"
+        return f"; it may be left running: {_BY_HAND} {app.id}"
     except Exception:  # noqa: BLE001 - that it was killed, in Spark's words
         return ""
-    return f"; it has started just now, and may be left behind: {_BY_HAND} {app.id}"
+    return f"; it has just started, and may be left running: {_BY_HAND} {app.id}"
 
 
 @contextlib.contextmanager

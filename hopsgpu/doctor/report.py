@@ -24,34 +24,36 @@ class Check:
         name: of what was looked at.
         state: whether it is fine, is not, or could not be found out.
         seen: what was seen, or why it could not be, in a line.
-        mend: which setting to change to what; "" where nothing is to be done.
+        fix: which setting to change to what; "" where nothing is to be done.
         details: more lines, a node each for one.
     """
 
     name: str
     state: State
     seen: str
-    mend: str = ""
+    fix: str = ""
     details: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values."""
-        return {**asdict(self), "state": self.state.value, "details": list(self.details)}
+        """Return the same as JSON values; what to do is under "mend", as programs know it."""
+        fields = asdict(self)
+        fields["mend"] = fields.pop("fix")
+        return {**fields, "state": self.state.value, "details": list(self.details)}
 
 
 def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
-    """A check that found all well."""
+    """Return a check that found all well."""
     return Check(name, State.OK, seen, "", tuple(details))
 
 
-def wrong(name: str, seen: str, mend: str, details: Iterable[str] = ()) -> Check:
-    """A check that found what must be mended."""
-    return Check(name, State.WRONG, seen, mend, tuple(details))
+def wrong(name: str, seen: str, fix: str, details: Iterable[str] = ()) -> Check:
+    """Return a check that found what must be fixed."""
+    return Check(name, State.WRONG, seen, fix, tuple(details))
 
 
-def unknown(name: str, why: str, mend: str = "", details: Iterable[str] = ()) -> Check:
-    """What could not be checked, and why."""
-    return Check(name, State.UNKNOWN, why, mend, tuple(details))
+def unknown(name: str, why: str, fix: str = "", details: Iterable[str] = ()) -> Check:
+    """Return what could not be checked, and why."""
+    return Check(name, State.UNKNOWN, why, fix, tuple(details))
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:

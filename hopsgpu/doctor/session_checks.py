@@ -56,7 +56,7 @@ class Sessions:
         self._seconds = seconds
 
     def checks(self) -> Iterator[Check]:
-        """The checks that need an application.
+        """Yield the checks that need an application.
 
         Where containers fail on some nodes, or do not come in time, the others are looked at by
         another application, which leaves these out.
@@ -80,18 +80,20 @@ class Sessions:
         )
 
     def _first(self, hosts: Sequence[str]) -> Generator[Check, None, Trial | None]:
-        """The first application's trial; None where it did not start."""
+        """Yield the first application's trial; None where it did not start."""
         try:
             with started(self._conf, self._manager, _SESSION_SECONDS) as session:
                 yield ok("session", f"{session.sparkContext.applicationId} has started")
                 return try_nodes(hosts, self._logs, self._seconds) if hosts else Trial()
         except NoSessionError as error:
-            yield wrong("session", str(error), error.mend, [f"Spark's log: {error.log}"])
+            yield wrong("session", str(error), error.fix, [f"Spark's log: {error.log}"])
         yield from (unknown(name, "no session") for name in (_GANG, *node_checks.NAMES))
         return None
 
     def _again(self, before: Trial) -> Trial:
-        """The trial of an application that leaves nodes out, and what was known of these before."""
+        """Return the trial of an application that leaves nodes out, and what was known of these
+        before.
+        """
         hosts = tuple(before.left)
         excluded = filter(None, (self._conf.get(_EXCLUDED), *before.failed, *before.skipped))
         try:
@@ -109,24 +111,28 @@ class Sessions:
 
 
 def check_gang(trial: Trial) -> Check:
-    """Whether executors came, all of them, and reach the driver over the control channel. Pure."""
+    """Return whether executors came, all of them, and reach the driver over the control channel.
+    Pure.
+    """
     if trial.facts:
         came = counted(len(trial.facts), "executor")
-        return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after asking")
+        return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after the request")
     error = trial.error
     if error is None:
         return unknown(_GANG, "no node has a free GPU")
     if trial.failed:
-        return unknown(_GANG, f"executors ended again on {listed(sorted(trial.failed))}")
+        return unknown(_GANG, f"executors failed on {listed(sorted(trial.failed))}")
     if isinstance(error, GangTimeout | Cancelled):
-        return unknown(_GANG, f"not all executors came: {error}", "hopsgpu doctor --seconds 180")
+        return unknown(
+            _GANG, f"not all executors started: {error}", "run hopsgpu doctor --seconds 180"
+        )
     if UnreachableError.__name__ in str(error):
         return wrong(
             _GANG,
             str(error),
-            "spark.hopsgpu.address = an address of this machine that the nodes reach;"
-            " spark.hopsgpu.ports = ports that the firewall lets through, as 40000-40100",
+            "set spark.hopsgpu.address to an address of this machine that the nodes reach, and"
+            " spark.hopsgpu.ports to ports that the firewall lets through, such as 40000-40100",
         )
     if node_checks.other_python(str(error)):
-        return unknown(_GANG, "the executors' Python ended it")
-    return wrong(_GANG, str(error), "what the message says")
+        return unknown(_GANG, "the executors' Python ended it: see executor python")
+    return wrong(_GANG, str(error), "fix what the message says")

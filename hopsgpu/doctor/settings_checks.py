@@ -12,7 +12,7 @@ from hopsgpu.gpu.script_archive import ALIAS
 
 
 def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> dict[str, str]:
-    """What hopsgpu.session(conf=conf) starts with in a plain script.
+    """Return what hopsgpu.session(conf=conf) starts with in a plain script.
 
     Args:
         defaults: the properties of spark-defaults.conf.
@@ -23,7 +23,7 @@ def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> di
 
 
 def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:
-    """Whether a session can hold gangs, of an executor on each node for one.
+    """Return whether a session can hold gangs, of an executor on each node for one.
 
     Args:
         defaults: the properties of spark-defaults.conf.
@@ -38,13 +38,13 @@ def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: 
         return wrong(
             name,
             "hopsgpu.session() is refused",
-            "change these in spark-defaults.conf, or in conf= (--conf here)",
+            "change these settings in spark-defaults.conf, or in conf= (--conf here)",
             [str(error)],
         )
     try:
         check_session({**defaults, **conf})
     except ConfigError:
-        other = "other contexts not yet (`hopsgpu submit`, spark-conf/)"
+        other = "other contexts cannot yet (use `hopsgpu submit`, or spark-conf/)"
     else:
         other = "so can every context that reads spark-defaults.conf"
     return ok(name, f"hopsgpu.session() can hold gangs; {other}")

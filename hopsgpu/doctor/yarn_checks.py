@@ -55,13 +55,13 @@ def check_manager(yarn: Yarn) -> Check:
 
 
 def check_calculator(yarn: Yarn) -> Check:
-    """Whether the scheduler counts GPUs, and not memory alone."""
+    """Return whether the scheduler counts GPUs, and not memory alone."""
     name = "calculator"
     if not yarn.knows_gpus:
         return wrong(
             name,
             f"the ResourceManager does not know {GPU}",
-            f"copy {_TYPES}, set {_CALCULATOR}, and start them again",
+            f"copy {_TYPES}, set {_CALCULATOR}, and restart them",
         )
     if yarn.scheduler == _CAPACITY:
         # With any other it refuses to start once there are more resources than memory and cores.
@@ -70,16 +70,18 @@ def check_calculator(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"the FairScheduler's root queue shares by {yarn.policy or 'memory'}, not by GPUs",
-            "<defaultQueueSchedulingPolicy>drf</defaultQueueSchedulingPolicy> in its allocation"
+            "set <defaultQueueSchedulingPolicy>drf</defaultQueueSchedulingPolicy> in its allocation"
             " file",
         )
     if yarn.scheduler == _FAIR:
         return ok(name, "the FairScheduler counts GPUs (drf)")
-    return unknown(name, f"{yarn.scheduler} was never tried; use the CapacityScheduler")
+    return unknown(
+        name, f"hopsgpu was never tested with {yarn.scheduler}; use the CapacityScheduler"
+    )
 
 
 def check_gpus(yarn: Yarn) -> Check:
-    """Whether YARN has GPUs on nodes that run."""
+    """Return whether YARN has GPUs on nodes that run."""
     name, found = "gpus", yarn.gpus
     running = [node for node in found.nodes if node.state == "RUNNING"]
     if not found.nodes:
@@ -87,8 +89,8 @@ def check_gpus(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"no node has {GPU} ({counted(others, 'node')} running)",
-            "yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
-            " (yarn-scripts/yarn-site-gpus.xml), resource-types.xml there too",
+            "set yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
+            " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there",
         )
     where = listed(f"{node.host} {node.total}" for node in running)
     nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
@@ -99,33 +101,33 @@ def check_gpus(yarn: Yarn) -> Check:
         return wrong(
             name,
             f"{seen}; not usable: {listed(node.host for node in ill)}",
-            "see to these nodes; one that is UNHEALTHY comes back when its health check passes",
-            [f"{node.host} is {node.state}: {node.health or 'it says no more'}" for node in ill],
+            "repair these nodes; an UNHEALTHY node returns when its health check passes",
+            [f"{node.host} is {node.state}: {node.health or 'it gives no reason'}" for node in ill],
         )
-    return ok(name, seen) if running else unknown(name, f"{seen}: no node with GPUs runs")
+    return ok(name, seen) if running else unknown(name, f"{seen}: no node with GPUs is running")
 
 
 def check_node_managers(yarn: Yarn) -> Check:
-    """Whether the NodeManagers describe their GPUs, which placement by type needs."""
+    """Return whether the NodeManagers describe their GPUs, which placement by type needs."""
     name, found = "node managers", yarn.gpus
     if not found.nodes:
         return unknown(name, "no node has GPUs")
     if found.problems:
         return unknown(
             name,
-            "some do not describe their GPUs, so that gpu_type cannot be used for them",
+            "some do not describe their GPUs, so gpu_type cannot be used for them",
             "open the NodeManagers' web ports to this machine; leave"
-            " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices at auto; start a"
-            " NodeManager again whose nvidia-smi failed ten times",
+            " yarn.nodemanager.resource-plugins.gpu.allowed-gpu-devices at auto; restart a"
+            " NodeManager whose nvidia-smi failed ten times",
             found.problems,
         )
     kinds = listed(f"{each.count} × {each.name}" for each in found.types)
     drivers = listed(sorted({node.driver for node in found.nodes if node.driver}))
-    return ok(name, f"{kinds or 'no types'}; driver {drivers or 'not told'}")
+    return ok(name, f"{kinds or 'no types'}; driver {drivers or 'unknown'}")
 
 
 def check_submission(yarn: Yarn, name: str) -> Check:
-    """Whether the queue takes applications, and may have GPUs."""
+    """Return whether the queue takes applications, and may have GPUs."""
     another = "name another queue: --queue, or spark.yarn.queue"
     try:
         check_queue(name, yarn.queues)
@@ -135,19 +137,19 @@ def check_submission(yarn: Yarn, name: str) -> Check:
         chain = chain_of(yarn.queues, name)
     except HopsGpuError:
         # Made, or mapped to another, when an application is submitted.
-        return unknown("queue", f"{name} is not among the queues yet; the scheduler may make it")
+        return unknown("queue", f"{name} is not among the queues yet; the scheduler may create it")
     gpus = min(queue.maximum.gpus for queue in chain)
     own = chain[0]
     guaranteed = counted(own.guaranteed.gpus, "GPU")
     seen = f"{own.path}: {guaranteed} guaranteed, at most {gpus}, {own.used.gpus} used"
     if gpus == 0 and yarn.gpus.total:
         return wrong("queue", seen, f"give it a share of GPUs, or {another}")
-    acls = "; its access control is YARN's to decide at submission" if yarn.gpus.acls else ""
+    acls = "; YARN checks its access control at submission" if yarn.gpus.acls else ""
     return ok("queue", seen + acls)
 
 
 def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Nodes with GPUs that have room for a container now, and why the others have not.
+    """Return nodes with GPUs that have room for a container now, and why the others have not.
 
     Args:
         yarn: as it stands.
@@ -167,7 +169,7 @@ def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]
         elif not gpus.free:
             why[gpus.host] = f"{_its(gpus.total)} in use{_by(yarn.gpus, gpus)}"
         elif not (node.total - node.used).room_for(CONTAINER):
-            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are wanted"
+            why[gpus.host] = f"it has {node.total - node.used} free, and {CONTAINER} are needed"
         else:
             free.append(gpus.host)
     return tuple(free), why

@@ -7,7 +7,7 @@ Beside them is what a user's function calls in a rank, for libraries that take n
 from __future__ import annotations
 
 from hopsgpu.core.gang import WORKER, RankPlace, World
-from hopsgpu.frameworks import cuda, gpu_memory_share, horovod, jax, lightning, tensorflow, torch
+from hopsgpu.frameworks import cuda, gpu_memory_share, jax, lightning, tensorflow, torch
 from hopsgpu.frameworks.endpoints import Endpoints
 from hopsgpu.frameworks.torch import Restarts
 
@@ -15,7 +15,6 @@ from hopsgpu.frameworks.torch import Restarts
 VARIABLES = frozenset(
     (
         *cuda.VARIABLES,
-        *horovod.VARIABLES,
         *jax.VARIABLES,
         *lightning.VARIABLES,
         *gpu_memory_share.VARIABLES,
@@ -57,5 +56,4 @@ def environment(
         **jax.environment(place, endpoints, visible),
         **lightning.environment(world),
         **gpu_memory_share.environment(place, memory_share),
-        **horovod.environment(world, place, endpoints),
     }

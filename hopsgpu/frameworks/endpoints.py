@@ -18,7 +18,7 @@ class Endpoints:
 
     Attributes:
         master: of torch's rendezvous: rank 0 listens there, or an agent.
-        coordinator: at which rank 0 may listen for other frameworks (JAX, Horovod).
+        coordinator: at which rank 0 may listen for JAX.
         servers: of each process's own server, by its number (TensorFlow).
         hosted: True where an agent serves torch's TCPStore at `master`.
     """

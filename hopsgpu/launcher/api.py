@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 
 from hopsgpu.backends.grant import leased
 from hopsgpu.backends.spark.jvm_threads import start_daemon
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.held_gang import Gang
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.options import Arguments, HeldArguments, arguments, held_arguments
@@ -19,6 +20,8 @@ from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.run import Board, Run
 from hopsgpu.packaging.code_variables import carried
 from hopsgpu.packaging.python_env.builder import warnings_of
+
+log = logging.getLogger(__name__)
 
 
 @takes(arguments)
@@ -159,6 +162,16 @@ def _planned(given: Arguments, run_id: str) -> LaunchPlan:
 def _started(given: Arguments) -> Run:
     run_id = new_run_id(given.spec.name)
     planned = _planned(given, run_id)
+    shape = planned.shape
+    log.info(
+        "launch asked for: %s of %d workers on %d executors, each of %d GPUs, %d cores and %d MiB",
+        run_id,
+        planned.spec.workers,
+        planned.executors,
+        shape.gpus,
+        shape.cores,
+        shape.heap_mib + shape.overhead_mib,
+    )
     board = Board(run_id, planned.executors, planned.shape.gpus, given.progress)
     cancelled = threading.Event()
     leasing = functools.partial(leased, given.application.lease)

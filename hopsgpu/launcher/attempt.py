@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import pickle
 import threading
 import time
@@ -16,7 +17,7 @@ from hopsgpu.backends.spark.token_renewal import Handover
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
 from hopsgpu.core.gang import Avoid, RankPlace, World
-from hopsgpu.core.results import RankReport
+from hopsgpu.core.run_values import RankReport
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
 from hopsgpu.launcher import rank_start
@@ -30,6 +31,8 @@ from hopsgpu.launcher.rank_start import Beginnings, Told
 from hopsgpu.launcher.rendezvous import Meeting, Unmet, meet
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value, value_of
+
+log = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.2
 # SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
@@ -115,6 +118,13 @@ class Training:
             self._world, self._call, self._send, self._next_event, self._cancelled
         )
         if isinstance(meeting, Unmet):
+            log.info(
+                "%s: attempt %d: the ranks cannot meet, by the executor on %s%s",
+                self._call.run_id,
+                self._call.attempt,
+                meeting.failure.host,
+                ", whose agent does not answer" if meeting.silent else "",
+            )
             self._drop(meeting.silent)
             self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
             self.trained.avoid = meeting.avoid
@@ -242,9 +252,16 @@ class Training:
         now = time.monotonic()
         if overdue_at is not None and now >= overdue_at and self._failed_at is None:
             self._ends.run_out_of_time()
+            log.info(
+                "%s: ranks %s have not ended within %g s",
+                self._call.run_id,
+                self._ends.overdue,
+                self._call.timeout,
+            )
         failed = self._failed_at is not None and now >= self._failed_at
         if self._cancelled.is_set() or failed or self._ends.overdue or self._is_done_with_servers():
             self._stop_until = now + _STOP_SECONDS
+            log.info("%s: ranks that are left are stopped", self._call.run_id)
             self._stop_all(dump_stacks=bool(self._ends.overdue))
 
     def _stop_all(self, *, dump_stacks: bool = False) -> None:
@@ -267,6 +284,8 @@ class Training:
 
     def _drop(self, silent: Collection[int]) -> None:
         """Hangs up on agents that do not answer."""
+        for key in silent:
+            log.info("%s: agent %d does not answer, and is hung up on", self._call.run_id, key)
         self._lease.server.hang_up(silent)
         self._lease.gone.update(silent)
         self._connected.difference_update(silent)
@@ -301,6 +320,13 @@ class Training:
         end = ended(self._place(int(message["rank"])), message)
         rank = end.place.rank
         alike = self._ends.end(end)
+        log.debug(
+            "%s: rank %d ended: %s%s",
+            self._call.run_id,
+            rank,
+            end.signal or f"exit code {end.exit_code}",
+            ", stopped" if end.stopped else "",
+        )
         self._outputs.ended(rank)
         self.trained.reports[rank] = RankReport(
             rank=rank,
@@ -320,12 +346,26 @@ class Training:
                 self.trained.values[rank] = value_of(message)
             self.trained.warnings += odd_end(end)
         elif not end.stopped and self._failed_at is None:
+            log.info(
+                "%s: first failure seen: rank %d on %s (%s)",
+                self._call.run_id,
+                rank,
+                end.place.container.host,
+                end.status or end.signal or f"exit code {end.exit_code}",
+            )
             self._failed_at = time.monotonic() + (_ALIKE_SECONDS if alike else 0.0)
 
     def _lose(self, event: Event) -> None:
         """An executor's connection has ended, and so have its ranks that had not."""
         for place in self._world.of_container(event.peer):
             if place.rank in self._ends.pending:
+                log.info(
+                    "%s: rank %d lost with its executor on %s: %s",
+                    self._call.run_id,
+                    place.rank,
+                    place.container.host,
+                    event.reason or "its connection ended",
+                )
                 self._ends.lose(place, event.reason)
                 self._outputs.lost(place.rank, event.reason)
                 self._failed_at = time.monotonic()
@@ -336,6 +376,14 @@ class Training:
         if conclusion is not None:
             self.trained.failure, self.trained.fault = conclusion.failure, conclusion.fault
             self.trained.avoid, self.trained.suspect = conclusion.avoid, conclusion.suspect
+            log.info(
+                "%s: attempt %d failed first by rank %s on %s; fault: %s",
+                self._call.run_id,
+                self._call.attempt,
+                conclusion.failure.rank,
+                conclusion.failure.host,
+                conclusion.fault.value,
+            )
         elif self._world.servers and 0 in self.trained.values:
             # Stopped as successful: the chief is the one with a value.
             none = Value(pickle.dumps(None))

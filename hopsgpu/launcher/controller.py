@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import threading
 import time
@@ -19,12 +20,12 @@ from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.lease_request import Request, Watcher
 from hopsgpu.core.gang import Avoid, GangState, assign_ranks
 from hopsgpu.core.rank_requirements import DATA
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.launcher.attempt import Trained, Training, train_on
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.data_staging import Feed
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.options import Arguments
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
 from hopsgpu.launcher.publisher import check_writable
@@ -36,8 +37,10 @@ from hopsgpu.launcher.run_record import environment
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import below
-from hopsgpu.tracking.mlflow import log
+from hopsgpu.tracking import mlflow
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 # While inside, what gives the whole gang for a request, again and again, without what is avoided.
 Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
@@ -86,6 +89,7 @@ def execute(
         result = execution.result(with_values=True)
     except BaseException as error:
         ended = state_of_failure(error)
+        log.info("%s: %s by %s", board.run_id, ended.value, type(error).__name__)
         execution.end(ended, given.application.words_of(error))
         background.flush(_KEEP_SECONDS)
         for problem in background.problems():
@@ -230,6 +234,7 @@ class Execution:
                 data=self._given.data is not None,
                 imports=imports,
             )
+            log.debug("%s: prepared; waits for the gang", self._board.run_id)
             with self._feed.ready(), self._leasing(request) as whole:
                 while not self._attempted(whole(self._avoid)):
                     self._attempt += 1
@@ -245,6 +250,13 @@ class Execution:
             lease, world, self._call(), self._given.progress, _Told(self._board), self._cancelled
         ) as training:
             self._trained = training.trained
+            log.info(
+                "%s: attempt %d starts %s on %s",
+                self._board.run_id,
+                self._attempt,
+                counted(len(world.processes), "rank"),
+                counted(len(lease.containers), "executor"),
+            )
             self._board.state(GangState.STARTING)
             try:
                 with self._recording.following(training):
@@ -291,12 +303,29 @@ class Execution:
         if self._cancelled.is_set() or not may_retry(
             fault, attempt=self._attempt, retries=retries, code_too=code_too
         ):
+            log.info(
+                "%s: attempt %d is not tried again: fault %s, %d of %d retries used",
+                self._board.run_id,
+                self._attempt,
+                fault.value,
+                self._attempt,
+                retries,
+            )
             return False
         if self._trained.suspect is not None:
             self._lost.append(self._trained.suspect)
         self._avoid = avoid_next(self._avoid | self._trained.avoid, self._lost)
         if not self._is_left(failure):
             return False
+        log.info(
+            "%s: attempt %d is tried again: fault %s of rank %s on %s, without %s",
+            self._board.run_id,
+            self._attempt,
+            fault.value,
+            failure.rank,
+            failure.host,
+            self._avoid if self._avoid.is_any else "leaving anything out",
+        )
         told = str(failure).splitlines()[0]
         told = f"attempt {self._attempt} failed ({fault.value}): {told}"
         self._warnings.append(told)
@@ -310,6 +339,11 @@ class Execution:
             if self._avoid.is_any:
                 self._given.application.check_again(self._plan, self._avoid)
         except CapacityError as error:
+            log.info(
+                "%s: not tried again: the gang does not fit without %s",
+                self._board.run_id,
+                self._avoid,
+            )
             failure.add_note(f"not tried again without {self._avoid}, which is to blame: {error}")
             return False
         except HopsGpuError as error:
@@ -327,6 +361,7 @@ class Execution:
         staying = [c.host for c in lease.containers if c.key not in idle]
         self._board.state(GangState.PUBLISHING, staying)
         if not left:
+            log.info("%s: no version of %s published: no files", self._board.run_id, name)
             self._warnings.append(
                 f"no version of {name!r} was published: the ranks left nothing in"
                 " context().model_dir"
@@ -334,7 +369,15 @@ class Execution:
             return
         if idle and lease.let_go(idle):
             self._board.departed([time.time()] * len(idle))
+        began = time.monotonic()
         self._model = publisher.publish(self._models, left, self._about())
+        log.info(
+            "%s: model published: %s version %d after %.1f s",
+            self._board.run_id,
+            name,
+            self._model.version,
+            time.monotonic() - began,
+        )
         self._warnings += publisher.warnings
         self._board.mark("published")
 
@@ -401,5 +444,5 @@ class Execution:
             # Of what is on the lake, which all that was put before brings there.
             self._background.put_behind(
                 f"{self._board.run_id} in MLflow",
-                functools.partial(log, tracking, self._directory.url, code),
+                functools.partial(mlflow.log, tracking, self._directory.url, code),
             )

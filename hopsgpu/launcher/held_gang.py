@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import queue
 import threading
 import time
@@ -19,17 +20,19 @@ from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import Avoid, GangState
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import execute, request_of, state_of_failure
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import check_call, interruption, interrupts_noted, wait_for
 from hopsgpu.launcher.options import HeldArguments, launch_on
 from hopsgpu.launcher.planner import new_run_id, plan_on
 from hopsgpu.launcher.preflight import python_of
 from hopsgpu.launcher.run import KEPT, Board, Run
 from hopsgpu.packaging.python_env.environment import PythonEnv
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _KEEP_SECONDS = 120.0
@@ -213,6 +216,7 @@ class Keeper:
             if self._idle_timeout is not None:
                 left = idle_since + self._idle_timeout - time.monotonic()
             if left is not None and left <= 0:
+                log.info("held gang let go: no launch for %g s", self._idle_timeout)
                 self._let_go_unasked()
             elif not self._owner.is_whole:
                 self._replace_lost(self._owner, left)
@@ -223,6 +227,7 @@ class Keeper:
         A launch that comes meanwhile asks for itself, and then with its own patience.
         """
         own = self._own()
+        log.info("%s: executors of the held gang were lost; others are asked for", own.run_id)
         bounds = [bound for bound in (own.timeout, seconds) if bound is not None]
         request = replace(own, cancelled=self._wanted, timeout=min(bounds, default=None))
         try:
@@ -232,6 +237,7 @@ class Keeper:
                 # Those that are left idle now, so that they go by themselves if nobody comes.
                 owner.end_jobs()
         except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
+            log.info("%s: they did not come (%s): all let go", own.run_id, type(error).__name__)
             self._problem = f"what the gang had lost could not be replaced at once: {error}"
             self._let_go(request)
             request.watcher.state(GangState.RELEASED, ())
@@ -247,6 +253,8 @@ class Gang:
     `idle_timeout` without a launch all are let go, and the next launch acquires them again. On
     exit they are released.
     """
+
+    __module__ = "hopsgpu"
 
     def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
         self._given = given
@@ -330,6 +338,7 @@ class Gang:
             given = replace(given, python_env=self._python_env)
             run_id = new_run_id(given.spec.name)
             plan = plan_on(self._plan, given, run_id)
+            log.info("launch on a held gang: %s of %d workers", run_id, plan.spec.workers)
             board = Board(run_id, plan.executors, plan.shape.gpus, given.progress)
             cancelled = threading.Event()
             for problem in self._background.problems():

@@ -23,8 +23,8 @@ from hopsgpu.packaging.modules import PackedModules, Packer
 from hopsgpu.packaging.pickling import name_of
 from hopsgpu.packaging.preload import Foreseen, foresee, likely_preloads
 from hopsgpu.packaging.provenance import Provenance, provenance_of
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.storage.names import file_name, model_name
 from hopsgpu.tracking.mlflow import Tracking, tracking_to
@@ -296,7 +296,7 @@ def refuse_nested() -> None:
 def check_callable(train_fn: object) -> None:
     """Raises ConfigError where it cannot be called, or where a call would not run it."""
     if not callable(train_fn):
-        raise ConfigError(f"train_fn={train_fn!r}: a function or another callable is wanted")
+        raise ConfigError(f"train_fn={train_fn!r}: must be a function or another callable")
     for one in (train_fn, type(train_fn).__call__):
         if inspect.iscoroutinefunction(one):
             problem = "is an async function: give one that calls asyncio.run() on it"
@@ -332,7 +332,7 @@ def _provenance(
 
 def _positional(args: object) -> tuple[Any, ...]:
     if isinstance(args, (str, bytes)) or not isinstance(args, Sequence):
-        raise ConfigError(f"args={args!r}: a tuple or list of the function's arguments is wanted")
+        raise ConfigError(f"args={args!r}: must be a tuple or list of the function's arguments")
     return tuple(args)
 
 
@@ -341,7 +341,7 @@ def keywords(kwargs: object) -> Mapping[str, Any]:
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
-        raise ConfigError(f"kwargs={kwargs!r}: a mapping of argument names to values is wanted")
+        raise ConfigError(f"kwargs={kwargs!r}: must be a mapping of argument names to values")
     return kwargs
 
 

@@ -44,9 +44,9 @@ def plan_of(
 
     Raises:
         ConfigError: the application may not have so many executors, no node has GPUs of the
-            wanted type, or the run to be gone on from is not there.
+            wanted type, or the run to resume from does not exist.
         CapacityError: they can never be had; nothing was asked for.
-        StoreError: the lake does not tell of the run to be gone on from, or the data that is to be
+        StoreError: the lake does not tell of the run to resume from, or the data that is to be
             read in place is not there.
     """
     fit = application.fit(spec)
@@ -69,7 +69,7 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
     """The plan of a launch on a gang that is held already.
 
     Raises:
-        ConfigError: the run to be gone on from is not there.
+        ConfigError: the run to resume from does not exist.
         StoreError: the lake does not tell whether it is, or data is not there.
     """
     # As it was found to fit: a machine without GPUs has none for a later launch either.
@@ -97,7 +97,7 @@ def _paths(
     """What goes where on the lake.
 
     Raises:
-        ConfigError: the run that is to be gone on from is not there.
+        ConfigError: the run to resume from does not exist.
         StoreError: the lake does not tell whether it is, or data is not there.
     """
     runs = below(root, "runs")
@@ -123,7 +123,7 @@ def _check_there(label: str, lake: Lake) -> None:
 
 
 def _run_there(runs: Lake, run_id: str) -> str:
-    """The URL of the run whose checkpoints are gone on from.
+    """The URL of the run whose checkpoints are resumed from.
 
     That is the named one, or where it came to no checkpoint of its own the one that it had been
     resumed from, and so on.

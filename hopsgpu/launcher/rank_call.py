@@ -32,7 +32,7 @@ class Call:
         own_master: whether the function has ranks meet at an address of its own; then no agent
             serves torch's store, of which torch would make use at any address.
         interface: of the network, that an administrator wants, or None.
-        resumed: the run whose checkpoints are gone on from, on the lake, or None.
+        resumed: the run whose checkpoints are resumed from, on the lake, or None.
         data: the shards of each worker, as `data.dealt.Dealt` dumps them; none without data.
         python_env: that the ranks run with, or None.
         slots: of its containers' agents, in which it runs, by the container's key; 0 where none

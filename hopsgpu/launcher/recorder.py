@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hopsgpu.artifacts.runs import CANCEL
-from hopsgpu.core.results import GangResult, RankReport
+from hopsgpu.core.run_values import RankReport
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import run_record
 from hopsgpu.launcher.background import Background, Work
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.storage.lake import Lake
 
 if TYPE_CHECKING:
     from hopsgpu.core.spec import LaunchPlan
     from hopsgpu.packaging.python_env.environment import PythonEnv
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
 # A reader takes a run for lost after `stores.runs.LOST_SECONDS`.
@@ -220,4 +224,6 @@ class Recording:
         # A lake that does not answer is asked again soon, and ends no run.
         with contextlib.suppress(StoreError):
             if self._wish.exists():
+                if not self._cancelled.is_set():
+                    log.info("%s: to be cancelled, by a wish on the lake", self._board.run_id)
                 self._cancelled.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.launcher import failures
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.packaging.python_env.missing_modules import lacking_error
+
+log = logging.getLogger(__name__)
 
 # A fork server that does not have torch yet imports it before it can serve a store.
 _ANSWER_SECONDS = 90.0
@@ -92,7 +95,14 @@ def meet(
             imports=call.imports,
         )
     answers: dict[int, Message] = {}
-    deadline = time.monotonic() + _ANSWER_SECONDS
+    began = time.monotonic()
+    deadline = began + _ANSWER_SECONDS
+    log.debug(
+        "%s: waits for %d agents to reserve ports, %g s at most",
+        call.run_id,
+        len(containers),
+        _ANSWER_SECONDS,
+    )
     while len(answers) < len(containers):
         event = next_event()
         if cancelled.is_set():
@@ -105,6 +115,14 @@ def meet(
                 deadline = time.monotonic() + _ANSWER_SECONDS
             if event.message.kind == "reserved":
                 answer = answers[event.peer] = event.message
+                log.debug(
+                    "%s: agent %d has answered after %.2f s (%d of %d)",
+                    call.run_id,
+                    event.peer,
+                    time.monotonic() - began,
+                    len(answers),
+                    len(containers),
+                )
                 if not answer.fields.keys().isdisjoint(("problem", "unopened")):
                     return _unmet(containers[event.peer], answer)
                 _check_modules(containers[event.peer].container.host, answer, call)

@@ -36,7 +36,7 @@ class Value:
         found = place.read()
         if hashlib.sha256(found).hexdigest() != self.digest:
             raise StoreError(
-                f"{place.url} is not what the rank wrote there: its digest is another one. It was"
+                f"{place.url} is not what the rank wrote: digest mismatch. It was"
                 " not unpickled; who else can write to the run's directory?"
             )
         return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import threading
 import time
 import traceback
@@ -12,9 +13,12 @@ from typing import Generic, Protocol, TypeVar
 
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState, may_follow
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, RunStatus, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, RunStatus, Timeline
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.launcher.gang_result import GangResult
+
+log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
@@ -58,6 +62,7 @@ class Board:
                     self._uploaded = time.time()
                 if self._state is GangState.PREPARING:
                     self._mark("prepared", time.time())
+                log.debug("%s: %s after %s", self.run_id, state.value, self._state.value)
                 self._state = state
                 self._passed.add(state)
             self._why = why
@@ -269,6 +274,7 @@ class Handle(Generic[R]):
 
     def cancel(self) -> None:
         """Ends the run at whatever state it is; its executors go back. Returns at once."""
+        log.info("%s: to be cancelled", self.run_id)
         self._cancelled.set()
 
     @property
@@ -307,6 +313,8 @@ class Handle(Generic[R]):
 
 class Run(Handle[GangResult]):
     """A run that `submit` started."""
+
+    __module__ = "hopsgpu"
 
     def __init__(
         self,

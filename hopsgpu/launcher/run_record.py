@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.artifacts.runs import RECORD, SCHEMA
 from hopsgpu.core.metrics import for_json
-from hopsgpu.core.results import GangResult, RankReport
+from hopsgpu.core.run_values import RankReport
 from hopsgpu.core.spec import GangSpec, LaunchPlan, redacted
 from hopsgpu.errors import StoreError
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
 

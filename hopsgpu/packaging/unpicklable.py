@@ -44,8 +44,8 @@ _ADVICE = {
     "builtins.generator": "It runs in this process. Call what makes it inside the function, or pass"
     " list(…) of it",
     "builtins.coroutine": "It runs in this process. Call it inside the function",
-    "hopsgpu.launcher.held_gang.Gang": "It is held by this process; ranks cannot launch gangs",
-    "hopsgpu.launcher.run.Run": "It is a run of this process. Pass what you need of its result",
+    "hopsgpu.Gang": "It is held by this process; ranks cannot launch gangs",
+    "hopsgpu.Run": "It is a run of this process. Pass what you need of its result",
 }
 _DEFAULT_ADVICE = "Create it inside the function, or pass what it is made from in args or kwargs"
 

@@ -61,6 +61,8 @@ class Context:
         script: the driver's, as `sys.argv[0]` names it there and in the rank; "" in a notebook.
     """
 
+    __module__ = "hopsgpu"
+
     rank: int
     local_rank: int
     world_size: int
@@ -124,7 +126,7 @@ class Context:
             measures.append(_reports_file(file), line)
 
     def should_prune(self) -> bool:
-        """Whether this trial is to end early, as the search's pruner wants it.
+        """Return whether this trial is to end early, as the search's pruner wants it.
 
         It takes some microseconds and waits for nobody. A rank that was told so and returns, or
         raises optuna.TrialPruned, has ended its trial as pruned. Outside a trial it is False.
@@ -145,7 +147,7 @@ class Context:
         metric: SupportsFloat | None = None,
         best: Literal["min", "max"] = "min",
     ) -> None:
-        """Brings a file or directory to the lake, as this rank's part of the checkpoint at a step.
+        """Bring a file or directory to the lake, as this rank's part of the checkpoint at a step.
 
         Returns once it is copied on the node's own disk: the container's agent brings the copy to
         the lake, whole or not at all, even if the rank is killed meanwhile. Two copies of a rank
@@ -180,7 +182,8 @@ class Context:
 
     @public
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
-        """A local copy of what was saved last: by this run, in an earlier attempt too, else by the
+        """Return a local copy of what was saved last: by this run, in an earlier attempt too, else
+        by the
         run that it goes on from.
 
         That is the latest step of which all ranks that save have saved their parts. What this
@@ -210,7 +213,8 @@ class Context:
 
     @public
     def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
-        """A local copy of the checkpoint with the best metric, of this run and the one that it goes
+        """Return a local copy of the checkpoint with the best metric, of this run and the one that
+        it goes
         on from; of equals the newest.
 
         Args:
@@ -245,12 +249,12 @@ class Context:
         return [Checkpoints(Lake(url), self.rank, self.attempt) for url in urls]
 
     def dump(self, file: Path) -> None:
-        """Writes the description that `context()` reads in the rank."""
+        """Write the description that `context()` reads in the rank."""
         file.write_text(json.dumps({**asdict(self), "model_dir": str(self.model_dir)}))
 
 
 def context() -> Context:
-    """The rank's context inside a gang; outside, a local world of one.
+    """Return the rank's context inside a gang; outside, a local world of one.
 
     Outside a gang (and not under torchrun or its like, where `RANK` is set) the variables of
     a world of one are put into the environment, so that `init_process_group()` works and the

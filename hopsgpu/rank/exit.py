@@ -13,7 +13,7 @@ from hopsgpu import linux
 
 
 def end(body: Callable[[], int]) -> NoReturn:
-    """Runs the body and ends this process as the interpreter ends, in its order.
+    """Run the body and end this process as the interpreter ends, in its order.
 
     Waits for threads, runs exit functions, flushes; without taking modules apart, which in a forked
     process would run destructors of the fork server's objects, and in which the threads of a

@@ -60,7 +60,7 @@ def share_gpu() -> None:
 
 
 def own_devices(environment: Mapping[str, str]) -> list[int]:
-    """Which of the GPUs that a rank sees are its own, by their numbers."""
+    """Return which of the GPUs that a rank sees are its own, by their numbers."""
     return [int(number) for number in environment.get(_OWN, "").split(",") if number]
 
 
@@ -84,12 +84,12 @@ def _tell_tensorflow(tensorflow: Any, share: float) -> None:
             limit = config.LogicalDeviceConfiguration(int(memory[number] * share) // MIB)
             config.set_logical_device_configuration(devices[number], [limit])
     except (ImportError, LookupError, ValueError, RuntimeError) as error:
-        problem = f"TensorFlow was not told its share ({share:g}) of the GPU's memory: {error!r}"
+        problem = f"TensorFlow's share ({share:g}) of the GPU's memory could not be set: {error!r}"
         print(f"hopsgpu: {problem}", file=sys.stderr)
 
 
 def _memory(gpus: Sequence[str]) -> list[int]:
-    """Bytes of each GPU.
+    """Return bytes of each GPU.
 
     Raises:
         ImportError: there is no nvidia-ml-py.

@@ -57,7 +57,7 @@ _ROOM = 8 * _HALF
 
 
 def reserve(directory: Path) -> None:
-    """Holds the room that an outcome takes, so that a rank can tell that the disk is full.
+    """Hold the room that an outcome takes, so that a rank can tell that the disk is full.
 
     Raises:
         OSError: it is full already.
@@ -70,7 +70,7 @@ def reserve(directory: Path) -> None:
 
 
 def run(directory: Path) -> int:
-    """Runs the call in a directory, which runs once only, and returns the exit code.
+    """Run the call in a directory, which runs once only, and returns the exit code.
 
     Raises:
         SystemExit: as the function raised it, unless it stands for success; EX_IOERR where the
@@ -80,7 +80,7 @@ def run(directory: Path) -> int:
         (directory / CALL).rename(directory / TAKEN)
     except FileNotFoundError:
         if not (directory / OUTCOME).exists():
-            begun = "it had begun, and was killed with its fork server, which hung or crashed"
+            begun = "it had started, and was killed with its fork server, which hung or crashed"
             _leave(directory, {"status": "not started", "error": begun})
         return 1
     except OSError as error:
@@ -91,7 +91,9 @@ def run(directory: Path) -> int:
 
 
 def _script() -> str:
-    """What `sys.argv[0]` was at the driver; the driver's own arguments are not the function's."""
+    """Return what `sys.argv[0]` was at the driver; the driver's own arguments are not the
+    function's.
+    """
     return context().script if VARIABLE in os.environ else ""
 
 
@@ -137,7 +139,7 @@ def _run(directory: Path) -> int:
 
 
 def _enter(directory: Path) -> None:
-    """Notes that the function runs from now on: until then this process imports what it needs."""
+    """Note that the function runs from now on: until then this process imports what it needs."""
     taken = directory / TAKEN
     # Neither takes room on a disk that may be full.
     os.utime(taken)
@@ -154,7 +156,7 @@ def entered(directory: Path) -> float | None:
 
 
 def prepare_output() -> None:
-    """Writes out each line as it ends, C's stdout included: a kill loses no whole line.
+    """Write out each line as it ends, C's stdout included: a kill loses no whole line.
 
     A crash (SIGSEGV, say) and SIGUSR1 have the stacks of all threads written to stderr.
     """
@@ -168,12 +170,12 @@ def prepare_output() -> None:
 
 
 def _users_traceback(error: BaseException) -> str:
-    """The traceback without hopsgpu's frames."""
+    """Return the traceback without hopsgpu's frames."""
     return tracebacks.text_of(error)
 
 
 def _told(error: BaseException) -> str:
-    """What an exception says of itself, where it does."""
+    """Return what an exception says of itself, where it does."""
     try:
         return tracebacks.without_own(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
@@ -187,7 +189,9 @@ def _say(text: str) -> None:
 
 
 def _fit(text: str) -> str:
-    """A text that can be printed, and short enough for a message: its beginning and its end."""
+    """Return a text that can be printed, and short enough for a message: its beginning and its
+    end.
+    """
     # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
     text = text.encode(errors="backslashreplace").decode()
     if len(text) <= 2 * _HALF:

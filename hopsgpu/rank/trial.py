@@ -28,6 +28,8 @@ class Trial:
             as its repr().
     """
 
+    __module__ = "hopsgpu"
+
     number: int
     params: Mapping[str, Any] = field(hash=False)
 
@@ -61,7 +63,7 @@ def ask_to_end(directory: Path) -> None:
 
 
 def is_to_end(directory: str) -> bool:
-    """Whether a rank is to end its trial; one that was told so is marked.
+    """Return whether a rank is to end its trial; one that was told so is marked.
 
     Args:
         directory: the rank's. A Path takes longer to make than the answer.
@@ -75,12 +77,14 @@ def is_to_end(directory: str) -> bool:
 
 
 def was_told(directory: Path) -> bool:
-    """Whether `is_to_end` has said so."""
+    """Return whether `is_to_end` has said so."""
     return (directory / _TOLD).exists()
 
 
 def is_pruning(error: BaseException) -> bool:
-    """Whether an exception is Optuna's TrialPruned, by which an objective ends a pruned trial."""
+    """Return whether an exception is Optuna's TrialPruned, by which an objective ends a pruned
+    trial.
+    """
     return any(
         kind.__name__ == "TrialPruned" and kind.__module__.partition(".")[0] == _OPTUNA
         for kind in type(error).__mro__

@@ -11,7 +11,7 @@ from hopsgpu.linux import become_subreaper
 
 
 def main() -> None:
-    """Serves as `pyspark.daemon` does."""
+    """Serve as `pyspark.daemon` does."""
     from pyspark import daemon
 
     become_subreaper()

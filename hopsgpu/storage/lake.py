@@ -62,9 +62,9 @@ class Lake:
         scheme, _, path = self.url.partition("://")
         if scheme not in _SCHEMES or "/" not in path or UNFIT.search(path):
             raise ConfigError(
-                f"{self.url!r} is no place for runs and models: an absolute hdfs:// or file:// URL"
-                " without '#', '?' and ';' is wanted (HOPSGPU_ROOT or spark.hopsgpu.root); viewfs,"
-                " webhdfs and swebhdfs will do as well"
+                f"{self.url!r} cannot hold runs and models: must be an absolute hdfs:// or file://"
+                " URL without '#', '?' and ';' (HOPSGPU_ROOT or spark.hopsgpu.root); viewfs,"
+                " webhdfs and swebhdfs are accepted as well"
             )
         host, _, rest = path.partition("/")
         if scheme == "file" and host not in ("", "localhost"):

@@ -35,8 +35,8 @@ def file_name(name: object, what: str = "name") -> str:
         if _is_fit(normal):
             return normal
     raise ConfigError(
-        f"{what}={name!r}: a name of 1 to {_MOST_BYTES} bytes without '/', '\\', ':', '#', '?',"
-        " ';' and control characters is wanted, and not '.' or '..'"
+        f"{what}={name!r}: must be a name of 1 to {_MOST_BYTES} bytes without '/', '\\', ':', '#',"
+        " '?', ';' and control characters, other than '.' and '..'"
     )
 
 
@@ -75,7 +75,7 @@ def path_below(path: object, what: str = "path") -> str:
         ConfigError: absolute, or one of its names is none for `file_name`.
     """
     if not isinstance(path, str):
-        raise ConfigError(f"{what}={path!r}: a path with '/' between its names is wanted")
+        raise ConfigError(f"{what}={path!r}: must be a path with '/' between its names")
     return "/".join(file_name(name, what) for name in path.split("/"))
 
 
@@ -97,7 +97,7 @@ def local_path(given: object, what: str) -> Path:
         path = os.fspath(given)
         if isinstance(path, str):
             return Path(path)
-    raise ConfigError(f"{what}={given!r}: the path of a local directory is wanted")
+    raise ConfigError(f"{what}={given!r}: must be the path of a local directory")
 
 
 def _is_fit(name: str) -> bool:

@@ -202,7 +202,11 @@ def _check(
             DAMAGED,
         )
     if found != facts:
-        raise StoreError(f"{source.url} is damaged: its {DIGEST} is another", DAMAGED)
+        raise StoreError(
+            f"{source.url} is damaged: {DIGEST} mismatch: expected {facts.digest},"
+            f" found {found.digest}",
+            DAMAGED,
+        )
 
 
 def _keep(file: BinaryIO, path: Path, block: bytes) -> None:

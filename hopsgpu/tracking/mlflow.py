@@ -45,7 +45,7 @@ class Tracking:
 
 
 def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
-    """What the settings ask for; None where MLflow is not asked for.
+    """Return what the settings ask for; None where MLflow is not asked for.
 
     Args:
         uri: `spark.hopsgpu.mlflow`.
@@ -124,7 +124,7 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 def _problems(output: bytes) -> list[str] | None:
-    """What `mlflow_log` says went wrong; None where it did not come to its end."""
+    """Return what `mlflow_log` says went wrong; None where it did not come to its end."""
     try:
         return [str(problem) for problem in json.loads(output)]
     except (ValueError, TypeError):
@@ -135,4 +135,4 @@ def _told(tracking: Tracking, run_url: str, why: str) -> str:
     # MLflow's own words name the server as it was given.
     user = urllib.parse.urlsplit(tracking.uri).netloc.rpartition("@")[0]
     why = why.replace(f"{user}@", "") if user else why
-    return f"not all of {run_url} is in MLflow at {tracking.shown}: {why}"
+    return f"{run_url} is not completely in MLflow at {tracking.shown}: {why}"

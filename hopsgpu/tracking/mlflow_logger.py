@@ -92,7 +92,7 @@ def log_run(
     with _told(problems, "the run"):
         record = parse((directory / RECORD).read())
         if not record.has_ended:
-            raise StoreError(f"its record does not tell how it ended: it is {record.state!r}")
+            raise StoreError(f"its record has no final state: it is {record.state!r}")
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)
@@ -116,7 +116,7 @@ def log_run(
 
 
 def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
-    """Whose run it is, how it ended, and where the rest is; without what there is not."""
+    """Return whose run it is, how it ended, and where the rest is; without what there is not."""
     model = record.model
     tags = {
         "mlflow.user": record.user,
@@ -135,12 +135,14 @@ def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
 
 
 def version_of(model: str) -> str:
-    """The version's number, the last part of its URL."""
+    """Return the version's number, the last part of its URL."""
     return model.rstrip("/").rpartition("/")[2]
 
 
 def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """The function's parameters by their names, and the gang's as "hopsgpu.workers" and so on."""
+    """Return the function's parameters by their names, and the gang's as "hopsgpu.workers" and so
+    on.
+    """
     told = record.content
     gang = {name: v for name, v in told["spec"].items() if name != "env_vars" and v is not None}
     gang |= {"queue": told["queue"], "executors": told["executors"], "attempt": record.attempt}
@@ -149,14 +151,16 @@ def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str
 
 
 def seconds_of(record: RunRecord) -> list[Value]:
-    """Where the run's GPU time went, as metrics of one value: "hopsgpu.gpu_seconds.held", ..."""
+    """Return where the run's GPU time went, as metrics of one value: "hopsgpu.gpu_seconds.held",
+    ...
+    """
     at = _milliseconds(record.updated)
     spent = record.content["gpu_seconds"]
     return [Value(f"hopsgpu.gpu_seconds.{name}", float(s), at, 0) for name, s in spent.items()]
 
 
 def values_of(attempts: Iterable[Iterable[bytes]]) -> list[Value]:
-    """What a rank reported, of each step what was reported last.
+    """Return what a rank reported, of each step what was reported last.
 
     An attempt goes on from a checkpoint: what earlier ones reported from its first step on is
     left out.
@@ -189,7 +193,7 @@ def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
 
 
 def fit_name(name: str) -> str:
-    """A name that MLflow takes for a parameter or a metric: what it refuses is "_"."""
+    """Return a name that MLflow takes for a parameter or a metric: what it refuses is "_"."""
     fit = _UNFIT.sub("_", name)[:_LONGEST_NAME]
     # It takes names for paths, of which each has one form.
     if any(part in ("", ".", "..") for part in fit.split("/")):
@@ -204,7 +208,9 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def _reported(line: bytes) -> list[Value]:
-    """The values of a report; none of a GPU's sample, or of a line that a killed rank cut off."""
+    """Return the values of a report; none of a GPU's sample, or of a line that a killed rank cut
+    off.
+    """
     try:
         told = json.loads(line)
         if "metrics" not in told:
@@ -216,7 +222,7 @@ def _reported(line: bytes) -> list[Value]:
 
 
 def _reports(directory: Lake, record: RunRecord) -> list[Value]:
-    """What rank 0 reported."""
+    """Return what rank 0 reported."""
     places = [directory / "logs"]
     places += [places[0] / f"attempt-{number}" for number in range(1, record.attempt + 1)]
     return thinned(values_of(_lines(place / record_name(0)) for place in places))
@@ -243,7 +249,7 @@ def _log_values(client: MlflowClient, mlflow_id: str, values: Sequence[Value]) -
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
-    """The id of an experiment; it is made where it is not there."""
+    """Return the id of an experiment; it is made where it is not there."""
     found = client.get_experiment_by_name(name)
     if found is None:
         with _unless_coded(_THERE):  # by another run meanwhile
@@ -267,7 +273,7 @@ def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str)
 
 @contextlib.contextmanager
 def _unless_coded(*codes: str) -> Iterator[None]:
-    """Leaves the block where MLflow answers with one of these codes."""
+    """Leave the block where MLflow answers with one of these codes."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -279,7 +285,7 @@ def _unless_coded(*codes: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(problems: list[str], what: str) -> Iterator[None]:
-    """Notes what ends the block."""
+    """Note what ends the block."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - told to the person whose run it is

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hopsgpu.core.spec import check_count
-from hopsgpu.core.trials import COMPLETE, FAILED, AblationResult, AblationRow, TrialReport
+from hopsgpu.core.trials import COMPLETE, FAILED, AblationRow, TrialReport
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.interrupts import takes
 from hopsgpu.launcher.options import Duration, check_call, check_callable, keywords
 from hopsgpu.tuning.search import searched
 from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.search_results import AblationResult
 from hopsgpu.tuning.space import check_optuna
 
 if TYPE_CHECKING:
@@ -194,7 +195,7 @@ def _grid(names: Sequence[str], seeds: int) -> optuna.samplers.BaseSampler:
 def _checked(components: object) -> dict[str, Mapping[str, Any]]:
     if not isinstance(components, Mapping) or not components:
         raise ConfigError(
-            f"components={components!r:.200}: a dict is wanted, of names to the keyword arguments"
+            f"components={components!r:.200}: must be a dict of names to the keyword arguments"
             " that leave each one out"
         )
     for name, without in components.items():
@@ -202,8 +203,8 @@ def _checked(components: object) -> dict[str, Mapping[str, Any]]:
             raise ConfigError(f"components: {name!r} is no name of a component")
         if not isinstance(without, Mapping) or not without:
             raise ConfigError(
-                f"components[{name!r}]={without!r:.200}: the keyword arguments that leave it out"
-                " are wanted, as a dict"
+                f"components[{name!r}]={without!r:.200}: must be a dict of the keyword arguments"
+                " that leave it out"
             )
     return dict(components)
 

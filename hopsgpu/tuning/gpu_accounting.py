@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hopsgpu.core.results import GpuSeconds
+from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.trials import Moment
 
 # Of a search of many short trials the picture needs no more.

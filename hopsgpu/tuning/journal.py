@@ -26,7 +26,7 @@ class Journal(BaseJournalBackend):
     `follow` has brought it there.
 
     Args:
-        target: the file on the lake. What is there already is gone on from.
+        target: the file on the lake. What it holds already is continued.
 
     Raises:
         StoreError: it cannot be read, or is no journal.

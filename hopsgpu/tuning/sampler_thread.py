@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Direction = Literal["minimize", "maximize"]
 # What a trial ran on and how it ended: an attribute of it in Optuna.
 ATTRIBUTE = "hopsgpu"
-# How often a trial was started: of one that is gone on with by another driver each try is another.
+# How often a trial was started: of one that another driver resumes each try counts.
 _TRIES = "hopsgpu.tries"
 # Of the study: a digest of the code of its trials.
 _CODE = "hopsgpu.code"
@@ -113,7 +113,7 @@ def open_study(
         optuna.logging.set_verbosity(logged)
     if study.direction.name.lower() != direction:
         raise ConfigError(
-            f"direction={direction!r}: the study {name!r} that is gone on with is to"
+            f"direction={direction!r}: the study {name!r} to resume is to"
             f" {study.direction.name.lower()}; give another name for a new one"
         )
     return study

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 import time
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from hopsgpu.artifacts.runs import RECORD, parse
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.gang import GangState
-from hopsgpu.core.results import GangResult
 from hopsgpu.core.spec import LaunchPlan
-from hopsgpu.core.trials import SearchResult
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.controller import request_of, state_of_failure
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import takes, wait_for
 from hopsgpu.launcher.planner import new_run_id, plan_of
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
@@ -28,6 +28,7 @@ from hopsgpu.launcher.run_record import environment
 from hopsgpu.packaging.python_env.builder import warnings_of
 from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.search_options import SearchArguments, search_arguments
+from hopsgpu.tuning.search_results import SearchResult
 from hopsgpu.tuning.status_board import SearchBoard
 from hopsgpu.units import counted
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from hopsgpu.tuning.journal import Journal
     from hopsgpu.tuning.sampler_thread import Asker
     from hopsgpu.tuning.search_loop import Searching
+
+log = logging.getLogger(__name__)
 
 JOURNAL = "journal.log"
 PAGE = "search.html"
@@ -71,10 +74,10 @@ def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult
         seed: of a sampler that is named. The same trials are proposed again as far as the order
             goes in which others ended; with max_concurrent=1 all are.
         search_timeout: how long the search may take from its first wait on; trials that run then
-            are stopped, and can be gone on with.
+            are stopped; the search can be resumed.
         trial_timeout: how long a trial may take; one that takes longer failed.
         max_failures: failed trials that the search bears; None for any number.
-        name: of the search. One of this name that is there already is gone on with.
+        name: of the search. A search of this name that exists already is resumed.
         resume: id of the search to go on with. Trials that have ended stay; those that ran are
             started again, and find their checkpoints.
         kwargs: keyword arguments that all trials get.
@@ -85,7 +88,7 @@ def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult
 
     Raises:
         ConfigError: an argument or setting that cannot work, no Optuna at the driver, or the search
-            to be gone on with is not there or goes on elsewhere; no GPU was asked for.
+            to resume does not exist or is still running; no GPU was asked for.
         CapacityError: what YARN can never grant; nothing was asked for.
         GangTimeout: no executor came in time.
         StoreError: the lake refused the search's directory.
@@ -103,6 +106,13 @@ def searched(given: SearchArguments, interrupted: threading.Event) -> SearchResu
     _check_before(given, Lake(plan.paths["run"]), run_id)
     board = SearchBoard(
         run_id, given.terms, plan.shape.gpus, given.direction, given.metric, given.progress
+    )
+    log.info(
+        "search asked for: %s of %d trials, %d at a time at most, on executors of %d GPUs",
+        run_id,
+        given.terms.trials,
+        given.terms.most,
+        plan.shape.gpus,
     )
     cancelled = threading.Event()
     work = _Search(given, plan, board, cancelled).run
@@ -131,16 +141,16 @@ def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
 
 
 def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
-    """Whether what is there of the search can be gone on with.
+    """Return whether what there is of the search can be resumed.
 
     Raises:
-        ConfigError: it is not there and must be, is something else, or goes on elsewhere.
+        ConfigError: the search to resume does not exist, is something else, or is still running.
     """
     if not (run / JOURNAL).exists():
         if given.resume is not None:
             raise ConfigError(
                 f"resume={run_id!r}: there is no search in {run.url}; `hopsgpu runs` lists what"
-                " there is, and name= begins one that can be gone on with"
+                " there is, and name= begins one that can be resumed"
             )
         if (run / RECORD).exists():
             raise ConfigError(f"name={run_id!r}: {run.url} is a run that is no search")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import queue
 import random
 import threading
@@ -41,6 +42,8 @@ from hopsgpu.tuning.search_options import SearchArguments
 from hopsgpu.tuning.status_board import SearchBoard, about
 from hopsgpu.tuning.trial_run import Meetings, Try
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 # What nobody announces is looked for so often: executors that are gone, time that is over.
 _LOOK_SECONDS = 0.25
@@ -173,6 +176,12 @@ class Searching:
             self._placement.started(start, now)
             self._start(start, lease, switch, now)
         if decision.release:
+            log.info(
+                "%s: executors to be given back: %d; wanted: %d",
+                self._board.run_id,
+                len(decision.release),
+                decision.wanted,
+            )
             self._given_back += 1
             lease.want(decision.wanted, decision.at_once)
             lease.let_go(decision.release)
@@ -218,6 +227,13 @@ class Searching:
             self._has_begun = True
             for state in (GangState.GRANTED, GangState.READY, GangState.STARTING):
                 self._board.state(state)
+        log.info(
+            "%s: trial %d started on %s (try %d)",
+            self._board.run_id,
+            start.trial,
+            ", ".join(sorted({container.host for container in containers})),
+            call.attempt + 1,
+        )
         running.start()
 
     def _call(self, proposed: Proposed, start: Start) -> Call:
@@ -254,9 +270,10 @@ class Searching:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             self._deadline = None
             self._placement.closing = True
+            log.info("%s: the search's time is over", self._board.run_id)
             self._board.warn(
                 f"the search took {self._given.timeout:g} s, and its time was over: trials that ran"
-                " were stopped, and can be gone on with by resume="
+                " were stopped; resume= continues the search"
             )
         self._board.executors(lease, len(lease.here), max(decision.wanted, len(lease.here)))
         self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
@@ -265,6 +282,7 @@ class Searching:
     def _fail(self, error: BaseException) -> None:
         """Ends the search; the first reason counts."""
         if self._error is None:
+            log.info("%s: the search is ended by %s", self._board.run_id, type(error).__name__)
             self._error = error
         self._placement.closing = True
 
@@ -323,6 +341,7 @@ class Searching:
             self._fail(refused(news.error))
         elif isinstance(news, Condemned) and news.number in self._tries:
             running = self._tries[news.number]
+            log.info("%s: trial %d is to be pruned", self._board.run_id, news.number)
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
@@ -340,6 +359,14 @@ class Searching:
         if running.avoid.is_any:
             self._avoid(running.avoid, lease)
         how = self._placement.left(number, outcome.how, time.monotonic())
+        log.info(
+            "%s: trial %d on %s ended: %s%s",
+            self._board.run_id,
+            number,
+            ", ".join(sorted({container.host for container in running.containers})),
+            outcome.how.value,
+            "" if how in _STATES else ", and is put back",
+        )
         if how not in _STATES:
             self._board.left(number, len(running.slots), None)
             return

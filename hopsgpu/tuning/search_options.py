@@ -27,8 +27,8 @@ from hopsgpu.packaging.modules import PackedModules, Packer
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.packaging.preload import Foreseen, foresee
 from hopsgpu.packaging.provenance import code_digest
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.builder import Wanted
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.storage.names import file_name
 from hopsgpu.tuning.scheduler import Terms
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of
@@ -63,8 +63,8 @@ class SearchArguments:
         progress: what is shown.
         application: in which it runs.
         python_env: that the ranks run with, to be made or there already; or None.
-        named: the name of the search, under which it is gone on with; None for one of its own.
-        resume: id of the search that is gone on with, which must be there; or None.
+        named: the name of the search, under which it is resumed; None for one of its own.
+        resume: id of the search to resume, which must exist; or None.
         needs: top-level modules that the ranks' Python must have to unpickle the function.
     """
 
@@ -145,9 +145,9 @@ def search_arguments(
         trials, max_concurrent, min_concurrent, gpus_per_trial, workers_per_trial, max_failures
     )
     if direction not in _DIRECTIONS:
-        raise ConfigError(f"direction={direction!r}: 'minimize' or 'maximize' is wanted")
+        raise ConfigError(f"direction={direction!r}: must be 'minimize' or 'maximize'")
     if metric is not None and (not isinstance(metric, str) or not metric):
-        raise ConfigError(f"metric={metric!r}: the name of a metric or None is wanted")
+        raise ConfigError(f"metric={metric!r}: must be the name of a metric or None")
     if name is not None and resume is not None:
         raise ConfigError(
             f"name={name!r} and resume={resume!r}: a search goes on by either, give one of them"
@@ -210,8 +210,8 @@ def _terms(
     check_count(workers, "workers_per_trial", 1)
     if least > most:
         raise ConfigError(
-            f"min_concurrent={least} with max_concurrent={most}: at most {most} is wanted, as no"
-            " more trials run at a time"
+            f"min_concurrent={least} with max_concurrent={most}: min_concurrent must be at"
+            f" most {most}, as no more trials run at a time"
         )
     if max_failures is not None:
         check_count(max_failures, "max_failures", 0)

@@ -30,8 +30,8 @@ def check_space(space: object) -> None:
         return
     if not isinstance(space, Mapping) or not space:
         raise ConfigError(
-            f"space={space!r:.200}: Optuna distributions by parameter name are wanted, or a"
-            " function of an Optuna trial that gives the parameters"
+            f"space={space!r:.200}: must be a mapping of parameter names to Optuna"
+            " distributions, or a function of an Optuna trial that returns the parameters"
         )
     for name, distribution in space.items():
         if not isinstance(name, str) or not name.isidentifier():
@@ -42,8 +42,8 @@ def check_space(space: object) -> None:
         kinds = known.FloatDistribution, known.IntDistribution, known.CategoricalDistribution
         if not isinstance(distribution, kinds):
             raise ConfigError(
-                f"space[{name!r}]={distribution!r:.200}: a Float-, Int- or CategoricalDistribution"
-                " is wanted, as"
+                f"space[{name!r}]={distribution!r:.200}: must be a Float-, Int- or"
+                " CategoricalDistribution, as"
                 " optuna.distributions.FloatDistribution(1e-5, 1e-1, log=True)"
             )
 
@@ -68,8 +68,8 @@ def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
         isinstance(name, str) and name.isidentifier() for name in given
     ):
         raise ConfigError(
-            f"space(trial) gave {given!r:.200}: keyword arguments by name are wanted, or None for"
-            " what was suggested"
+            f"space(trial) returned {given!r:.200}: must be a mapping of names to keyword"
+            " arguments, or None for what was suggested"
         )
     return dict(given)
 
@@ -106,8 +106,8 @@ def grid_of(space: Space) -> dict[str, Sequence[Any]]:
 
     if not isinstance(space, Mapping):
         raise ConfigError(
-            "sampler='grid' with a function for space: distributions by name are wanted, whose"
-            " values can be listed"
+            "sampler='grid' with a function for space: space must be a mapping of names to"
+            " distributions whose values can be listed"
         )
     grid: dict[str, Sequence[Any]] = {}
     for name, distribution in space.items():
@@ -175,11 +175,11 @@ def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers
     name = "tpe" if given is None else given
     if not isinstance(name, str) or name not in named:
         raise ConfigError(
-            f"sampler={given!r:.200}: {', '.join(map(repr, named))} or a sampler of"
-            " optuna.samplers is wanted"
+            f"sampler={given!r:.200}: must be {', '.join(map(repr, named))} or a sampler of"
+            " optuna.samplers"
         )
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
-        raise ConfigError(f"seed={seed!r}: a whole number or None is wanted")
+        raise ConfigError(f"seed={seed!r}: must be an integer or None")
     try:
         return named[name](space, seed)
     except ImportError as error:
@@ -200,8 +200,8 @@ def pruner_of(given: object) -> optuna.pruners.BasePruner:
     name = "none" if given is None else given
     if not isinstance(name, str) or name not in named:
         raise ConfigError(
-            f"pruner={given!r:.200}: {', '.join(map(repr, named))} or a pruner of optuna.pruners"
-            " is wanted"
+            f"pruner={given!r:.200}: must be {', '.join(map(repr, named))} or a pruner of"
+            " optuna.pruners"
         )
     return named[name]()
 

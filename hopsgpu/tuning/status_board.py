@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hopsgpu.core.gang import GangState, may_follow
-from hopsgpu.core.results import GpuSeconds, Timeline
+from hopsgpu.core.run_values import GpuSeconds, Timeline
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport
 from hopsgpu.display.progress import ShieldedSearch
 from hopsgpu.errors import HopsGpuError

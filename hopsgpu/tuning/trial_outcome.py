@@ -69,7 +69,7 @@ def _number(value: Any) -> float:
     found = _number_or_none(value)
     if found is None:
         raise NoMetric(
-            f"the function returned {value!r:.{_SHOWN}}, where the metric, a number, is wanted"
+            f"the function returned {value!r:.{_SHOWN}}, where the metric, a number, is expected"
         )
     return found
 

@@ -12,7 +12,7 @@ from hopsgpu.backends.grant import Lease
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
 from hopsgpu.core.gang import Avoid, Container, World
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import RUNNING, TrialReport
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
 from hopsgpu.launcher.attempt import Trained, train_on

@@ -21,6 +21,8 @@ class GpuType:
         count: how many.
     """
 
+    __module__ = "hopsgpu"
+
     name: str
     memory_mib: int | None
     count: int
@@ -52,6 +54,8 @@ class GpuNode:
         health: what its health check says, where it is not well.
     """
 
+    __module__ = "hopsgpu"
+
     host: str
     state: str
     label: str
@@ -79,6 +83,8 @@ class GpuUser:
         started: when the application was submitted, seconds since the epoch.
         hosts: GPUs by host; empty where YARN does not tell the caller.
     """
+
+    __module__ = "hopsgpu"
 
     id: str
     name: str
@@ -110,6 +116,8 @@ class GpuQueue:
             parent.
         bound_queue: path of the queue whose limit it is, for "queue" and "user".
     """
+
+    __module__ = "hopsgpu"
 
     path: str
     label: str
@@ -143,6 +151,8 @@ class ClusterGpus:
         executor: what an executor of `obtainable` asks of YARN, in words; "" without YARN.
         problems: what could not be found out, a line each.
     """
+
+    __module__ = "hopsgpu"
 
     time: float
     user: str

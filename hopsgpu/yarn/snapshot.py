@@ -1,6 +1,6 @@
 """One look at the ResourceManager, as values: nodes, queues, the user's limit, applications.
 
-Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/data.
+Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/hadoop_answers.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu.control.server import ControlServer
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import executor_jvms, quiet

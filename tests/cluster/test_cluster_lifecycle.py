@@ -91,7 +91,7 @@ def test_up_on_a_running_cluster_says_so(running: tuple[Path, str]) -> None:
     pids = {d["name"]: d["pid"] for d in status(directory)["daemons"]}
     again = hopsgpu(directory, "up")
     assert again.returncode == 0
-    assert "runs already" in again.stdout
+    assert "is already running" in again.stdout
     other = hopsgpu(directory, "up", "--nodes", "2")
     assert other.returncode == 1
     assert "nodes differ" in other.stderr
@@ -184,7 +184,7 @@ def test_a_daemon_that_cannot_start_ends_up(tmp_path: Path) -> None:
     directory = tmp_path / "cluster"
     ran = hopsgpu(directory, *UP, "--conf", str(conf))
     assert ran.returncode == 1
-    assert "resourcemanager ended while starting" in ran.stderr
+    assert "resourcemanager ended during startup" in ran.stderr
     assert str(directory / "logs" / "resourcemanager.log") in ran.stderr
     assert "org.example.NoSuchScheduler" in ran.stderr
     assert "Traceback" not in ran.stderr

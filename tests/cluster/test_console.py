@@ -87,7 +87,7 @@ def test_a_script_that_fails_shows_its_own_frames_and_nothing_of_java(
     # The race itself may come on top.
     line, *_ = [line for line in said.splitlines() if line.startswith("hopsgpu: ")]
     assert re.fullmatch(
-        r"hopsgpu: Spark's user interface failed as it started, .*"
+        r"hopsgpu: Spark's user interface failed to start, .*"
         r"\(java.util.ConcurrentModificationException\); Spark is started again \(start 2 of 3\)",
         line,
     )
@@ -96,7 +96,7 @@ def test_a_script_that_fails_shows_its_own_frames_and_nothing_of_java(
     # The wait was explained, and not by Spark; who waits for something else is told again.
     (told,) = re.findall("Initial job has not accepted any resources(.*)", said)
     assert told == "; of another wait"
-    frames, _, error = trace.partition("hopsgpu.errors.RankFailed: ")
+    frames, _, error = trace.partition("hopsgpu.RankFailed: ")
     assert re.findall(r'File "(.+)", line', frames) == [str(script)] * 2
     first, *rest = error.splitlines()
     assert first.endswith("raised ValueError: no batch")

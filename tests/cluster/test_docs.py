@@ -128,10 +128,11 @@ def test_pages(
         monkeypatch.setattr(hopsgpu, "hold", kept)
         rows = [(float(n), n % 10) for n in range(40)]
         spark.createDataFrame(rows, "pixel double, label int").write.json("hdfs:///raw")
-        left = _run("README.md", step=1, loss=0.5)
+        left = _run("README.md")
         assert [value["accuracy"] for value in left["result"].values] == [0.97] * 4
-        assert (directory / "some" / "directory" / "model.pt").read_bytes() == b"weights"
+        assert (directory / "some" / "directory" / "model.pt").stat().st_size > 0
 
+        kept(idle_timeout="10m")
         monkeypatch.setattr(hopsgpu, "launch", _as_on(gangs[0]))
         left = _run("docs/pytorch.md")
         assert len(left["result"].values) == len(left["losses"]) == 2

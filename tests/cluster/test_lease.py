@@ -18,7 +18,7 @@ import hopsgpu
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.cluster.test_launch import quiet
@@ -151,9 +151,9 @@ def test_without_a_line_and_the_direct_kill_it_works_and_the_result_says_so(
     """
     alone = start_script(cluster_env, script, HOPSGPU_LOCKS="hdfs://127.0.0.1:1/none")
     out, error = alone.communicate(timeout=200)
-    assert "did not stand in the line" in out and "spark.hopsgpu.locks" in out, (out, error)
+    assert "did not join the line" in out and "spark.hopsgpu.locks" in out, (out, error)
     assert "could not be killed" in out and "killExecutors does not exist" in out
-    assert "idle timeout has let them go" in out
+    assert "idle timeout has released them" in out
     assert 3 < float(out.split()[-1]) < 60
 
 
@@ -363,7 +363,7 @@ def test_pack_puts_as_many_ranks_into_a_container_as_fit(
 def test_pack_of_a_number_that_does_not_divide_says_so(spark: SparkSession) -> None:
     plan = hopsgpu.plan(who_and_where, workers=3, placement="pack")
     assert (plan.executors, plan.ranks_per_executor) == (3, 1)
-    assert "not more than 1 of the 3 ranks fit into one container" in plan.warnings[0]
+    assert "at most 1 of the 3 ranks fit in one container" in plan.warnings[0]
 
 
 def test_pack_prefers_the_fullest_node_that_fits(

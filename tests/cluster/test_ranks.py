@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 import hopsgpu
 from hopsgpu.agent.addresses import interface_addresses
 from hopsgpu.agent.fork_servers import MOST_SERVERS
-from hopsgpu.core.results import RunStatus
+from hopsgpu.core.run_values import RunStatus
 from hopsgpu.launcher.rank_call import script_name
 from hopsgpu.linux import parent_of
 from hopsgpu.storage.lake import Lake

@@ -213,15 +213,15 @@ def test_what_cannot_be_saved_leaves_nothing(lake: Lake, file: Path, tmp_path: P
 
 def test_what_is_said_of_a_checkpoint_is_checked() -> None:
     for step in (-1, 1.0, True, "1"):
-        with pytest.raises(ConfigError, match="step=.*a whole number of at least 0"):
+        with pytest.raises(ConfigError, match="step=.*must be an integer ≥ 0"):
             wanted(step, 3, None, "min")
     for keep in (0, 1.5, None):
-        with pytest.raises(ConfigError, match="keep=.*a whole number of at least 1"):
+        with pytest.raises(ConfigError, match="keep=.*must be an integer ≥ 1"):
             wanted(1, keep, None, "min")
     for metric in ("0.5", [1], {}):
-        with pytest.raises(ConfigError, match="metric=.*a number is wanted"):
+        with pytest.raises(ConfigError, match="metric=.*must be a number"):
             wanted(1, 3, metric, "min")
-    with pytest.raises(ConfigError, match="best='least': 'min' or 'max' is wanted"):
+    with pytest.raises(ConfigError, match="best='least': must be 'min' or 'max'"):
         wanted(1, 3, None, "least")
     assert wanted(1, 2, 1, "max") == Saving(1, 2, 1.0, "max")
     assert wanted(0, 1, float("nan"), "min").metric is None
@@ -377,7 +377,7 @@ def test_of_a_damaged_checkpoint_it_is_told_how_to_go_on_without_it(
     assert damaged.value.kind == "damaged"
     assert str(damaged.value).endswith(
         f"remove the directory {(lake / '2').url}: then it is step 1, in {(lake / '1').url}, that"
-        " is gone on from"
+        " training resumes from"
     )
     (lake / "2").remove()
     found = latest([mine], tmp_path / "got")

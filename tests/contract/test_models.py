@@ -132,7 +132,7 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
         with pytest.raises(StoreError, match="has no file"):
             store.get("net").open(path)
     for version in (True, 1.0, None):
-        with pytest.raises(ConfigError, match=r"version=.*: a number, a tag or 'latest'"):
+        with pytest.raises(ConfigError, match=r"version=.*: must be a number, a tag or 'latest'"):
             store.get("net", version)  # type: ignore[arg-type]
 
 
@@ -227,7 +227,9 @@ def test_a_download_replaces_files_and_follows_no_way_out(
     with pytest.raises(StoreError, match="cannot download into .*file/below: "):
         version.download(tmp_path / "file" / "below")
     for odd in (None, 3, ""):
-        with pytest.raises(ConfigError, match=f"dst={odd!r}: the path of a local directory"):
+        with pytest.raises(
+            ConfigError, match=f"dst={odd!r}: must be the path of a local directory"
+        ):
             version.download(odd)  # type: ignore[arg-type]
 
 
@@ -332,16 +334,18 @@ def test_what_is_refused_leaves_nothing(
     with pytest.raises(ConfigError, match="weights.pt is a file: give the directory that it is in"):
         store.publish(model / "weights.pt", "net")
     for odd in (None, 3, ""):
-        with pytest.raises(ConfigError, match=f"local_dir={odd!r}: the path of a local directory"):
+        with pytest.raises(
+            ConfigError, match=f"local_dir={odd!r}: must be the path of a local directory"
+        ):
             store.publish(odd, "net")  # type: ignore[arg-type]
     for odd in (None, 3):
-        with pytest.raises(ConfigError, match=f"ModelStore.{odd}.: a URL is wanted"):
+        with pytest.raises(ConfigError, match=f"ModelStore.{odd}.: must be a URL"):
             ModelStore(odd)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; a number"):
+    with pytest.raises(ConfigError, match="metrics: 'accuracy' is 'high'; must be a number"):
         store.publish(model, "net", metrics={"accuracy": "high"})
     with pytest.raises(ConfigError, match=r"metrics\.a: JSON cannot say it"):
         store.publish(model, "net", metrics={"a": 10**5000})
-    with pytest.raises(ConfigError, match="tags=3: a tag or several"):
+    with pytest.raises(ConfigError, match="tags=3: must be a list of strings"):
         store.publish(model, "net", tags=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"signature\.inputs=<object"):
         store.publish(model, "net", signature={"inputs": object()})

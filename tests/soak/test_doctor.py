@@ -84,7 +84,7 @@ def test_nodes_that_fail_or_are_slow_are_named_and_the_others_are_looked_at(
     assert found["discovery"]["seen"] == "ran on 1 node (node1), and not on node2"
     failed, late = found["discovery"]["details"]
     assert re.match("node2: .*could not communicate with the NVIDIA driver", failed)
-    assert late.startswith("node3 not checked: no container came there in time: ")
+    assert late.startswith("node3 not checked: no container started there in time: ")
     assert found["executor python"]["state"] == "ok"
 
 

@@ -61,7 +61,7 @@ TRAINING = """
 ENCRYPTED = """
     import os
     import hopsgpu
-    from hopsgpu.agent import server
+    from hopsgpu.control import server
 
     made = []
     new_identity = server.new_identity

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.core.results import GangResult, GpuSeconds, RankReport, Timeline
+from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
+from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.run_record import Standing, content
 
 ENVIRONMENT = {

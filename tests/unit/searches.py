@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import optuna
 
-from hopsgpu.core.results import GpuSeconds, Timeline
+from hopsgpu.core.run_values import GpuSeconds, Timeline
 from hopsgpu.core.trials import (
     COMPLETE,
     FAILED,
@@ -15,10 +15,10 @@ from hopsgpu.core.trials import (
     RUNNING,
     Best,
     Moment,
-    SearchResult,
     SearchStatus,
     TrialReport,
 )
+from hopsgpu.tuning.search_results import SearchResult
 
 ERROR = """rank 0 on node1 (container_1, GPU-0) failed with exit code 1
 Traceback (most recent call last):

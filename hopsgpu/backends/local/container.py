@@ -66,7 +66,7 @@ class Wanted:
 
 
 def main() -> int:
-    """Serves until the driver wants no more; the exit code."""
+    """Serve until the driver wants no more; the exit code."""
     wanted = Wanted.load(sys.stdin.buffer.readline())
     own = Path.cwd()
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
@@ -129,7 +129,7 @@ def _refreshed(leases: Leases) -> Iterator[None]:
 
 
 def _wait(why: str) -> bool:
-    """Waits a little for GPUs; False where the driver has closed our input, or is gone."""
+    """Wait a little for GPUs; False where the driver has closed our input, or is gone."""
     _tell(waiting=why)
     return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
 

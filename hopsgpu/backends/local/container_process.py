@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.backends.local import container as container_module
 from hopsgpu.backends.local.container import Wanted
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuError
+
+log = logging.getLogger(__name__)
 
 _LOG = "container.log"
 _MOST_SAID = 500
@@ -52,7 +55,7 @@ class ContainerJob:
         own = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK_GATEWAY")}
         ours = package_path() if package is None else str(package)
         path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
-        with self._log.open("ab") as log:
+        with self._log.open("ab") as said:
             # In a session of its own: a Ctrl-C is the driver's to answer.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", container_module.__name__],
@@ -60,7 +63,7 @@ class ContainerJob:
                 env={**own, "PYTHONPATH": path},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=said,
                 start_new_session=True,
             )
         self._listening = threading.Thread(
@@ -72,7 +75,7 @@ class ContainerJob:
             self._listening.start()
 
     def close(self) -> None:
-        """Tells it that it is wanted no more; one that has its GPUs ends when it is hung up on."""
+        """Tell it that it is wanted no more; one that has its GPUs ends when it is hung up on."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -80,17 +83,17 @@ class ContainerJob:
                 return
 
     def kill(self) -> None:
-        """Ends it at once; its keeper ends the ranks."""
+        """End it at once; its keeper ends the ranks."""
         self._process.kill()
 
     def reason(self, seconds: float) -> str:
-        """What a person needs of its end; waits so long for it to be known."""
+        """Return what a person needs of its end; waits so long for it to be known."""
         self.ended.wait(seconds)
         if self.problem is not None:
             return str(self.problem)
         code = self._process.poll()
         if code is None:
-            return "its process goes on"
+            return "its process is still running"
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         try:
             said = self._log.read_text(errors="backslashreplace").strip()
@@ -112,11 +115,14 @@ class ContainerJob:
         with self._process.stdout as said:
             for line in said:
                 self._take(json.loads(line))
-        self._process.wait()
+        code = self._process.wait()
+        log.debug("process %d of a container ended with %d", self._process.pid, code)
         self.ended.set()
 
     def _take(self, told: dict[str, Any]) -> None:
         if "waiting" in told:
+            if told["waiting"] != self.waiting_for:
+                log.debug("container process %d waits: %s", self._process.pid, told["waiting"])
             self.waiting_for = told["waiting"]
         elif "warning" in told:
             self._warn(told["warning"])

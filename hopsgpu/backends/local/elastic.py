@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import threading
@@ -21,6 +22,8 @@ from hopsgpu.control.channel import Message
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, GangState
+
+log = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.1
 _END_SECONDS = 30.0
@@ -61,7 +64,7 @@ class LocalElasticLease(ElasticLease):
             self._end(job)
 
     def _waiting(self) -> list[ContainerJob]:
-        """Those that are not here yet, the latest first."""
+        """Return those that are not here yet, the latest first."""
         here = [self._jobs[key] for key in (*self.here, *self._aside)]
         return [job for job in reversed(self._live.values()) if not any(job is h for h in here)]
 
@@ -85,6 +88,7 @@ class LocalElasticLease(ElasticLease):
             (),
             os.getpid(),
         )
+        log.info("%s: process started", name)
         package = package_for(request, directory)
         self._live[name] = ContainerJob(wanted, directory, request.watcher.warn, package)
 
@@ -99,7 +103,7 @@ class LocalElasticLease(ElasticLease):
     def _let_go(self, leaving: Mapping[int, Container]) -> None:
         for key in leaving:
             job = self._jobs[key]
-            assert isinstance(job, ContainerJob), "there are no others here"
+            assert isinstance(job, ContainerJob), "this machine has no others"
             self._end(job)
 
     def _lost(self, job: Job) -> None:
@@ -115,7 +119,7 @@ class LocalElasticLease(ElasticLease):
         return b""
 
     def release(self) -> None:
-        """Ends all; the GPUs are free when it returns."""
+        """End all; the GPUs are free when it returns."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         for job in list(self._live.values()):

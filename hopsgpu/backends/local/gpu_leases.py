@@ -66,7 +66,7 @@ def take_gpus(
         os.close(turn)
     for gpu in (held := [gpu for gpu in good if gpu.address in leases.held]):
         if others := foreign(gpu.processes):
-            warn(f"{gpu.address} is in use by process {named(others)} too")
+            warn(f"{gpu.address} is also in use by process {named(others)}")
     return held
 
 

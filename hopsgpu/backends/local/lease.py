@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
@@ -21,6 +22,8 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.errors import HopsGpuError
+
+log = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _EVENT_SECONDS = 0.1
@@ -46,8 +49,14 @@ class LocalLease(Owner):
         self.end_jobs()
         self._lease = None
         patience = Patience(request)
+        began = time.monotonic()
         job = self._start()
         container = self._greeted(job, patience)
+        log.info(
+            "gang granted: %s on this machine after %.1f s",
+            container.container_id,
+            time.monotonic() - began,
+        )
         watcher, hosts = request.watcher, [container.host]
         watcher.arrived([time.time()])
         watcher.mark("granted")
@@ -81,7 +90,7 @@ class LocalLease(Owner):
         return self._job
 
     def _greeted(self, job: ContainerJob, patience: Patience) -> Container:
-        """Waits for the container.
+        """Wait for the container.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -99,7 +108,7 @@ class LocalLease(Owner):
             patience.tell((), job.waiting_for)
 
     def end_jobs(self) -> None:
-        """Ends the container with its ranks, however it stands."""
+        """End the container with its ranks, however it stands."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -117,9 +126,11 @@ class LocalLease(Owner):
             job.ended.wait()
 
     def release(self) -> None:
-        """Ends everything; the GPUs are free when it returns."""
+        """End everything; the GPUs are free when it returns."""
         self.request.watcher.state(GangState.RELEASING, ())
+        began = time.monotonic()
         self.end_jobs()
+        log.info("the gang's process has ended after %.1f s", time.monotonic() - began)
         self._lease = None
         self.request.watcher.mark("released")
 

@@ -38,7 +38,7 @@ class Machine:
 
 
 def this_machine(*, gpus: bool = True) -> Machine:
-    """What there is here.
+    """Return what there is here.
 
     Args:
         gpus: whether to ask the driver for the GPUs, which takes some tenths of a second.
@@ -51,7 +51,7 @@ def this_machine(*, gpus: bool = True) -> Machine:
 
 
 def own_gpus() -> tuple[Device, ...]:
-    """The GPUs of this machine, bad ones too; none where it has no NVIDIA driver.
+    """Return the GPUs of this machine, bad ones too; none where it has no NVIDIA driver.
 
     Raises:
         DiscoveryError: there is a driver, and it does not tell of its GPUs.
@@ -90,7 +90,7 @@ def usable(
 def check_gpus(
     wanted: int, gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str] = ()
 ) -> None:
-    """Whether a machine that has GPUs has so many of them for a gang.
+    """Check whether a machine that has GPUs has so many of them for a gang.
 
     Raises:
         ConfigError: it has none of the type.
@@ -98,9 +98,7 @@ def check_gpus(
     """
     if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
         there = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
-        raise ConfigError(
-            f"gpu_type={gpu_type!r}: this machine has no such GPU. There are: {there}"
-        )
+        raise ConfigError(f"gpu_type={gpu_type!r}: this machine has no such GPU. It has: {there}")
     found = len(usable(gpus, gpu_type, avoided))
     if found >= wanted:
         return
@@ -109,15 +107,15 @@ def check_gpus(
     ]
     why += [f"{address} failed an earlier attempt" for address in sorted(avoided)]
     raise CapacityError(
-        f"the gang wants {counted(wanted, 'GPU')}, and this machine has {found} that it may have"
-        f"{''.join(f'; {text}' for text in why)}. On a local master all ranks are on this machine:"
-        " ask for fewer workers, for gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs), or run"
-        " it on a cluster"
+        f"the gang needs {counted(wanted, 'GPU')}, and this machine has {found} that it can use"
+        f"{''.join(f'; {text}' for text in why)}. With a local master all ranks are on this"
+        " machine: request fewer workers, gpus_per_worker=0.5 (two ranks on a GPU) or 0 (CPUs),"
+        " or run it on a cluster"
     )
 
 
 def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
-    """A gang as it runs on a machine: all ranks in one container, which reserves GPUs alone.
+    """Return a gang as it runs on a machine: all ranks in one container, which reserves GPUs alone.
 
     Returns:
         The gang, on CPUs where the machine has no GPU; what its container has; and warnings.
@@ -137,7 +135,7 @@ def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape,
     memory = -(-spec.memory_per_worker // _MIB) * (spec.workers + spec.parameter_servers)
     if spec.cores_per_worker is not None and cores > machine.cores:
         warnings.append(
-            f"the ranks want {counted(cores, 'core')}, and share the {machine.cores} of this"
+            f"the ranks request {counted(cores, 'core')}, and share the {machine.cores} of this"
             " machine"
         )
     if memory > machine.memory_mib:

@@ -17,7 +17,7 @@ from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
 
 
 def gpus_here(user: str) -> ClusterGpus:
-    """The GPUs of this machine, of which gangs have those that are leased.
+    """Return the GPUs of this machine, of which gangs have those that are leased.
 
     Args:
         user: who asks.
@@ -38,7 +38,7 @@ def gpus_here(user: str) -> ClusterGpus:
 def machine_gpus(
     gpus: Sequence[Device], leased: Collection[str], host: str, user: str, now: float
 ) -> ClusterGpus:
-    """What was found, as a cluster of one node without queues.
+    """Return what was found, as a cluster of one node without queues.
 
     Args:
         gpus: of the machine.

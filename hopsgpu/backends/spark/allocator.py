@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,6 +22,8 @@ from hopsgpu.errors import HopsGpuError
 from hopsgpu.yarn.gpu_holders import Facts
 from hopsgpu.yarn.resource_manager import Held
 
+log = logging.getLogger(__name__)
+
 EVENT_SECONDS = 0.2
 _ASK_SECONDS = 1.0
 _ASKING = "Spark is asking YARN"
@@ -30,13 +33,13 @@ class Turn(Protocol):
     """The turn in which YARN is asked."""
 
     def keep(self) -> bool:
-        """Renews it; False where it was lost to others."""
+        """Renew it; False where it was lost to others."""
 
     def granted(self) -> None:
         """YARN has granted all: others may ask."""
 
     def facts(self, held: int) -> Facts:
-        """Who holds the rest, where YARN has granted so many executors."""
+        """Return who holds the rest, where YARN has granted so many executors."""
 
 
 class Bringing:
@@ -73,6 +76,12 @@ class Bringing:
         self._start = start
         # All that are there must show themselves: an agent could come to one that has no holder.
         there = len(application.jvm.executors(profile.id))
+        log.info(
+            "%s: %d executors asked of YARN, %d of which are there",
+            request.run_id,
+            request.executors,
+            there,
+        )
         self.jobs = [start(max(request.executors, there))]
         self.parked: dict[int, Container] = {}
         self._patience = patience
@@ -86,7 +95,7 @@ class Bringing:
         self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, Container] | None:
-        """The containers by peer number, or None where YARN granted a part and then no more.
+        """Return the containers by peer number, or None where YARN granted a part and then no more.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -104,12 +113,22 @@ class Bringing:
             )
             verdict = self._patience.check(self._grants)
             if verdict is Verdict.GIVE_BACK:
+                log.info(
+                    "%s: a part is given back: %d of %d granted and %d here, %d ended, %d aside",
+                    self._request.run_id,
+                    self._grants.allotted,
+                    self._request.executors,
+                    self._grants.connected,
+                    self._grants.lost,
+                    self._grants.parked,
+                )
                 return None
             if verdict is Verdict.GRANTED and not self._replace_surplus():
                 return self._holders
             if time.monotonic() - self._asked >= _ASK_SECONDS:
                 self._asked = time.monotonic()
                 if not self._turn.keep():
+                    log.info("%s: the turn was lost to others", self._request.run_id)
                     return None
                 self._refuse_hopeless()
                 self._look()
@@ -122,9 +141,12 @@ class Bringing:
             for job in self.jobs:
                 if job.ended.is_set():
                     refuse_other_python(str(job.error))
-                    raise HopsGpuError(f"Spark's job of holders failed: {job.reason(0)}")
+                    raise HopsGpuError(f"Spark's job of placeholders failed: {job.reason(0)}")
             return
         if event.message is None:
+            left = self._holders.get(event.peer)
+            if left is not None:
+                log.info("executor lost before the gang was whole: %s", left.host)
             self._holders.pop(event.peer, None)
             self.parked.pop(event.peer, None)
             self._arrivals.pop(event.peer, None)
@@ -137,7 +159,15 @@ class Bringing:
         reason = self._request.unwanted(container)
         if reason is None:
             self._holders[container.key] = container
+            log.info(
+                "executor arrived: %s on %s (%d of %d)",
+                container.container_id,
+                container.host,
+                len(self._holders),
+                self._request.executors,
+            )
             return
+        log.info("executor held aside: %s: %s", container.container_id, reason)
         self._patience.held_aside(reason)
         self.parked[container.key] = container
         # As many as are wanted must be left for what is not parked.
@@ -145,7 +175,9 @@ class Bringing:
             self.jobs.append(self._start(1))
 
     def _settled(self) -> bool:
-        """Whether agents can only come to holders: none else is there, nor waits for a place."""
+        """Return whether agents can only come to holders: none else is there, nor waits for a
+        place.
+        """
         here = len(self._holders) + len(self.parked)
         if self.parked and here < sum(job.tasks for job in self.jobs):
             # One that was parked has ended. Its task waits, and would take an agent's place; its
@@ -170,6 +202,8 @@ class Bringing:
         self._ended.look(held.containers)
         allotted = len(held.containers) - len(self.parked)
         grown = allotted > self._grants.allotted
+        if allotted != self._grants.allotted:
+            log.debug("YARN has granted %d of %d", allotted, self._request.executors)
         since = time.monotonic() if grown else self._grants.since
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
         if allotted >= self._request.executors:
@@ -181,7 +215,7 @@ class Bringing:
             self._why = lambda: facts.around(self._missing(held))
 
     def _missing(self, held: Held) -> str:
-        """Where the executors that are not here yet are."""
+        """Return where the executors that are not here yet are."""
         connected = len(self._holders)
         parts = []
         allotted = len(held.containers) - len(self.parked)
@@ -205,13 +239,12 @@ class Bringing:
             # Spark still wants as many, and asks again, with the node that its task prefers.
             jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
         if shared:
+            log.info("executors that share a node are replaced: %s", ", ".join(shared))
             self._grants = replace(self._grants, since=time.monotonic())
-            self._why = lambda: (
-                f"executors that came to one node ({', '.join(shared)}) are replaced"
-            )
+            self._why = lambda: f"executors that share a node ({', '.join(shared)}) are replaced"
         return bool(shared)
 
 
 def hosts_of(containers: Mapping[int, Container]) -> list[str]:
-    """The host of each container."""
+    """Return the host of each container."""
     return [container.host for container in containers.values()]

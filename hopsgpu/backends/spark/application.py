@@ -32,7 +32,7 @@ class Looks:
         self._taken = float("-inf")
 
     def get(self, most_seconds: float, look: Callable[[], Snapshot]) -> Snapshot:
-        """The last snapshot where it is young enough, else a new one."""
+        """Return the last snapshot where it is young enough, else a new one."""
         with self._lock:
             if self._last is None or time.monotonic() - self._taken > most_seconds:
                 began = time.monotonic()
@@ -79,7 +79,7 @@ class Application(SparkApplication):
         return self.setting("spark.yarn.queue") or "default"
 
     def snapshot(self, most_seconds: float) -> Snapshot:
-        """How YARN stands, looked at so many seconds ago at most.
+        """Return how YARN stands, looked at so many seconds ago at most.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer.
@@ -90,7 +90,7 @@ class Application(SparkApplication):
         )
 
     def why_lost(self, reason: str, host: str) -> str:
-        """Why an executor on a host was lost: Spark's reason with what YARN says."""
+        """Return why an executor on a host was lost: Spark's reason with what YARN says."""
         return why_lost(reason, host, self.manager.nodes, lambda: self.manager.end_of(self.id))
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from pyspark import SparkContext, SparkFiles
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.core.own_log import level_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.root import root_on
 from hopsgpu.units import parse_duration
@@ -48,7 +49,7 @@ class SparkApplication:
         match = re.fullmatch(r"(\d+)-(\d+)", given.strip())
         if match is None or not 0 < int(match[1]) <= int(match[2]) < 65536:
             raise ConfigError(
-                f"spark.hopsgpu.ports={given!r}: a first and a last port are wanted, as 40000-40100"
+                f"spark.hopsgpu.ports={given!r}: must be a first and a last port, as 40000-40100"
             )
         return range(int(match[1]), int(match[2]) + 1)
 
@@ -86,8 +87,8 @@ class SparkApplication:
         given = self.option("retry") or "failures"
         if given not in ("failures", "all"):
             raise ConfigError(
-                f"spark.hopsgpu.retry={given!r}: 'failures' is accepted, or 'all' to try again"
-                " what looks like an error of the code too"
+                f"spark.hopsgpu.retry={given!r} must be 'failures', or 'all' to also retry"
+                " what looks like an error in the code"
             )
         return given == "all"
 
@@ -100,8 +101,17 @@ class SparkApplication:
         """
         given = self.option("keep_data") or "false"
         if given.strip().lower() not in ("true", "false"):
-            raise ConfigError(f"spark.hopsgpu.keep_data={given!r}: 'true' or 'false' is wanted")
+            raise ConfigError(f"spark.hopsgpu.keep_data={given!r}: must be 'true' or 'false'")
         return given.strip().lower() == "true"
+
+    @property
+    def log_level(self) -> str | None:
+        """How much hopsgpu logs, "info" or "debug"; None where nobody set it.
+
+        Raises:
+            ConfigError: `spark.hopsgpu.log` is neither of the two.
+        """
+        return level_of(self.option("log"))
 
     @functools.cached_property
     def user(self) -> str:
@@ -129,22 +139,25 @@ class SparkApplication:
         return root_on(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:
-        """Refuses now, rather than in a run, options that say what cannot be.
+        """Refuse now, rather than in a run, options that say what cannot be.
 
         Raises:
             ConfigError: naming the option, what was given and what is accepted.
         """
         _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
+        _ = self.log_level
 
     def words_of(self, error: BaseException) -> str:
-        """What a record tells of an error that ended a run."""
+        """Return what a record tells of an error that ended a run."""
         return self.jvm.words_of(error)
 
     def setting(self, name: str) -> str | None:
-        """An administrator's or a user's Spark property, or None."""
+        """Return an administrator's or a user's Spark property, or None."""
         return self.jvm.setting(name)
 
     def option(self, name: str) -> str | None:
-        """The Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or None."""
+        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
+        None.
+        """
         twin = f"HOPSGPU_{name.upper().replace('.', '_')}"
         return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(twin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -10,28 +12,31 @@ from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.jvm import Jvm
 from hopsgpu.backends.spark.on_local import on_local
 from hopsgpu.backends.spark.on_yarn import on_yarn
+from hopsgpu.core.own_log import show
 from hopsgpu.errors import ConfigError
 
 _ATTRIBUTE = "_hopsgpu_application"
 
+log = logging.getLogger(__name__)
+
 
 def application_of(spark: SparkSession | None) -> Site:
-    """The application of a session, the active one by default; its settings are checked.
+    """Return the application of a session, the active one by default; its settings are checked.
 
     Raises:
         ConfigError: no session, one that has ended, or one that cannot hold gangs.
     """
     if spark is not None and not isinstance(spark, SparkSession):
-        raise ConfigError(f"spark={spark!r}: a classic SparkSession is wanted")
+        raise ConfigError(f"spark={spark!r}: must be a classic SparkSession")
     # Not the active session: that is a matter of each thread, and a context one of the process.
     context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
     if context is None:
         raise ConfigError(
-            "there is no active SparkSession: make one by hopsgpu.session(name), or pass spark="
+            "there is no active SparkSession: create one with hopsgpu.session(name), or pass spark="
         )
     if context._jsc is None or context._jsc.sc().isStopped():
         raise ConfigError(
-            "this Spark application has ended: spark.stop(), and make a session by"
+            "this Spark application has ended: call spark.stop(), and create a session with"
             " hopsgpu.session(name)"
         )
     # PySpark's own lock around its one context: two first launches make one Site.
@@ -46,6 +51,8 @@ def application_of(spark: SparkSession | None) -> Site:
 
 def _application(context: SparkContext) -> Site:
     jvm = Jvm(context)
-    return (
-        on_local(context, jvm) if is_local(jvm.setting("spark.master")) else on_yarn(context, jvm)
-    )
+    master = jvm.setting("spark.master")
+    application = on_local(context, jvm) if is_local(master) else on_yarn(context, jvm)
+    show(application.log_level)
+    log.info("attached to %s: master %s, Spark %s", application.id, master, context.version)
+    return application

@@ -20,7 +20,7 @@ from hopsgpu.errors import ConfigError
 
 
 def hold_in_task(driver: Driver, warm: Warm | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """The holder's task function."""
+    """Return the holder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         from hopsgpu.agent.placeholder import run_holder
@@ -32,7 +32,7 @@ def hold_in_task(driver: Driver, warm: Warm | None) -> Callable[[Iterable[Any]],
 
 
 def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """The agent's task function."""
+    """Return the agent's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         from hopsgpu.agent.supervisor import run_agent
@@ -86,7 +86,7 @@ class GangJob:
         self._thread.start()
 
     def reason(self, seconds: float) -> str:
-        """What a person needs of the job's failure; waits so long for it to be known."""
+        """Return what a person needs of the job's failure; waits so long for it to be known."""
         self.ended.wait(seconds)
         if self.error is None:
             return "it ended by itself"
@@ -114,7 +114,9 @@ class GangJob:
 
 
 def reason_of(error: str) -> str:
-    """The part of Spark's error that says why: of a lost executor, of a task, or its first line."""
+    """Return the part of Spark's error that says why: of a lost executor, of a task, or its first
+    line.
+    """
     if lost := re.search(
         r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S
     ):

@@ -30,7 +30,7 @@ _LOADED = {
 
 
 def main(url: str) -> int:
-    """Does a little of what applications do, on one core of this machine.
+    """Do a little of what applications do, on one core of this machine.
 
     Args:
         url: a directory that is written, and removed.

@@ -62,7 +62,7 @@ class Attended:
         self._began = clock()
 
     def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> Standing:
-        """Runs spark-submit, which returns once YARN has accepted the application.
+        """Run spark-submit, which returns once YARN has accepted the application.
 
         Raises:
             HopsGpuError: YARN has not accepted it, with the last of what spark-submit said.
@@ -89,13 +89,13 @@ class Attended:
             why = f" ({found.id} is {found.state}: {found.diagnostics})" if found else ""
             raise HopsGpuError(
                 f"spark-submit ended with exit code {code}, and the application does not run{why}."
-                f" The last of what it said:\n{said}"
+                f" The end of its output:\n{said}"
             )
         self._say(f"{found.id} {found.name!r} is in queue {found.queue}")
         return found
 
     def follow(self, application: Standing) -> Standing:
-        """Waits for the end, and says whenever something of how it stands has changed.
+        """Wait for the end, and say whenever something of how it stands has changed.
 
         Raises:
             HopsGpuError: the ResourceManager has not answered for a quarter of an hour, or has
@@ -125,7 +125,7 @@ class Attended:
             time.sleep(_LOOK_SECONDS)
 
     def tell_end(self, standing: Standing) -> None:
-        """Says how it ended, and the last words of its driver: of a success what it printed."""
+        """Say how it ended, and the last words of its driver: of a success what it printed."""
         how = standing.final if standing.state == "FINISHED" else standing.state
         if standing.has_succeeded:
             self._tell_last_words(standing, "stdout", _LAST_LINES_OF_SUCCESS)
@@ -190,11 +190,11 @@ class Attended:
         try:
             text = self._nodes.log(standing.web, standing.master, name, _LAST_BYTES)
         except HopsGpuError as error:
-            words = f"  (not to be had from its node: {error})"
+            words = f"  (its node does not return it: {error})"
         else:
             words = _last_lines(_OF_SPARK.sub("", text), most_lines)
         if words:
-            self._say(f"the last of the driver's {name}:\n{words}")
+            self._say(f"the end of the driver's {name}:\n{words}")
 
 
 def _where(standing: Standing) -> str:
@@ -204,7 +204,7 @@ def _where(standing: Standing) -> str:
 
 
 def _gist(text: str) -> str:
-    """What is news of a text."""
+    """Return what is news of a text."""
     return _PASSING.sub("", text)
 
 

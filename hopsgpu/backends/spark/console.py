@@ -18,7 +18,8 @@ _STDERR = 2
 
 
 def gateway(conf: SparkConf) -> Any:
-    """A JVM for PySpark whose stderr comes by way of this process; None where PySpark makes it.
+    """Return a JVM for PySpark whose stderr comes by way of this process; None where PySpark makes
+    it.
 
     That is where no live display can be: Spark's log then takes no detour.
 
@@ -49,7 +50,7 @@ def _pass_on_from(descriptor: int) -> None:
 
 
 def pass_on(lines: Iterable[bytes]) -> None:
-    """Writes lines to stderr, above a live display where there is one.
+    """Write lines to stderr, above a live display where there is one.
 
     What cannot be written is read all the same, for the JVM waits where nobody reads.
     """
@@ -63,7 +64,7 @@ def pass_on(lines: Iterable[bytes]) -> None:
 
 
 def _is_shown(line: bytes) -> bool:
-    """Whether the live display has taken it."""
+    """Return whether the live display has taken it."""
     try:
         sys.stderr.write(line.decode(errors="backslashreplace"))
     except Exception:  # noqa: BLE001 - the JVM's words are to be had whatever a display comes to

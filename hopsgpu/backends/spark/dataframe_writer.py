@@ -45,18 +45,18 @@ class Written:
     def __str__(self) -> str:
         told = f"{self.done} of {counted(self.tasks, 'task')}"
         if self.done == self.tasks:
-            return told if self.tasks else "Spark plans it"
+            return told if self.tasks else "Spark is planning it"
         waits = "" if self.running else "; none runs: Spark waits for executors"
         return told + waits
 
 
 def is_frame(given: object) -> bool:
-    """Whether it is a Spark DataFrame."""
+    """Return whether it is a Spark DataFrame."""
     return isinstance(given, DataFrame)
 
 
 def check_data(datasets: Datasets | None, application: Site) -> None:
-    """Whether what is given as DataFrames can be written in this application.
+    """Check whether what is given as DataFrames can be written in this application.
 
     Raises:
         ConfigError: one is Spark Connect's, another application's, or a stream; or
@@ -71,7 +71,7 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
             raise ConfigError(f"{what} is a DataFrame of Spark Connect, which has no JVM to ask")
         if frame.sparkSession.sparkContext is not application.context:
             raise ConfigError(
-                f"{what} is a DataFrame of another Spark application than the launch's"
+                f"{what} is a DataFrame of a different Spark application than the launch"
             )
         if frame.isStreaming:
             raise ConfigError(f"{what} is a stream: write it to the lake, and pass the path")
@@ -114,7 +114,7 @@ def write_frame(
     cancelled: threading.Event,
     told: Callable[[Written], None],
 ) -> None:
-    """Writes a DataFrame as Parquet, with row groups of about 8 MB, and waits for it.
+    """Write a DataFrame as Parquet, with row groups of about 8 MB, and waits for it.
 
     Columns of Spark ML's vectors are written as lists of float64.
 
@@ -157,7 +157,7 @@ def write_frame(
 
 
 def _with_arrays(frame: Any) -> Any:
-    """The frame with lists in place of Spark ML's vectors, of which Parquet has structs."""
+    """Return the frame with lists in place of Spark ML's vectors, of which Parquet has structs."""
     vectors = {f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"}
     if not vectors:
         return frame

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import random
 import threading
 import time
@@ -30,6 +31,8 @@ from hopsgpu.errors import Cancelled, HopsGpuError
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _GONE_SECONDS = 0.1
@@ -67,7 +70,7 @@ class YarnElasticLease(JobsLease):
         self._over = (threading.Event(), threading.Event())
 
     def start(self) -> None:
-        """Starts its threads."""
+        """Start its threads."""
         for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
             start_daemon(
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
@@ -88,11 +91,11 @@ class YarnElasticLease(JobsLease):
         except HopsGpuError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more
-            why = f"Spark could not be asked for executors: {type(error).__name__}: {error}"
+            why = f"executors could not be requested from Spark: {type(error).__name__}: {error}"
             self._fail(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
-        """Waits until executors are missing; False once it is closed.
+        """Wait until executors are missing; False once it is closed.
 
         Raises:
             HopsGpuError: their jobs end again and again, or none comes in time.
@@ -120,7 +123,7 @@ class YarnElasticLease(JobsLease):
         self._see_waiting()
 
     def _see_waiting(self) -> str:
-        """Looks, once a second, where those are that have not come; "" where it did not.
+        """Look, once a second, where those are that have not come; "" where it did not.
 
         Those that end again and again are given back, for others to go first.
         """
@@ -137,12 +140,13 @@ class YarnElasticLease(JobsLease):
             if not given_back:
                 return where
             self._leave.set()
+        log.info("%s: executors end again and again: %s", self.request.run_id, given_back)
         self._coming.tell(given_back)
         self._cancel(waiting)
         return ""
 
     def _look(self) -> tuple[int, str]:
-        """How many executors YARN has not granted, and where those are that have not come.
+        """Return how many executors YARN has not granted, and where those are that have not come.
 
         Raises:
             HopsGpuError: the ResourceManager does not say.
@@ -172,7 +176,7 @@ class YarnElasticLease(JobsLease):
                 self._coming.excuse(self._held())
 
     def _forget_ended(self) -> None:
-        """Drops jobs that have ended by themselves.
+        """Drop jobs that have ended by themselves.
 
         Raises:
             ConfigError: their executors cannot reach the driver, or have another Python.
@@ -187,7 +191,7 @@ class YarnElasticLease(JobsLease):
         for job in over:
             refuse_hopeless(str(job.error))
         if failed >= _MOST_FAILED:
-            raise HopsGpuError(f"executors came and failed, the last one: {over[-1].reason(0)}")
+            raise HopsGpuError(f"executors started and failed, the last one: {over[-1].reason(0)}")
 
     def _ask(self) -> None:
         with self._changed:
@@ -216,6 +220,7 @@ class YarnElasticLease(JobsLease):
 
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
         """Asks for so many, until YARN has granted them or does not for half a minute."""
+        log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
         until, least = time.monotonic() + PART_SECONDS, float("inf")
         while not self._enough.wait(_LOOK_SECONDS):
@@ -231,6 +236,7 @@ class YarnElasticLease(JobsLease):
                 patience.tell((), str(error))
                 continue
             if not missing:
+                log.debug("%s: YARN has granted them", self.request.run_id)
                 place.granted()
                 patience.tell((), where)
                 return
@@ -245,6 +251,8 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]
             given_up = self._surplus() if self._enough.is_set() else waiting
+        if given_up:
+            log.info("%s: executors asked for no longer: %d", self.request.run_id, len(given_up))
         self._cancel(given_up)
 
     def _start(self, place: Queueing) -> GangJob:
@@ -275,13 +283,13 @@ class YarnElasticLease(JobsLease):
                     self._changed.wait(_JOBS_SECONDS)
 
     def _is_leaving(self) -> bool:
-        """Waits until executors are to go; False once it is closed."""
+        """Wait until executors are to go; False once it is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._leaving)
             return not self._closed
 
     def _see_gone(self) -> None:
-        """Kills executors that have nothing to do, and notes which are gone."""
+        """Kill executors that have nothing to do, and notes which are gone."""
         jvm, profile = self._application.jvm, self._profile.id
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
@@ -296,7 +304,7 @@ class YarnElasticLease(JobsLease):
             self._changed.wait(_GONE_SECONDS)
 
     def release(self) -> bool:
-        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._closed = True
             self._note()

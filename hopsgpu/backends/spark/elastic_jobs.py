@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 
@@ -13,6 +14,8 @@ from hopsgpu.backends.spark.wait_reasons import Coming
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container
+
+log = logging.getLogger(__name__)
 
 
 class JobsLease(ElasticLease):
@@ -59,6 +62,7 @@ class JobsLease(ElasticLease):
     def want(self, executors: int, at_once: int) -> None:
         with self._changed:
             if (executors, at_once) != (self._wanted, self._at_once):
+                log.debug("executors wanted: %d in all, %d at once", executors, at_once)
                 self._wanted, self._at_once = executors, at_once
                 self._note()
 

@@ -53,7 +53,7 @@ def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]
 
 
 def lacking_in_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:
-    """The task's function."""
+    """Return the task's function."""
 
     def task(_: Iterable[Any]) -> Iterator[list[str]]:
         from hopsgpu.core.rank_requirements import lacking

@@ -17,7 +17,7 @@ from hopsgpu.yarn.snapshot import Snapshot
 
 
 def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
-    """The containers of a gang.
+    """Return the containers of a gang.
 
     Raises:
         ConfigError: the application may not have so many executors, or no node has GPUs of the
@@ -36,13 +36,13 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
     warnings: tuple[str, ...] = ()
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
-        told = f"pack: not more than {least} of the {spec.workers} ranks fit into one container"
+        told = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
         warnings = (told,)
     return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
 
 
 def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> None:
-    """Whether the gang of a plan can be had without what is to be avoided.
+    """Check whether the gang of a plan can be had without what is to be avoided.
 
     Raises:
         CapacityError: it can never be granted so.
@@ -53,7 +53,7 @@ def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> Non
 
 
 def _marker(gpu_type: str | None, application: Application) -> str | None:
-    """The YARN resource that marks nodes with GPUs of a type, where there is one.
+    """Return the YARN resource that marks nodes with GPUs of a type, where there is one.
 
     Raises:
         ConfigError: YARN's configuration here does not know it.
@@ -71,7 +71,7 @@ def _marker(gpu_type: str | None, application: Application) -> str | None:
 def _hosts(
     gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
 ) -> frozenset[str] | None:
-    """Nodes that have GPUs of a type; None where any will do.
+    """Return nodes that have GPUs of a type; None where any will do.
 
     Raises:
         ConfigError: no node has one, or none has the marker.
@@ -84,7 +84,7 @@ def _hosts(
         if not nodes:
             raise ConfigError(
                 f"gpu_type={gpu_type!r}: no node that this application can use has {marker}, which"
-                " spark.hopsgpu.markers names for it; the administrator gives it to nodes by"
+                " spark.hopsgpu.markers names for it; the administrator adds it to nodes with"
                 f" yarn.nodemanager.resource-type.{marker}"
             )
     told = application.node_managers.devices(list(nodes.values()))

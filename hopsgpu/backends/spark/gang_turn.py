@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
 
+log = logging.getLogger(__name__)
+
 _LOOK_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
 # A gang that does not seem to fit asks all the same after so long, and then ever more rarely:
@@ -51,10 +54,11 @@ class Queueing:
         self._probe_at = time.monotonic() + _PROBE_SECONDS
         self._before: Line | None = None
         self._refused_since: float | None = None
+        self._has_passed_on = False
 
     @contextlib.contextmanager
     def turn(self, has: int) -> Iterator[None]:
-        """Waits for the gang's turn, and has it while inside, or until YARN has granted all.
+        """Wait for the gang's turn, and has it while inside, or until YARN has granted all.
 
         Args:
             has: how many of the gang's executors are there already.
@@ -62,6 +66,7 @@ class Queueing:
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
         """
+        began, self._has_passed_on = time.monotonic(), False
         while not self._is_ours(has):
             self._request.cancelled.wait(_LOOK_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311
         lock = self._application.acquiring
@@ -70,6 +75,8 @@ class Queueing:
                 self.keep()
                 self._patience.tell((), "another gang of this application acquires its executors")
                 self._patience.check(Grants(connected=has))
+            waited = time.monotonic() - began
+            log.info("%s: turn to ask YARN taken after %.1f s", self._request.run_id, waited)
             try:
                 yield
             finally:
@@ -78,7 +85,7 @@ class Queueing:
             self._give_back()
 
     def keep(self) -> bool:
-        """Renews the turn; False where the others had thought this gang dead, and it is lost."""
+        """Renew the turn; False where the others had thought this gang dead, and it is lost."""
         kept = True
 
         def keep(place: Place) -> None:
@@ -90,10 +97,13 @@ class Queueing:
 
     def granted(self) -> None:
         """YARN has granted all, and they only have to start: the next gang may ask."""
+        if not self._has_passed_on:
+            self._has_passed_on = True
+            log.info("%s: all granted: the turn is passed on", self._request.run_id)
         self._give_back()
 
     def facts(self, held: int) -> Facts:
-        """Who holds what, and what is free.
+        """Return who holds what, and what is free.
 
         Args:
             held: how many of its executors YARN has granted.
@@ -104,7 +114,7 @@ class Queueing:
             return Facts("", str(error))
 
     def hosts(self, executors: int) -> tuple[str, ...]:
-        """Where executors are best asked for, one host for each; none leaves it to YARN."""
+        """Return where executors are best asked for, one host for each; none leaves it to YARN."""
         if self._request.placement is None and self._request.hosts is None:
             return ()
         # YARN's client refuses a request with both, and Spark's application master ends by it.
@@ -117,7 +127,7 @@ class Queueing:
         return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
     def room(self, least: int, most: int) -> int:
-        """How many executors of those wanted seem to fit now.
+        """Return how many executors of those wanted seem to fit now.
 
         Args:
             least: so many are asked for whatever is free.
@@ -135,11 +145,11 @@ class Queueing:
         return most_that_fit(least, most, fits)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
-        """How YARN stands on the nodes that will do."""
+        """Return how YARN stands on the nodes that will do."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
     def _is_ours(self, has: int) -> bool:
-        """Looks once, and tells; True when the gang is to ask YARN now."""
+        """Look once, and tells; True when the gang is to ask YARN now."""
         self._patience.check(Grants(connected=has))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
@@ -151,6 +161,7 @@ class Queueing:
         turn = self._look(missing, snapshot, probe)
         if turn.take and self._still(has, probe):
             if probe:
+                log.info("%s: asks, though it does not seem to fit", self._request.run_id)
                 self._probe_after = min(2 * self._probe_after, _LONGEST_PROBE)
                 self._probe_at = time.monotonic() + self._probe_after
             return True
@@ -161,7 +172,9 @@ class Queueing:
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
-        """Whether the turn was taken, by the line on the lake or, where there is none, without."""
+        """Return whether the turn was taken, by the line on the lake or, where there is none,
+        without.
+        """
         alone = Turn(missing.bound is Bound.NONE or probe)
         if self._place is None:
             return alone
@@ -180,6 +193,7 @@ class Queueing:
         ticket = dataclasses.replace(place.ticket, bound=missing.bound, queue=queue)
         if not place.is_filed:
             place.file(ticket)
+            log.info("%s: stands in the queue of gangs", self._request.run_id)
             self._before = None
         line = place.look()
         ticket = dataclasses.replace(ticket, filed=place.ticket.filed)
@@ -189,10 +203,13 @@ class Queueing:
         turn = decide_turn(Own(place.ticket, place.owner, queues), line, gpus, probe)
         if not turn.take:
             return turn
-        return turn if place.take(line) else Turn(False, "another gang was quicker")
+        if place.take(line):
+            return turn
+        log.info("%s: another gang was quicker to take the turn", self._request.run_id)
+        return Turn(False, "another gang was quicker")
 
     def _still(self, has: int, probe: bool) -> bool:
-        """Looks again once the turn is taken: whoever had it before may have taken the rest."""
+        """Look again once the turn is taken: whoever had it before may have taken the rest."""
         if probe:
             return True
         try:
@@ -200,6 +217,7 @@ class Queueing:
         except HopsGpuError as error:
             missing = Shortage(Bound.CLUSTER, str(error))
         if missing.bound is not Bound.NONE:
+            log.info("%s: turn given back, it fits no more: %s", self._request.run_id, missing.text)
             self._give_back()
         return missing.bound is Bound.NONE
 
@@ -219,11 +237,14 @@ class Queueing:
             self._refused_since = None
 
     def _refused(self, error: StoreError, alone: Turn) -> Turn:
-        """The lake refuses: for a while that is waited for, and then the gang goes without."""
+        """Return the lake refuses: for a while that is waited for, and then the gang goes
+        without.
+        """
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
             return Turn(False, f"the line of waiting gangs cannot be read ({error})")
         self._place = None
+        log.info("%s: goes without the queue of gangs: %s", self._request.run_id, error.kind)
         self._request.watcher.warn(_without_line(error))
         return alone
 
@@ -258,14 +279,16 @@ def queueing(
 
 def _without_line(error: StoreError) -> str:
     return (
-        f"the gang did not stand in the line of waiting gangs ({error}), so gangs of several"
+        f"the gang did not join the line of waiting gangs ({error}), so gangs of several"
         " applications may have taken GPUs from each other; an administrator can name another"
-        " directory for it by spark.hopsgpu.locks"
+        " directory for the line with spark.hopsgpu.locks"
     )
 
 
 def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
+    """Return the largest number in [least, most] that fits, where fewer fit if more do; else
+    `least`.
+    """
     low, high = least, most
     while low < high:
         middle = (low + high + 1) // 2

@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def job_file(script: Path, arguments: Sequence[str], *, with_source: bool) -> tuple[str, bytes]:
-    """The file's name, which differs where its content does, and its content.
+    """Return the file's name, which differs where its content does, and its content.
 
     Args:
         script: a Python file of this machine.

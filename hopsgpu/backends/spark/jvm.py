@@ -43,7 +43,8 @@ class Jvm:
         self._flipping = threading.Lock()
 
     def words_of(self, error: BaseException) -> str:
-        """What a record tells of an error that ended a run; of one that is not ours its type too.
+        """Return what a record tells of an error that ended a run; of one that is not ours its
+        type too.
 
         Args:
             error: that ended the run.
@@ -63,11 +64,11 @@ class Jvm:
         # Of what Java threw the JVM itself has told.
         lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
         if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
-            return "the driver's JVM has ended: spark-submit was ended by a signal, or crashed"
+            return "the driver's JVM has ended: a signal ended spark-submit, or it crashed"
         return ""
 
     def _has_ended(self) -> bool:
-        """Whether nothing listens any more where Python calls into the JVM."""
+        """Return whether nothing listens any more where Python calls into the JVM."""
         gateway = self._context._gateway
         if gateway is None:
             return False
@@ -81,16 +82,16 @@ class Jvm:
         return False
 
     def setting(self, name: str) -> str | None:
-        """A property of the live Spark conf, or None."""
+        """Return a property of the live Spark conf, or None."""
         found = self._scala.conf().getOption(name)
         return str(found.get()) if found.isDefined() else None
 
     def settings(self) -> dict[str, str]:
-        """All properties of the live Spark conf."""
+        """Return all properties of the live Spark conf."""
         return dict(self._context._conf.getAll())
 
     def hadoop(self, name: str) -> str | None:
-        """A property of the Hadoop configuration (core, hdfs and yarn), or None."""
+        """Return a property of the Hadoop configuration (core, hdfs and yarn), or None."""
         value = self._yarn_configuration().get(name)
         return None if value is None else str(value)
 
@@ -105,12 +106,12 @@ class Jvm:
         return found
 
     def knows_resource(self, name: str) -> bool:
-        """Whether this side's YARN configuration (resource-types.xml) has a resource."""
+        """Return whether this side's YARN configuration (resource-types.xml) has a resource."""
         utils = self._class("org.apache.hadoop.yarn.util.resource.ResourceUtils")
         return bool(utils.getResourceTypes().containsKey(name))
 
     def user(self) -> str:
-        """The submitting user's short name, as HDFS and YARN know it."""
+        """Return the submitting user's short name, as HDFS and YARN know it."""
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return str(information.getCurrentUser().getShortUserName())
 
@@ -123,7 +124,9 @@ class Jvm:
         return bool(information.isSecurityEnabled())
 
     def hdfs_tokens(self) -> bytes:
-        """The submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with none."""
+        """Return the submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with
+        none.
+        """
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return self._hdfs_part(information.getCurrentUser().getCredentials())
 
@@ -142,7 +145,7 @@ class Jvm:
         return bytes(content.toByteArray())
 
     def executors(self, profile: int) -> tuple[str, ...]:
-        """Ids of the registered executors of a resource profile."""
+        """Return ids of the registered executors of a resource profile."""
         backend = self._scala.schedulerBackend()
         ids = backend.getExecutorIds()
         found = []
@@ -153,7 +156,7 @@ class Jvm:
         return tuple(found)
 
     def executors_on(self, profile: int, host: str) -> tuple[str, ...]:
-        """Ids of the executors of a resource profile on a host, the oldest first."""
+        """Return ids of the executors of a resource profile on a host, the oldest first."""
         listed = self._scala.statusStore().executorList(True)
         found = []
         for index in range(listed.size()):
@@ -166,13 +169,17 @@ class Jvm:
         return tuple(sorted(found, key=int))
 
     def busy(self, profile: int) -> tuple[str, ...]:
-        """Ids of the executors of a resource profile that run a task, by Spark's scheduler."""
+        """Return ids of the executors of a resource profile that run a task, by Spark's
+        scheduler.
+        """
         running = self._scala.taskScheduler().runningTasksByExecutors()
         found = ((executor, running.get(executor)) for executor in self.executors(profile))
         return tuple(e for e, tasks in found if tasks.isDefined() and tasks.get())
 
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
-        """A Java RDD of the numbers from 0, one in each partition, with its preferred hosts."""
+        """Return a Java RDD of the numbers from 0, one in each partition, with its preferred
+        hosts.
+        """
         to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
         pair = self._class("scala.Tuple2")
         rows = [
@@ -185,7 +192,7 @@ class Jvm:
         return self._scala.makeRDD(to_seq(rows), kind).toJavaRDD()
 
     def target(self, profile: int) -> int:
-        """Executors that Spark's allocation manager wants for a profile now."""
+        """Return executors that Spark's allocation manager wants for a profile now."""
         manager = self._scala.executorAllocationManager()
         if manager.isEmpty():
             return 0
@@ -194,18 +201,18 @@ class Jvm:
         return int(found.get()) if found.isDefined() else 0
 
     def kill(self, executors: Iterable[str]) -> None:
-        """Kills executors without lowering or raising the target, busy or not."""
+        """Kill executors without lowering or raising the target, busy or not."""
         ids = list(executors)
         if ids:
             seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
             self._scala.schedulerBackend().killExecutors(seq, False, False, True)
 
     def cancel(self, tag: str) -> None:
-        """Cancels the jobs with a tag; works during the slot check's retries too."""
+        """Cancel the jobs with a tag; works during the slot check's retries too."""
         self._context.cancelJobsWithTag(tag)
 
     def stage_is_active(self, group: str) -> bool:
-        """Whether the job of a group has a stage that Spark has submitted."""
+        """Return whether the job of a group has a stage that Spark has submitted."""
         tracker = self._context.statusTracker()
         active = set(tracker.getActiveStageIds())
         return any(
@@ -239,7 +246,7 @@ class Jvm:
         return tuple(found)
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
-        """What Spark's tracker tells of the stages of a group's job."""
+        """Return what Spark's tracker tells of the stages of a group's job."""
         tracker = self._context.statusTracker()
         infos = [
             tracker.getStageInfo(stage)
@@ -277,7 +284,7 @@ class Jvm:
 def wait_until(
     holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _LOOK_SECONDS
 ) -> bool:
-    """Looks until something holds; False when `ended` is set or the time is over first.
+    """Look until something holds; False when `ended` is set or the time is over first.
 
     For states of Spark that nobody announces.
     """

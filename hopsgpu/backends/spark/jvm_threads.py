@@ -8,7 +8,7 @@ from pyspark import InheritableThread
 
 
 def start_daemon(name: str, body: Callable[[], None]) -> None:
-    """Runs something in a thread of its own, which has the caller's Spark properties.
+    """Run something in a thread of its own, which has the caller's Spark properties.
 
     A daemon: a script that fails must not be kept alive, with its GPUs, by a run.
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import random
 import time
 import uuid
@@ -33,6 +34,8 @@ from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, GangState, backoff_seconds
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 # Executors are up and Python is: an agent only has to import and connect.
 _AGENTS_SECONDS = 120.0
@@ -62,6 +65,7 @@ class GpuLease(Owner):
     def acquire(self, request: Request) -> Lease:
         self.request = request
         self.end_jobs()
+        began = time.monotonic()
         aside, self._lease = self._aside(), None
         patience = Patience(request)
         given_back = 0
@@ -71,6 +75,12 @@ class GpuLease(Owner):
                     lease = self._try(place, patience)
                     if lease is not None:
                         self._lease = lease
+                        log.info(
+                            "gang granted: %s on %s after %.1f s",
+                            counted(len(lease.containers), "executor"),
+                            ", ".join(sorted({c.host for c in lease.containers})),
+                            time.monotonic() - began,
+                        )
                         return lease
                     self._let_go()
                     request.watcher.arrived(())
@@ -82,8 +92,14 @@ class GpuLease(Owner):
         return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
 
     def _back_off(self, given_back: int, patience: Patience) -> None:
-        """Lets others go first, once a part of the gang was held too long."""
+        """Let others go first, once a part of the gang was held too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
+        log.info(
+            "%s: asks again in %.1f s; given back so far: %d times",
+            self.request.run_id,
+            until - time.monotonic(),
+            given_back,
+        )
         why = f"it was granted a part and gave it back (time {given_back}); it asks again soon"
         while time.monotonic() < until:
             patience.tell((), why)
@@ -91,7 +107,7 @@ class GpuLease(Owner):
             self.request.cancelled.wait(EVENT_SECONDS)
 
     def _aside(self) -> int:
-        """Executors that are there and get no rank."""
+        """Return executors that are there and get no rank."""
         if self._lease is None:
             return 0
         there = (c for c in self._lease.containers if c.key not in self._lease.gone)
@@ -101,7 +117,7 @@ class GpuLease(Owner):
         return len(self._application.jvm.executors(self._profile.id))
 
     def _try(self, place: Queueing, patience: Patience) -> Lease | None:
-        """One turn: asks, waits and hands over; None where YARN granted only a part."""
+        """Return one turn: asks, waits and hands over; None where YARN granted only a part."""
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
             bringing = Bringing(
@@ -123,13 +139,14 @@ class GpuLease(Owner):
             if lease is not None:
                 watcher.state(GangState.READY, [c.host for c in lease.containers])
                 return lease
+            log.info("%s: granted, and did not start: it is asked for again", self.request.run_id)
         raise HopsGpuError(
             f"the gang was granted {_HANDOVERS} times and did not start, the last time because:"
             f" {self._jobs[-1].reason(0)}"
         )
 
     def end_jobs(self) -> None:
-        """Ends the tasks of a gang that is not whole; its executors stay, and may idle out."""
+        """End the tasks of a gang that is not whole; its executors stay, and may idle out."""
         if not self._jobs:
             return
         self._server.end_all()
@@ -142,7 +159,7 @@ class GpuLease(Owner):
         self._kill_stuck()
 
     def _kill_stuck(self) -> None:
-        """Kills executors whose tasks do not end: they are frozen, or cut off.
+        """Kill executors whose tasks do not end: they are frozen, or cut off.
 
         Spark would count on them, and ask for no others, until it misses their heartbeat.
         """
@@ -150,10 +167,11 @@ class GpuLease(Owner):
         if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
             return
         if not cancelled.is_set():
+            log.info("%s: executors that do not answer are killed", self.request.run_id)
             try:
                 jvm.kill(jvm.busy(profile))
             except Py4JError as error:
-                told = f"an executor that does not answer could not be killed: {error}"
+                told = f"an unresponsive executor could not be killed: {error}"
                 self.request.watcher.warn(told)
 
     def _start(self, role: str, tasks: int, hosts: tuple[str, ...] = ()) -> GangJob:
@@ -171,6 +189,7 @@ class GpuLease(Owner):
             task=supervise_in_task(driver) if barrier else hold_in_task(driver, self.request.warm),
         )
         self._jobs.append(job)
+        log.debug("Spark job %s started: %d tasks, preferably on %s", tag, tasks, hosts or "any")
         job.start()
         return job
 
@@ -180,7 +199,7 @@ class GpuLease(Owner):
         holding: Sequence[GangJob],
         parked: Mapping[int, Container],
     ) -> Lease | None:
-        """Ends the holders and starts the agents in their place; None if one was lost.
+        """End the holders and start the agents in their place; None if one was lost.
 
         Those that are parked hold what gets no agent until the agents are there.
         """
@@ -197,7 +216,11 @@ class GpuLease(Owner):
                 return all(job.ended.is_set() for job in holding)
             return sum(jvm.active_tasks(job.tag) for job in holding) <= len(parked)
 
+        log.debug(
+            "%s: waits for holders to end, %g s at most", self.request.run_id, _AGENTS_SECONDS
+        )
         if not wait_until(are_free, cancelled, _AGENTS_SECONDS):
+            log.info("%s: the holders' tasks did not end", self.request.run_id)
             for job in holding:
                 jvm.cancel(job.tag)
             return None
@@ -205,6 +228,7 @@ class GpuLease(Owner):
             job = self._start("agent", self.request.executors)
             wait_until(lambda: jvm.stage_is_active(job.tag), job.ended, FLIP_SECONDS)
         agents = self._agents(job, holders)
+        log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
         if agents is None or any(map(self.request.unwanted, agents.values())):
             # The parked ones too: the next try parks what it finds anew.
             self._server.end_all()
@@ -221,8 +245,9 @@ class GpuLease(Owner):
     def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
         """`Lease.let_go`."""
         lease = self._lease
-        assert lease is not None, "executors are let go of a gang that was whole"
+        assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
+        log.info("%s given back early: nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
         parting = let_part_go(
             self._application,
@@ -238,7 +263,7 @@ class GpuLease(Owner):
         return parting.confirmed
 
     def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
-        """Lets go of what was held aside: the gang asks for no more."""
+        """Let go of what was held aside: the gang asks for no more."""
         if not parked:
             return
         self._server.hang_up(parked)
@@ -248,7 +273,7 @@ class GpuLease(Owner):
             jvm.kill(e for e in jvm.executors(profile) if e not in busy)
 
     def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
-        """Waits for the agents of a job; None where it ended, or one does not come.
+        """Wait for the agents of a job; None where it ended, or one does not come.
 
         Args:
             job: the barrier job.
@@ -271,7 +296,7 @@ class GpuLease(Owner):
         return agents
 
     def release(self) -> bool:
-        """Lets everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         release = self._let_go()

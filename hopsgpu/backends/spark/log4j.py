@@ -36,7 +36,7 @@ def silenced(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
 
 
 def _config_of(jvm: Any, logger: str) -> Any:
-    """What the settings say for a logger: mostly the root's.
+    """Return what the settings say for a logger: mostly the root's.
 
     One of its own would change its level: Spark takes it for the user's word.
     """
@@ -47,7 +47,7 @@ def _config_of(jvm: Any, logger: str) -> Any:
 
 
 def _filter(jvm: Any, messages: Sequence[str]) -> Any:
-    """A filter of messages that begin so."""
+    """Return a filter of messages that begin so."""
     core = jvm.org.apache.logging.log4j.core
     results = core.Filter.Result
     string = jvm.java.lang.Class.forName("java.lang.String")

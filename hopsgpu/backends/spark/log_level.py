@@ -18,7 +18,8 @@ _PROPERTY = "-Dlog4j"
 
 
 def quiet(properties: Mapping[str, str], environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """The property that has a driver say what a person needs; none where a user has own logging.
+    """Return the property that has a driver say what a person needs; none where a user has own
+    logging.
 
     spark-submit has all of INFO otherwise, 260 lines for a job of one stage; a driver in
     `python script.py` has WARN of Spark itself.

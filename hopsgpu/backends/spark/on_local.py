@@ -54,7 +54,7 @@ class OnLocal(SparkApplication):
 
 
 def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
-    """What gangs of an application on a local master share; what differs is said on stderr.
+    """Return what gangs of an application on a local master share; what differs is said on stderr.
 
     Raises:
         ConfigError: an option that cannot be.
@@ -63,7 +63,7 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
     application.check_options()
     print(
         f"hopsgpu: spark.master is {jvm.setting('spark.master')}, so gangs run on this machine"
-        f" ({_has()}): no YARN, no queue, nothing reserved but GPUs; runs and models go to"
+        f" ({_has()}): no YARN, no queue, and only GPUs are reserved; runs and models go to"
         f" {application.root}",
         file=sys.stderr,
         flush=True,
@@ -72,7 +72,7 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
 
 
 def _has() -> str:
-    """What a gang can have here, for a person."""
+    """Return what a gang can have here, for a person."""
     try:
         machine = this_machine()
     except DiscoveryError as error:  # of a launch that wants GPUs it is the end

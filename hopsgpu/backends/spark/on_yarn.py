@@ -75,7 +75,7 @@ def _elastic(application: Application, request: Request) -> Iterator[YarnElastic
 
 
 def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
-    """What gangs of an application on YARN share.
+    """Return what gangs of an application on YARN share.
 
     Raises:
         ConfigError: its settings are in the way of gangs, or Hadoop's here do not know of GPUs.

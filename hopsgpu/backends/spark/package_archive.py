@@ -38,7 +38,7 @@ _ON_NODES = (
 
 
 def with_entry(listed: str | None, uri: str) -> str:
-    """A comma-separated list of what is shipped, with one more in place of one of its name.
+    """Return a comma-separated list of what is shipped, with one more in place of one of its name.
 
     YARN takes two of one name for an error; an administrator's spark-defaults.conf may ship
     another version of what a driver ships itself.
@@ -57,7 +57,7 @@ def _name(entry: str) -> str:
 
 
 def pack_package(target: Path) -> Path:
-    """A zip of hopsgpu and cloudpickle, so that nothing of ours need be on the nodes.
+    """Return a zip of hopsgpu and cloudpickle, so that nothing of ours need be on the nodes.
 
     What processes on the nodes import is in it as bytecode too: Python keeps none of a zip's
     modules, so that each process would compile them anew. A Python of another minor version takes
@@ -72,7 +72,9 @@ def pack_package(target: Path) -> Path:
 
 
 def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
-    """The modules below a directory, as sources and bytecode, with their paths in the archive."""
+    """Yield the modules below a directory, as sources and bytecode, with their paths in the
+    archive.
+    """
     for found in sorted(directory.iterdir(), key=lambda one: one.name):
         below = f"{path}/{found.name}"
         if found.is_dir():
@@ -92,7 +94,7 @@ def _is_on_nodes(package: str) -> bool:
 
 
 def _bytecode(name: str, source: Path) -> bytes:
-    """A .pyc file that is taken as it is (PEP 552), whatever the clocks of the nodes say.
+    """Return a .pyc file that is taken as it is (PEP 552), whatever the clocks of the nodes say.
 
     Args:
         name: of the source in the archive, which tracebacks show.

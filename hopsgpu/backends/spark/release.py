@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,8 @@ from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
+
+log = logging.getLogger(__name__)
 
 RELEASE_SECONDS = 30.0
 _ENDED_SECONDS = 0.5
@@ -55,7 +58,7 @@ def let_go(
     *,
     whole: bool,
 ) -> Release:
-    """Ends a gang's tasks, kills its executors and sees them gone, within 30 s.
+    """End a gang's tasks, kill its executors and see them gone, within 30 s.
 
     Where the direct kill is not to be had from this Spark, its idle timeout lets them go.
 
@@ -66,12 +69,18 @@ def let_go(
         server: the tasks' control channel.
         whole: whether the gang was; of one that was not, requests may still be on their way.
     """
+    began = time.monotonic()
     letting = _Letting(application, profile, jobs, server, whole)
     try:
-        return letting.run()
+        release = letting.run()
     except Exception as error:  # noqa: BLE001 - must not hide what ended the run; it is told
         # The context was stopped meanwhile, or its JVM has died: YARN takes all it had.
-        return Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
+        release = Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
+    if release.confirmed:
+        log.info("executors released, and confirmed after %.1f s", time.monotonic() - began)
+    else:
+        log.warning("executors released, and not confirmed: %s", release.problem)
+    return release
 
 
 def let_part_go(
@@ -83,7 +92,7 @@ def let_part_go(
     staying: int,
     cancelled: threading.Event,
 ) -> Release:
-    """Ends some of a gang's tasks and kills their executors, while the others go on.
+    """End some of a gang's tasks and kill their executors, while the others go on.
 
     A task of a barrier stage that has ended well is missed by nobody.
 
@@ -114,7 +123,7 @@ def let_part_go(
     except (HopsGpuError, Py4JError) as error:
         # They go with the others at the latest.
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
-        return Release(False, f"executors with nothing to publish could not be let go ({why})")
+        return Release(False, f"executors with nothing to publish could not be released ({why})")
     return Release(confirmed and not cancelled.is_set())
 
 
@@ -136,10 +145,11 @@ class _Letting:
         self._whole = whole
         self._deadline = time.monotonic() + RELEASE_SECONDS
         self._never = threading.Event()
-        self._shown = "it was not asked"
+        self._shown = "no answer yet"
         self._no_kill: str | None = None
 
     def run(self) -> Release:
+        log.debug("%d Spark jobs are ended, within %g s", len(self._jobs), RELEASE_SECONDS)
         self._server.end_all()
         for job in self._jobs:
             # Repeated: a job that is not submitted yet cannot be cancelled, and one of its tasks
@@ -147,6 +157,7 @@ class _Letting:
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
                 self._server.end_all()
+        log.debug("jobs ended; waits until the ResourceManager shows the executors gone")
         if not self._until(self._confirmed):
             no_kill = "" if self._no_kill is None else f"; no direct kill: {self._no_kill}"
             return Release(False, _unconfirmed(self._shown + no_kill))
@@ -158,8 +169,8 @@ class _Letting:
             return Release(True)
         return Release(
             True,
-            f"the executors could not be killed ({self._no_kill}); Spark's idle timeout has let"
-            " them go",
+            f"the executors could not be killed ({self._no_kill}); Spark's idle timeout has"
+            " released them",
         )
 
     def _until(self, holds: Callable[[], bool]) -> bool:
@@ -183,7 +194,7 @@ class _Letting:
         except HopsGpuError as error:
             self._shown = str(error)
             return False
-        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} asked for"
+        self._shown = f"{counted(len(held.containers), 'container')}, {held.pending} requested"
         return not held.containers and not held.pending
 
     def _confirmed(self) -> bool:
@@ -198,5 +209,5 @@ class _Letting:
 def _unconfirmed(shown: str) -> str:
     return (
         f"the ResourceManager did not confirm that the GPUs are back ({shown}); Spark's idle"
-        " timeout lets them go"
+        " timeout releases them"
     )

@@ -21,7 +21,7 @@ from hopsgpu.gpu.script_archive import marker_script, script_for
 
 
 def build_profile(shape: ExecutorShape) -> ResourceProfile:
-    """A profile whose executors run one task at a time, which has all their GPUs, if any."""
+    """Return a profile whose executors run one task at a time, which has all their GPUs, if any."""
     executor = (
         ExecutorResourceRequests()
         .cores(shape.cores)
@@ -46,12 +46,12 @@ class ProfilePool:
         self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)
 
     def check_out(self, shape: ExecutorShape) -> ResourceProfile:
-        """A profile of this shape that no other gang has."""
+        """Return a profile of this shape that no other gang has."""
         with self._lock:
             idle = self._idle[shape]
             return idle.pop() if idle else build_profile(shape)
 
     def check_in(self, shape: ExecutorShape, profile: ResourceProfile) -> None:
-        """Gives a profile back; only once nothing of it is left at the ResourceManager."""
+        """Give a profile back; only once nothing of it is left at the ResourceManager."""
         with self._lock:
             self._idle[shape].append(profile)

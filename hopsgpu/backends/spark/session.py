@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import tempfile
@@ -29,15 +30,19 @@ from hopsgpu.backends.spark.settings import (
 from hopsgpu.backends.spark.submission import spark_defaults
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gpu_types import parse_markers
+from hopsgpu.core.own_log import level_of, show
 from hopsgpu.errors import ConfigError
 from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.rank.context import VARIABLE
+from hopsgpu.tracebacks import VARIABLE as LOG
 from hopsgpu.yarn.hadoop_conf import is_configured
 from hopsgpu.yarn.queues import check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
 
 _STARTS = 3
 _HERE = "local[*]"
@@ -59,7 +64,7 @@ _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an excepti
 def session(
     name: str, *, master: str | None = None, conf: Mapping[str, object] | None = None
 ) -> SparkSession:
-    """A SparkSession that can hold gangs and gives their GPUs back.
+    """Return a SparkSession that can hold gangs and gives their GPUs back.
 
     On YARN; without a cluster, on this machine: where no Hadoop configuration is named
     (HADOOP_CONF_DIR) and no master given, or with the master local[N] or local[*]. A line on stderr
@@ -84,9 +89,10 @@ def session(
     if VARIABLE in os.environ:
         raise ConfigError(
             "a rank cannot start a Spark session: call session() at the driver, under"
-            ' `if __name__ == "__main__":` in modules that ranks import, and give rows by data='
+            ' `if __name__ == "__main__":` in modules that ranks import, and pass rows with data='
         )
     given = _checked_conf(name, master, conf)
+    show(level_of(given.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(given, os.environ)
     if master is not None and not is_local(master):
         # What can be refused is refused before a JVM is started.
@@ -97,22 +103,24 @@ def session(
 
     if "SPARK_REMOTE" in os.environ or "spark.remote" in given:
         raise ConfigError(
-            "Spark Connect has no JVM to ask; hopsgpu.session() needs a classic session:"
+            "Spark Connect has no JVM to ask, and hopsgpu.session() needs a classic session:"
             " unset SPARK_REMOTE and spark.remote"
         )
     running = SparkContext._active_spark_context
     if running is not None:
+        log.info("session asked for: %s runs already", running.applicationId)
         _check_running(dict(running.getConf().getAll()), given)
         return SparkSession.builder.getOrCreate()
     if master is None:
         # spark-submit has started the JVM, which alone knows.
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", _HERE)
+    log.info("session asked for: master %s", master)
     return _started_here(name, master, given) if is_local(master) else _started(name, given)
 
 
 def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """The master of a new application; None where spark-submit has said it.
+    """Return the master of a new application; None where spark-submit has said it.
 
     Args:
         given: the user's settings.
@@ -128,7 +136,7 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
 
 
 def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
-    """A session on a local master; what differs is said.
+    """Return a session on a local master; what differs is said.
 
     Raises:
         ConfigError: an option `spark.hopsgpu.*` that cannot be; the session is stopped. Or the
@@ -155,20 +163,20 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    """The user's settings over what a gang needs; both win over spark-defaults.conf."""
+    """Return the user's settings over what a gang needs; both win over spark-defaults.conf."""
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
 
 
 def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
-    """Checks an application that runs already; what it was not started with comes too late."""
+    """Check an application that runs already; what it was not started with comes too late."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
     if late:
         raise ConfigError(
-            "an application runs already, and these settings count only at its start: "
+            "an application already runs, and these settings take effect only at its start: "
             + ", ".join(f"{key}={value} (it has {facts.get(key)})" for key, value in late.items())
-            + ". Leave them out, or spark.stop() first"
+            + ". Remove them, or call spark.stop() first"
         )
 
 
@@ -228,7 +236,7 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Refuses a queue that takes no application, before one is submitted."""
+    """Refuse a queue that takes no application, before one is submitted."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
@@ -237,7 +245,7 @@ def _check_queue(name: str) -> None:
 
 
 def _created(builder: SparkSession.Builder) -> SparkSession:
-    """The session; started again where Spark's user interface tripped over itself.
+    """Return the session; started again where Spark's user interface tripped over itself.
 
     Spark attaches the pages of its UI while the application master's filter is added to them, with
     no lock between the two: now and then a start fails by it (8 of 176 where three at once had two
@@ -256,8 +264,9 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
             if start == _STARTS or _IN_UI not in str(error):
                 raise
             why = str(error.java_exception.toString()).splitlines()[0]
+        log.info("start %d of Spark failed: %s", start, why)
         print(
-            "hopsgpu: Spark's user interface failed as it started, which happens on busy machines"
+            "hopsgpu: Spark's user interface failed to start, which happens on busy machines"
             f" ({why}); Spark is started again (start {start + 1} of {_STARTS})",
             file=sys.stderr,
             flush=True,
@@ -269,17 +278,17 @@ def _checked_conf(
     name: object, master: object, conf: Mapping[str, object] | None
 ) -> dict[str, str]:
     if not isinstance(name, str) or not name.strip():
-        raise ConfigError(f"name={name!r}: the application's name, a string, is wanted")
+        raise ConfigError(f"name={name!r}: must be a string, the application's name")
     if master is not None and not isinstance(master, str):
-        raise ConfigError(f"master={master!r}: 'yarn', 'local[*]', 'local[N]' or None is wanted")
+        raise ConfigError(f"master={master!r}: must be 'yarn', 'local[*]', 'local[N]' or None")
     if conf is not None and not isinstance(conf, Mapping):
-        raise ConfigError(f"conf={conf!r}: a mapping of Spark properties to values is wanted")
+        raise ConfigError(f"conf={conf!r}: must be a mapping of Spark properties to values")
     settings = {}
     for key, value in (conf or {}).items():
         if not isinstance(key, str) or not isinstance(value, (str, int, float, bool)):
             raise ConfigError(
-                f"conf has {key!r}: {value!r}; a property's name with a string, a number or a"
-                " truth value is wanted"
+                f"conf has {key!r}: {value!r}; must be a property's name with a string, a number"
+                " or a bool"
             )
         settings[key] = str(value).lower() if isinstance(value, bool) else str(value)
     if master is not None:
@@ -288,7 +297,7 @@ def _checked_conf(
 
 
 def find_spark() -> None:
-    """Makes pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
+    """Make pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
 
     Raises:
         ConfigError: there is none.

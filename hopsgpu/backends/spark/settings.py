@@ -29,7 +29,7 @@ _AT_SUBMISSION = re.compile(
     r"|scheduler\.heartbeat\.interval-ms))"
 )
 
-_MASTERS = "yarn is accepted, and local[*] or local[N] for this machine alone"
+_MASTERS = "it must be yarn, or local[*] or local[N] for this machine alone"
 
 # What our sessions set where the user has not; a user's own value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
@@ -60,7 +60,7 @@ SESSION_DEFAULTS: Mapping[str, str] = {
 
 
 def check_session(properties: Mapping[str, str]) -> None:
-    """Whether an application with these settings can hold gangs.
+    """Check whether an application with these settings can hold gangs.
 
     Args:
         properties: all that are set.
@@ -88,7 +88,7 @@ def check_session(properties: Mapping[str, str]) -> None:
 
 
 def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
-    """Whether the driver runs in YARN, in the application master's container."""
+    """Return whether the driver runs in YARN, in the application master's container."""
     return setting("spark.submit.deployMode") == "cluster"
 
 
@@ -109,15 +109,15 @@ def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, st
     late = {name: value for name, value in wanted.items() if setting(name) != value}
     if late:
         raise ConfigError(
-            "this driver runs in YARN (cluster mode), where these settings come too late: "
+            "this driver runs in YARN (cluster mode), where it is too late for these settings: "
             + ", ".join(f"{k}={v} (it has {setting(k)})" for k, v in late.items())
-            + ". Give them to spark-submit, each by --conf NAME=VALUE; "
-            + f"{SUBMIT} gives it all that a gang needs"
+            + ". Pass them to spark-submit, each with --conf NAME=VALUE; "
+            + f"{SUBMIT} passes all that a gang needs"
         )
 
 
 def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
-    """Whether the application may have as many executors as a gang needs.
+    """Check whether the application may have as many executors as a gang needs.
 
     Raises:
         ConfigError: `spark.dynamicAllocation.maxExecutors` is below the gang.
@@ -127,12 +127,13 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
     if most is not None and _number(most, executors) < executors:
         raise ConfigError(
             f"{_DYNAMIC}maxExecutors={most} is below the {counted(executors, 'executor')} of this"
-            " gang; raise it, or ask for fewer workers"
+            " gang; raise it, or request fewer workers"
         )
 
 
 def check_python(executable: str, driver: str) -> None:
-    """Whether the executors' Python can be of the driver's minor version, as far as its name tells.
+    """Check whether the executors' Python can be of the driver's minor version, as far as its name
+    tells.
 
     Args:
         executable: as Spark starts it on the nodes (PYSPARK_PYTHON).
@@ -147,7 +148,7 @@ def check_python(executable: str, driver: str) -> None:
 
 
 def refuse_other_python(error: str) -> None:
-    """Refuses what an executor's Python says where it is of another minor version.
+    """Refuse what an executor's Python says where it is of another minor version.
 
     Args:
         error: of a task or a job.
@@ -165,7 +166,7 @@ def _other_python(executors: str, driver: str, which: str) -> ConfigError:
         f"the executors' Python{which} is {executors}, and the driver's {driver}: functions and"
         " values are pickled between the two, so set PYSPARK_PYTHON (before the session starts;"
         " spark.pyspark.python for spark-submit) to a Python of the driver's minor version on the"
-        " nodes, or start the driver with one of theirs. python_env cannot mend it: it is for the"
+        " nodes, or start the driver with one of theirs. python_env cannot fix it: it is for the"
         " ranks, and Spark's own tasks run in the executors' Python"
     )
 
@@ -176,7 +177,7 @@ def _master(setting: Callable[[str], str | None]) -> list[str]:
         mode = setting("spark.submit.deployMode") or "client"
         if mode in ("client", "cluster"):
             return []
-        return [f"spark.submit.deployMode={mode}: client and cluster are accepted"]
+        return [f"spark.submit.deployMode={mode} must be client or cluster"]
     if master.startswith("k8s"):
         return [f"spark.master={master}: Kubernetes cannot hold gangs; {_MASTERS}"]
     return [f"spark.master={master} cannot hold gangs; {_MASTERS}"]
@@ -198,13 +199,13 @@ def _dynamic_allocation(setting: Callable[[str], str | None]) -> list[str]:
         given = setting(name)
         if given is not None and _number(given, 1) > 0:
             findings.append(
-                f"{name}={given}: it counts for each profile and would keep or replace GPU"
+                f"{name}={given}: it applies to each profile and would keep or replace GPU"
                 " executors; set it to 0"
             )
     ratio = setting(_DYNAMIC + "executorAllocationRatio")
     if ratio is not None and _number(ratio, 0) < 1:
         findings.append(
-            f"{_DYNAMIC}executorAllocationRatio={ratio}: Spark would ask for fewer executors than"
+            f"{_DYNAMIC}executorAllocationRatio={ratio}: Spark would request fewer executors than"
             " the gang has; set it to 1"
         )
     return findings
@@ -217,11 +218,13 @@ def _scheduling(setting: Callable[[str], str | None]) -> list[str]:
     if (setting("spark.scheduler.mode") or "FIFO").upper() != "FIFO":
         findings.append(
             f"spark.scheduler.mode={setting('spark.scheduler.mode')}: two gangs of one application"
-            " would share out their executors and wait for ever; set it to FIFO"
+            " would split the executors and wait forever; set it to FIFO"
         )
     for name in ("spark.excludeOnFailure.enabled", "spark.blacklist.enabled"):
         if _on(setting, name):
-            findings.append(f"{name}=true: it can abort a gang's stage at once; set it to false")
+            findings.append(
+                f"{name}=true: it can abort a gang's stage immediately; set it to false"
+            )
     return findings
 
 
@@ -232,7 +235,7 @@ def _memory(setting: Callable[[str], str | None]) -> list[str]:
     return [
         f"{_PYSPARK_MEMORY}={given}: Spark limits the address space (RLIMIT_AS) of each Python"
         " process to it, of ranks too, and frameworks and the GPU's driver map far more than they"
-        " use; leave it out: memory_per_worker= is the memory of a rank"
+        " use; remove it: memory_per_worker= is the memory of a rank"
     ]
 
 
@@ -241,8 +244,8 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     plugin = setting(_PLUGIN)
     if plugin is not None and plugin.strip() != _OWN_PLUGIN:
         findings.append(
-            f"{_PLUGIN}={plugin}: hopsgpu's discovery script gives out the GPUs, and would not be"
-            " run; leave it out"
+            f"{_PLUGIN}={plugin}: hopsgpu's discovery script assigns the GPUs, and would not"
+            " run; remove it"
         )
     archives = (setting("spark.yarn.dist.archives") or "").split(",")
     if any(entry.endswith(f"#{ALIAS}") for entry in archives):
@@ -250,8 +253,8 @@ def _shipping(setting: Callable[[str], str | None]) -> list[str]:
     by = SUBMIT if in_cluster_mode(setting) else "hopsgpu.session()"
     return [
         *findings,
-        f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and to"
-        f" an application that runs already it can no longer be: start it by {by}",
+        f"the discovery script is not shipped (spark.yarn.dist.archives has no '#{ALIAS}'), and an"
+        f" application that already runs can no longer receive it: start it by {by}",
     ]
 
 

@@ -43,7 +43,7 @@ _EXPANDED = "which the shell that starts a container would change or execute"
 
 
 def shell_findings(properties: Mapping[str, str]) -> list[str]:
-    """The properties that would not reach the nodes as they were given, with what to do.
+    """Return the properties that would not reach the nodes as they were given, with what to do.
 
     Args:
         properties: of the application.
@@ -56,7 +56,7 @@ def shell_findings(properties: Mapping[str, str]) -> list[str]:
             continue
         variable = _VARIABLE.fullmatch(name)
         if variable and not _VARIABLE_NAME.fullmatch(variable["name"]):
-            findings.append(f"{name}: a shell accepts no variable of this name; leave it out")
+            findings.append(f"{name}: a shell accepts no variable of this name; remove it")
         for pattern, text_of, expanded, mend in _RULES:
             if pattern.fullmatch(name):
                 if bad := _first(expanded, text_of(value)):
@@ -71,7 +71,7 @@ def check_line(
     arguments: Sequence[str],
     environ: Mapping[str, str],
 ) -> None:
-    """Refuses what spark-submit, or YARN after it, would not take as it is given.
+    """Refuse what spark-submit, or YARN after it, would not take as it is given.
 
     Args:
         line: the words that spark-submit gets.
@@ -90,18 +90,18 @@ def check_line(
         if bad := _first(_IN_COMMAND, word):
             findings.append(f"argument {number} of the script has {bad!r}, {_EXPANDED}: change it")
     if any("\r" in word for word in line):
-        findings.append("an option has a carriage return, which spark-submit drops: leave it out")
+        findings.append("an option has a carriage return, which spark-submit drops: remove it")
     if locale.getencoding() in _ASCII and not all(map(str.isascii, line)):
         findings.append(
-            "an option, the script's name or the path of what is shipped has letters beyond ASCII,"
-            " which Java does not take in this locale: set LC_ALL=C.UTF-8"
+            "an option, the script's name or the path of a shipped file has non-ASCII characters,"
+            " which Java does not accept in this locale: set LC_ALL=C.UTF-8"
         )
     if findings:
-        raise ConfigError(f"this cannot be submitted as it is given: {'; '.join(findings)}")
+        raise ConfigError(f"this cannot be submitted as given: {'; '.join(findings)}")
 
 
 def _first(expanded: re.Pattern[str], text: str) -> str | None:
-    """The first thing in a text that would not stay as it is."""
+    """Return the first thing in a text that would not stay as it is."""
     return next((found["bad"] for found in expanded.finditer(text) if found["bad"]), None)
 
 
@@ -121,7 +121,7 @@ def _words(options: str) -> str:
 
 
 def _names(entries: str) -> str:
-    """What files that are shipped, and the links to them, are called in a container."""
+    """Return what files that are shipped, and the links to them, are called in a container."""
     names = []
     for entry in entries.split(","):
         path, _, alias = entry.strip().partition("#")
@@ -136,7 +136,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str]
         _VARIABLE,
         _as_it_is,
         _IN_QUOTES,
-        "ranks get variables by env_vars=, which no shell reads; leave it out",
+        "ranks receive variables through env_vars=, which no shell reads; remove it",
     ),
     (
         re.compile(r"spark\.(?:executor|driver|yarn\.am)\.extra(?:ClassPath|LibraryPath)"),

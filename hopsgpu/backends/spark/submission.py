@@ -78,7 +78,7 @@ def pack(
     modules: bytes = b"",
     job: tuple[str, bytes] | None = None,
 ) -> Shipped:
-    """Writes what an application ships.
+    """Write what an application ships.
 
     Each file is replaced in one step, so that another submission never reads half of it; modules
     and jobs have a name of their own for each content, and are removed when they have not been
@@ -117,7 +117,7 @@ def pack(
     except OSError as error:
         raise ConfigError(
             f"cannot write {directory}: {error.strerror or error}; set XDG_CACHE_HOME to a"
-            " directory that is yours"
+            " directory of your own"
         ) from error
     return shipped
 
@@ -143,7 +143,7 @@ def _sweep(directory: Path) -> None:
 
 
 def modules_beside(script: str) -> PackedModules:
-    """The modules beside a script, and those of this Python's `sys.path` that it imports.
+    """Return the modules beside a script, and those of this Python's `sys.path` that it imports.
 
     None where it is no file of this machine.
     """
@@ -152,7 +152,7 @@ def modules_beside(script: str) -> PackedModules:
 
 
 def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) -> Shipped:
-    """Packs what goes along with a script; a warning is printed where that is not all of it.
+    """Pack what goes along with a script; a warning is printed where that is not all of it.
 
     Args:
         directory: where to.
@@ -184,7 +184,7 @@ def _job(properties: Mapping[str, str], script: Sequence[str]) -> tuple[str, byt
 def submit_arguments(
     given: Sequence[str], defaults: Mapping[str, str], shipped: Shipped
 ) -> list[str]:
-    """The arguments of spark-submit.
+    """Return the arguments of spark-submit.
 
     Ours come first, so that the user's own win; what is shipped, and where Python finds it, is
     joined with the user's and that of spark-defaults.conf, which it would replace otherwise.
@@ -241,7 +241,7 @@ def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str
 def all_properties(
     options: Sequence[tuple[str, ...]], defaults: Mapping[str, str]
 ) -> dict[str, str]:
-    """The properties that an application gets.
+    """Return the properties that an application gets.
 
     Args:
         options: of spark-submit, as `split_options` gives them.
@@ -258,7 +258,7 @@ def all_properties(
 
 
 def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """What the user gave by `--conf NAME=VALUE`, or in a properties file of their own."""
+    """Return what the user gave by `--conf NAME=VALUE`, or in a properties file of their own."""
     found: dict[str, str] = {}
     for option in options:
         name, _, inside = option[0].partition("=")
@@ -272,7 +272,8 @@ def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
 
 
 def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """The properties of spark-defaults.conf, where Spark looks for it; none where there is none.
+    """Return the properties of spark-defaults.conf, where Spark looks for it; none where there is
+    none.
 
     Args:
         environ: with SPARK_CONF_DIR, or SPARK_HOME.
@@ -287,7 +288,7 @@ def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_properties(file: Path) -> dict[str, str]:
-    """The properties of a Java properties file, as spark-defaults.conf is one.
+    """Return the properties of a Java properties file, as spark-defaults.conf is one.
 
     Source of the rules: the documentation of java.util.Properties.load.
 

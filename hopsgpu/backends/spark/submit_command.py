@@ -71,7 +71,7 @@ class Planned:
 def planned(
     job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> Planned:
-    """How a job is to be submitted.
+    """Return how a job is to be submitted.
 
     Args:
         job: what is wanted.
@@ -84,7 +84,7 @@ def planned(
             or something would not reach the application as it is given.
     """
     if not Path(job.script).is_file() or not job.script.endswith(".py"):
-        raise ConfigError(f"{job.script} is no Python file of this machine: give a script, *.py")
+        raise ConfigError(f"{job.script} is not a Python file of this machine: give a script, *.py")
     mode = _mode(job, defaults)
     said = {name: value for name, value in job.conf.items() if name != _MODE}
     said = {**_pythons(mode, {**defaults, **said}, environ, python), **said}
@@ -100,8 +100,8 @@ def planned(
     properties = {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **said, _MODE: mode}
     if is_local(master := properties["spark.master"]):
         raise ConfigError(
-            f"spark.master={master} is this machine alone, and `hopsgpu submit` is for YARN: leave"
-            f" it out, or run `python {job.script}`"
+            f"spark.master={master} is this machine alone, and `hopsgpu submit` is for YARN: remove"
+            f" it, or run `python {job.script}`"
         )
     check_session({**properties, ARCHIVES: f"#{ALIAS}"})
     words = ["--deploy-mode", mode]
@@ -119,10 +119,10 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
     asked = job.deploy_mode or job.conf.get(_MODE)
     mode = asked or ("cluster" if job.detach else defaults.get(_MODE, "client"))
     if mode not in MODES:
-        raise ConfigError(f"deploy mode {mode!r}: client and cluster are accepted")
+        raise ConfigError(f"deploy mode {mode!r} must be client or cluster")
     if job.detach and mode == "client":
         raise ConfigError(
-            "--detach needs --deploy-mode cluster: in client mode the driver is the command itself"
+            "--detach needs --deploy-mode cluster: in client mode the command itself is the driver"
         )
     return mode
 
@@ -130,7 +130,7 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
 def _pythons(
     mode: str, given: Mapping[str, str], environ: Mapping[str, str], here: str
 ) -> dict[str, str]:
-    """Which Python runs what, where nobody has said so."""
+    """Return which Python runs what, where nobody has said so."""
     found = {}
     if _PYTHON not in given:
         found[_PYTHON] = environ.get("PYSPARK_PYTHON") or here
@@ -150,7 +150,7 @@ def parse_conf(given: Sequence[str]) -> dict[str, str]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):
-            raise ConfigError(f"--conf {text}: a Spark property is wanted, as spark.NAME=VALUE")
+            raise ConfigError(f"--conf {text}: must be a Spark property, as spark.NAME=VALUE")
         found[name] = value
     return found
 

@@ -33,7 +33,7 @@ LOOK_SECONDS = 600.0
 
 
 def read_tokens(jvm: Jvm) -> bytes:
-    """The submitter's HDFS tokens as `Jvm.hdfs_tokens`; b"" on clusters without Kerberos."""
+    """Return the submitter's HDFS tokens as `Jvm.hdfs_tokens`; b"" on clusters without Kerberos."""
     return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
 
 
@@ -68,11 +68,11 @@ class Handover:
         self._kept: dict[int, str] = {}
 
     def kept(self, key: int, message: Message) -> None:
-        """Notes that an agent keeps tokens, and which."""
+        """Note that an agent keeps tokens, and which."""
         self._kept[key] = message["digest"]
 
     def look(self) -> None:
-        """Sends the tokens to the agents that do not have them; looks every ten minutes."""
+        """Send the tokens to the agents that do not have them; looks every ten minutes."""
         now = self._clock()
         if self._look_at is not None and now < self._look_at:
             return
@@ -93,16 +93,18 @@ class Handover:
             keep_tokens(tokens, self._environment, Path("hopsgpu").absolute())
             self._kept_here = tokens
         except (OSError, ValueError) as error:
-            self._warn(f"fresh HDFS tokens could not be kept in the driver's container: {error}")
+            self._warn(
+                f"renewed HDFS tokens could not be stored in the driver's container: {error}"
+            )
 
     def _hand(self, tokens: bytes) -> None:
         server = self._lease.server
         if server.certificate is None:
             self._warn(
-                "fresh HDFS tokens are not handed to the ranks, as it would be in the clear: a"
-                " training that outlives the tokens that YARN gave its containers (7 days by"
-                " default) loses the lake. spark.network.crypto.enabled=true encrypts Spark's"
-                " network, and hopsgpu's with it"
+                "renewed HDFS tokens are not sent to the ranks, because they would be sent"
+                " unencrypted: a training that outlives the tokens that YARN gave its containers (7"
+                " days by default) loses access to the lake. spark.network.crypto.enabled=true"
+                " encrypts Spark's network, and hopsgpu's with it"
             )
             return
         digest = hashlib.sha256(tokens).hexdigest()

@@ -25,7 +25,7 @@ class EndedAgain:
         return len(self._lost)
 
     def look(self, held: Collection[str], came: Collection[str] = ()) -> None:
-        """Takes in which there are.
+        """Take in which there are.
 
         Args:
             held: ids of those that YARN shows now.
@@ -48,7 +48,7 @@ class EndedAgain:
         self._excused |= self._held.union(held)
 
     def beside(self, *parts: str) -> str:
-        """What a person is told of them, after what else there is to tell."""
+        """Return what a person is told of them, after what else there is to tell."""
         lost = self._lost
         if lost:
             parts += (
@@ -82,7 +82,7 @@ class Coming:
         self._patience: Patience | None = None
 
     def patience(self, request: Request, now: float) -> Patience:
-        """How long those may take that are asked for now.
+        """Return how long those may take that are asked for now.
 
         Args:
             request: theirs; it has a timeout where the search has no executor. That begins with
@@ -95,7 +95,7 @@ class Coming:
         return self._patience
 
     def check(self) -> None:
-        """Whether it may go on waiting.
+        """Check whether it may go on waiting.
 
         Raises:
             GangTimeout: none has come for too long.
@@ -104,7 +104,7 @@ class Coming:
             self._patience.check_time()
 
     def tell(self, why: str) -> None:
-        """Tells what those wait for that were asked for."""
+        """Tell what those wait for that were asked for."""
         if self._patience is not None:
             self._patience.tell((), why)
 
@@ -127,7 +127,7 @@ class Coming:
         self._ended.excuse(held)
 
     def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
-        """How many YARN has not granted, and where those are that have not come.
+        """Return how many YARN has not granted, and where those are that have not come.
 
         Args:
             held: ids of the containers that YARN shows now.
@@ -140,12 +140,12 @@ class Coming:
         return missing, where
 
     def beside(self, why: str) -> str:
-        """What a person is told of those that ended, after what else there is to tell."""
+        """Return what a person is told of those that ended, after what else there is to tell."""
         told = self._ended.beside(why)
         return told if self._ended.count or not self._before else f"{why}; before, {self._before}"
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:
-        """Why executors are given back now for others to go first; "" where they are not.
+        """Return why executors are given back now for others to go first; "" where they are not.
 
         They end again and again. What ended so far counts no longer then.
 
@@ -163,7 +163,7 @@ class Coming:
         return f"given back (time {self._given_back}), it asks again soon"
 
     def may_ask(self, now: float) -> bool:
-        """Whether others have gone first for long enough."""
+        """Return whether others have gone first for long enough."""
         return now >= self._asks_at
 
 

@@ -15,7 +15,7 @@ from hopsgpu.control.peer import lake_environment
 def settings_inside(
     ours: Mapping[str, str], submitted: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """The settings with which a driver in YARN makes its context.
+    """Return the settings with which a driver in YARN makes its context.
 
     Args:
         ours: what a gang needs, under what is given.

@@ -97,8 +97,8 @@ def _errors_of(archive: Path) -> Iterator[None]:
 
 def _no_archive(archive: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{archive.name} is no whole archive of its kind ({error or type(error).__name__}): of"
-        f" {', '.join(SUFFIXES)} one is wanted, as its name says"
+        f"{archive.name} is not a complete archive of the kind that its name says"
+        f" ({error or type(error).__name__}); must be one of {', '.join(SUFFIXES)}"
     )
 
 

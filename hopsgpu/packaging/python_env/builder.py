@@ -13,9 +13,9 @@ from pathlib import Path
 from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.archives import entries
-from hopsgpu.packaging.python_env.argument import wanted_of
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.packaging.python_env.inspection import Here, is_peeked, look, other_python
+from hopsgpu.packaging.python_env.kinds import wanted_of
 from hopsgpu.packaging.python_env.packing import digest_of_file
 from hopsgpu.packaging.python_env.recipes import OnLake, Recipe
 from hopsgpu.storage.lake import Lake

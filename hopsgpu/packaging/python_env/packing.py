@@ -36,8 +36,8 @@ def files_of(directory: Path) -> dict[str, Path]:
         found[name] = path
         if len(found) > MOST_FILES:
             raise ConfigError(
-                f"python_env: {directory} holds more than {MOST_FILES} files: a directory of"
-                " modules or an environment is wanted, and not what lies around it"
+                f"python_env: {directory} holds more than {MOST_FILES} files: name the"
+                " directory of the modules or of the environment, not one above it"
             )
     return dict(sorted(found.items()))
 

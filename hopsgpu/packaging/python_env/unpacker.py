@@ -93,8 +93,8 @@ def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         if digest != env.digest:
             raise StoreError(
-                f"{env.url} is not what was put there: its SHA-256 is another; remove its"
-                " directory, and it is made anew",
+                f"{env.url} has changed: SHA-256 mismatch: expected {env.digest}, found"
+                f" {digest}; remove its directory, and it is built again",
                 DAMAGED,
             )
         yield archive

@@ -1,0 +1,727 @@
+"""`hopsgpu submit`: what spark-submit is told, what goes along, how an application is followed."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from hopsgpu.backends.spark.cluster_mode import Attended
+from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
+from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
+from hopsgpu.backends.spark.submission import Shipped, modules_beside, pack, submit_arguments
+from hopsgpu.backends.spark.submit_command import Job, find_spark_submit, parse_conf, planned
+from hopsgpu.backends.spark.yarn_driver import settings_inside
+from hopsgpu.cli.main import main
+from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.gpu.script_archive import ALIAS
+from hopsgpu.packaging.modules import SHIPPED, pack_modules, roots_of
+from hopsgpu.packaging.python_env.builder import ready, this_python
+from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.recipes import Packages
+from hopsgpu.storage.lake import Lake
+from hopsgpu.yarn.application_state import Standing, standing_of
+from hopsgpu.yarn.node_manager import NodeManagers
+from hopsgpu.yarn.resource_manager import ResourceManager
+from tests.unit.rest import serving
+
+HERE = "/v/bin/python"
+PYTHON_ENV = "spark.hopsgpu.python_env"
+PYTHON, DRIVER = "spark.pyspark.python", "spark.pyspark.driver.python"
+DEPLOY = "spark.submit.deployMode"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    directory = tmp_path / "project"
+    directory.mkdir()
+    (directory / "job.py").write_text(f"import helper\n{SHOWS_ARGUMENTS}")
+    (directory / "helper.py").write_text("x = 1\n")
+    return str(directory / "job.py")
+
+
+def conf_of(words: Sequence[str]) -> dict[str, str]:
+    """The properties that spark-submit would take from its arguments; a later one wins."""
+    pairs = zip(words, words[1:], strict=False)
+    return dict(value.split("=", 1) for name, value in pairs if name == "--conf")
+
+
+SHOWS_ARGUMENTS = "import json, sys; print(json.dumps([__file__, *sys.argv[1:]]))\n"
+
+
+def arguments_of(uri: str) -> list[str]:
+    """What the script is started with by the file that spark-submit gets."""
+    file = uri.removeprefix("file://")
+    ran = subprocess.run([sys.executable, file], capture_output=True, text=True, check=True)
+    found: list[str] = json.loads(ran.stdout)
+    return found
+
+
+def conf_for(job: Job, defaults: Mapping[str, str] = {}, **environ: str) -> dict[str, str]:  # noqa: B006
+    plan = planned(job, defaults, environ, HERE)
+    return {**conf_of(plan.given), DEPLOY: plan.mode}
+
+
+def test_what_a_person_says_is_what_spark_submit_is_given(script: str) -> None:
+    conf = {"spark.executor.memory": "2g", "spark.yarn.queue": "other"}
+    job = Job(script, ("--conf", "a b"), "client", "gpus", "my job", conf)
+    plan = planned(job, {}, {}, HERE)
+    assert plan.given[:4] == ("--deploy-mode", "client", "--name", "my job")
+    assert plan.given[-3:] == (script, "--conf", "a b")
+    found = conf_of(plan.given[:-3])
+    # An option of the command wins over a property.
+    assert (found["spark.yarn.queue"], plan.queue) == ("gpus", "gpus")
+    assert found["spark.executor.memory"] == "2g"
+    assert SESSION_DEFAULTS.items() <= plan.properties.items()
+
+
+def test_the_deploy_mode_is_the_nearest_word(script: str) -> None:
+    assert conf_for(Job(script))[DEPLOY] == "client"
+    assert conf_for(Job(script), {DEPLOY: "cluster"})[DEPLOY] == "cluster"
+    assert conf_for(Job(script, conf={DEPLOY: "client"}), {DEPLOY: "cluster"})[DEPLOY] == "client"
+    mine = Job(script, deploy_mode="cluster", conf={DEPLOY: "client"})
+    assert conf_for(mine)[DEPLOY] == "cluster"
+    # What runs on without the command has no driver here, whatever the site's file says.
+    assert conf_for(Job(script, detach=True), {DEPLOY: "client"})[DEPLOY] == "cluster"
+
+
+def test_the_command_waits_itself_only_where_the_driver_is_elsewhere(script: str) -> None:
+    wait, tags = "spark.yarn.submit.waitAppCompletion", "spark.yarn.tags"
+    assert not {wait, tags} & conf_for(Job(script, tag="t")).keys()
+    assert wait not in conf_for(Job(script, deploy_mode="cluster"))
+    there = conf_for(Job(script, deploy_mode="cluster", tag="t", conf={tags: "mine"}))
+    assert (there[wait], there[tags]) == ("false", "mine,t")
+
+
+def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> None:
+    found = conf_for(Job(script), PYSPARK_DRIVER_PYTHON="jupyter")
+    assert (found[PYTHON], found[DRIVER]) == (HERE, HERE)
+    assert conf_for(Job(script), PYSPARK_PYTHON="/e/python")[PYTHON] == "/e/python"
+    # Of the site, or of the person.
+    assert PYTHON not in conf_for(Job(script), {PYTHON: "/site/python"})
+    own = conf_for(Job(script, conf={PYTHON: "./env/bin/python"}))
+    assert (own[PYTHON], own[DRIVER]) == ("./env/bin/python", HERE)
+    # In YARN the driver has the executors'.
+    assert DRIVER not in conf_for(Job(script, deploy_mode="cluster"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"script": "nowhere.py"}, "nowhere.py is no Python file of this machine"),
+        ({"script": "/etc/passwd"}, "/etc/passwd is no Python file"),
+        ({"deploy_mode": "client", "detach": True}, "--detach needs --deploy-mode cluster"),
+        ({"conf": {DEPLOY: "x"}}, "deploy mode 'x'"),
+        ({"conf": {"spark.executor.instances": "2"}}, "executor.instances=2.*set it to 0"),
+        ({"conf": {"spark.master": "local"}}, "spark.master=local is this machine alone"),
+        ({"conf": {"spark.master": "spark://h:7077"}}, "spark://h:7077 cannot hold gangs; yarn is"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything(
+    script: str, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        planned(replace(Job(script), **changed), {}, {}, HERE)
+
+
+def test_properties_have_a_form() -> None:
+    assert parse_conf(["spark.a=b=c", "spark.a=d", "spark.e="]) == {"spark.a": "d", "spark.e": ""}
+    for wrong in ("spark.a", "a=b", "=b"):
+        with pytest.raises(ConfigError, match="must be a Spark property"):
+            parse_conf([wrong])
+
+
+def test_spark_submit_is_looked_for_in_order(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    binary = tmp_path / "bin" / "spark-submit"
+    with pytest.raises(ConfigError, match=f"there is no {binary}"):
+        find_spark_submit({"SPARK_HOME": str(tmp_path)})
+    binary.touch()
+    assert find_spark_submit({"SPARK_HOME": str(tmp_path)}) == binary
+    assert find_spark_submit({}).parts[-3:] == ("pyspark", "bin", "spark-submit")
+
+
+# What goes along.
+
+
+def test_one_of_a_name_is_shipped() -> None:
+    admins = f"hdfs:///apps/d.tar.gz#{ALIAS},x.zip#x"
+    assert (
+        with_entry(admins, f"file:///t/d2.tar.gz#{ALIAS}") == f"x.zip#x,file:///t/d2.tar.gz#{ALIAS}"
+    )
+    assert with_entry("hdfs:///a/h.zip", "file:///t/h.zip") == "file:///t/h.zip"
+    assert with_entry(None, "file:///t/h.zip") == "file:///t/h.zip"
+
+
+def test_modules_go_first_on_the_python_path_of_driver_and_executors() -> None:
+    shipped = Shipped(Path("/s/d.tar.gz"), Path("/s/h.zip"), Path("/s/m.zip"))
+    mine = "spark.executorEnv.PYTHONPATH=/mine"
+    found = conf_of(submit_arguments(["--conf", mine, "a.py"], {}, shipped))
+    assert found[ARCHIVES].split(",")[-1] == f"file:///s/m.zip#{SHIPPED}"
+    ours = f"{{{{PWD}}}}/{SHIPPED}/0"
+    assert found["spark.executorEnv.PYTHONPATH"] == f"{ours}:/mine"
+    assert found["spark.yarn.appMasterEnv.PYTHONPATH"] == ours
+    without = conf_of(submit_arguments(["a.py"], {}, replace(shipped, modules=None)))
+    assert SHIPPED not in without[ARCHIVES]
+    assert "spark.executorEnv.PYTHONPATH" not in without
+
+
+def test_modules_are_packed_for_their_owner_and_go_after_a_week(
+    tmp_path: Path, script: str
+) -> None:
+    packed = modules_beside(script)
+    assert packed.roots == 1
+    first = pack(tmp_path / "cache", modules=packed.archive)
+    assert first.modules is not None
+    with zipfile.ZipFile(first.modules) as archive:
+        assert sorted(archive.namelist()) == ["0/helper.py", "0/job.py"]
+    assert stat.S_IMODE(first.modules.stat().st_mode) == 0o600
+    other = pack(tmp_path / "cache", modules=b"of another project")
+    assert other.modules != first.modules
+    assert first.modules.exists()
+    os.utime(first.modules, (0, 0))
+    assert pack(tmp_path / "cache").modules is None
+    assert not first.modules.exists()
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {
+        *(path.name for path in (first.scripts, first.package, other.modules) if path)
+    }
+
+
+def test_a_script_elsewhere_or_in_the_environment_brings_no_modules() -> None:
+    assert modules_beside("hdfs:///a.py").roots == 0
+    assert modules_beside(str(Path(sys.executable).parent / "pip")).roots == 0
+
+
+def test_what_a_script_imports_from_elsewhere_goes_along_with_it(
+    tmp_path: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file, source in {
+        "src/own_pkg/__init__.py": "import own_second",
+        "src/own_pkg/table.json": "{}",
+        "src/own_second.py": "",
+        "src/unnamed.py": "",
+        "src/helper.py": "the one beside the script comes first",
+    }.items():
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(source)
+    monkeypatch.syspath_prepend(tmp_path / "src")
+    Path(script).write_text("import helper\ndef train():\n    import own_pkg\n")
+    with zipfile.ZipFile(io.BytesIO(modules_beside(script).archive)) as archive:
+        assert sorted(archive.namelist()) == [
+            *("0/helper.py", "0/job.py", "0/own_pkg/__init__.py", "0/own_pkg/table.json"),
+            "0/own_second.py",
+        ]
+        assert archive.read("0/helper.py") == Path(script).with_name("helper.py").read_bytes()
+
+
+def test_a_driver_in_yarn_packs_what_it_was_shipped(tmp_path: Path) -> None:
+    """It has hopsgpu in the zip that it is to ship on, and the modules beside its script."""
+    package = pack_package(tmp_path / "hopsgpu-shipped.zip")
+    modules = tmp_path / "unpacked" / SHIPPED / "0"
+    modules.mkdir(parents=True)
+    code = (
+        "import sys; from pathlib import Path;"
+        "from hopsgpu.backends.spark.package_archive import pack_package;"
+        "from hopsgpu.packaging.modules import roots_of; import hopsgpu; print(hopsgpu.__file__);"
+        "pack_package(Path(sys.argv[1])); print(*[r.path for r in roots_of(pack_package)])"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "again.zip")],
+        env={**os.environ, "PYTHONPATH": f"{modules}:{package}"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    where, roots = ran.stdout.splitlines()
+    assert where.startswith(str(package))
+    assert str(modules) in roots.split()
+    names = [zipfile.ZipFile(tmp_path / n).namelist() for n in ("again.zip", package.name)]
+    assert names[0] == names[1]
+    assert "hopsgpu/spark/daemon.py" in names[0]
+    assert "cloudpickle/cloudpickle.py" in names[0]
+    assert all(name.endswith((".py", ".pyc")) for name in names[0])
+
+
+def test_what_was_shipped_is_packed_again_from_a_directory(tmp_path: Path) -> None:
+    """Bytecode lies beside the sources there."""
+    package = pack_package(tmp_path / "hopsgpu-shipped.zip")
+    with zipfile.ZipFile(package) as archive:
+        archive.extractall(tmp_path / "there")
+    code = (
+        "import sys; from hopsgpu.backends.spark.package_archive import *\n"
+        "pack_package(Path(sys.argv[1]))"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "again.zip")],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "there")},
+        cwd="/",
+        check=True,
+    )
+    names = [zipfile.ZipFile(tmp_path / n).namelist() for n in ("again.zip", package.name)]
+    assert names[0] == names[1] and len(set(names[0])) == len(names[0])
+
+
+def test_what_is_shipped_is_imported_as_bytecode(tmp_path: Path) -> None:
+    """And what fails in it is shown with its source, by its name in the zip."""
+    package = pack_package(tmp_path / "hopsgpu-shipped.zip")
+    code = (
+        "import sys, traceback, hopsgpu.rank.main\n"
+        "import hopsgpu.agent.process_daemon, hopsgpu.agent.supervisor\n"
+        "ours = [m for n, m in sys.modules.items() if n.partition('.')[0] == 'hopsgpu']\n"
+        "print(*(m.__file__ for m in ours))\n"
+        "try:\n  hopsgpu.rank.main.run(None)\n"
+        "except TypeError:\n  print(traceback.format_exc())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(package)},
+        cwd="/",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files, *told = ran.stdout.splitlines()
+    assert len(files.split()) > 20
+    assert all(file.startswith(str(package)) for file in files.split())
+    assert all(file.endswith(".pyc") for file in files.split())
+    (at,) = [n for n, line in enumerate(told) if 'File "hopsgpu/rank/main.py"' in line]
+    assert "(directory / CALL).rename" in told[at + 1]
+
+
+def test_modules_are_those_of_the_script_where_nothing_was_shipped() -> None:
+    roots = [root.path for root in roots_of(conf_of) if root.path is not None]
+    assert roots and not any(root.parent.name == SHIPPED for root in roots)
+    assert pack_modules([]).roots == 0
+
+
+# A driver in YARN.
+
+SUBMITTED = {
+    "spark.master": "yarn",
+    DEPLOY: "cluster",
+    "spark.yarn.maxAppAttempts": "1",
+    ARCHIVES: f"hdfs:///d.tar.gz#{ALIAS}",
+    "spark.executor.memory": "3g",
+}
+
+
+def test_a_driver_in_yarn_sets_what_is_not_too_late() -> None:
+    given = {"spark.sql.shuffle.partitions": "4", "spark.executor.memory": "2g"}
+    found = settings_inside({**SESSION_DEFAULTS, **given}, SUBMITTED, given)
+    assert found["spark.executor.memory"] == "2g"
+    assert found["spark.dynamicAllocation.minExecutors"] == "0"
+    assert found[ARCHIVES] == SUBMITTED[ARCHIVES]
+    # What it was submitted with wins over ours.
+    other = {**SUBMITTED, "spark.executor.heartbeat.maxFailures": "7"}
+    assert (
+        settings_inside(SESSION_DEFAULTS, other, {})["spark.executor.heartbeat.maxFailures"] == "7"
+    )
+
+
+@pytest.mark.parametrize(
+    ("submitted", "given", "words"),
+    [
+        (
+            {},
+            {"spark.yarn.queue": "gpus"},
+            r"spark.yarn.queue=gpus \(it has None\).*too late|too late.*queue=gpus",
+        ),
+        ({}, {"spark.driver.memory": "8g"}, "spark.driver.memory=8g"),
+        ({}, {"spark.pyspark.python": "x"}, "hopsgpu submit --deploy-mode cluster"),
+        ({"spark.yarn.maxAppAttempts": None}, {}, "maxAppAttempts=1.*--conf NAME=VALUE"),
+        ({ARCHIVES: None}, {}, "start it by `hopsgpu submit --deploy-mode cluster`"),
+    ],
+)
+def test_what_a_driver_in_yarn_can_no_longer_have_is_refused(
+    submitted: dict[str, str | None], given: dict[str, str], words: str
+) -> None:
+    facts = {k: v for k, v in {**SUBMITTED, **submitted}.items() if v is not None}
+    with pytest.raises(ConfigError, match=words):
+        settings_inside({**SESSION_DEFAULTS, **given}, facts, given)
+
+
+def test_what_was_submitted_so_may_be_said_again() -> None:
+    check_submitted(SUBMITTED.get, {"spark.master": "yarn", "spark.driver.maxResultSize": "2g"})
+    # A person's own word: who wants a second attempt has one.
+    check_submitted({**SUBMITTED, "spark.yarn.maxAppAttempts": "2"}.get, {})
+
+
+# The command.
+
+SHOWS = """#!/bin/sh
+exec {python} -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@"
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Spark whose spark-submit shows what it is given, and nothing of a cluster."""
+    home = tmp_path / "a spark"
+    (home / "bin").mkdir(parents=True)
+    fake(home, SHOWS.format(python=sys.executable))
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "PYSPARK_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
+    return home
+
+
+def fake(home: Path, text: str) -> Path:
+    binary = home / "bin" / "spark-submit"
+    binary.write_text(text)
+    binary.chmod(0o755)
+    return binary
+
+
+def test_the_line_of_a_dry_run_can_be_pasted(home: Path, script: str) -> None:
+    weird = ["it's", 'a "b"', "$HOME", "", "--conf", "two\nlines"]
+    asked = ["submit", "--dry-run", "--conf", "spark.x=a 'b' $HOME", script, *weird]
+    ran = CliRunner().invoke(main, asked)
+    assert ran.exit_code == 0, ran.output
+    pasted = subprocess.run(
+        ["sh", "-c", ran.stdout], capture_output=True, text=True, check=True, timeout=60
+    )
+    words = json.loads(pasted.stdout)
+    assert arguments_of(words[-1]) == [script, *weird]
+    found = conf_of(words[:-1])
+    assert found["spark.x"] == "a 'b' $HOME"
+    assert SESSION_DEFAULTS.items() <= found.items()
+    shipped = [entry.partition("#")[0] for entry in found[ARCHIVES].split(",")]
+    for uri in (*shipped, found[PY_FILES]):
+        assert Path(uri.removeprefix("file://")).is_file()
+    assert shlex.split(ran.stdout)[0] == str(home / "bin" / "spark-submit")
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "HADOOP_CONF_DIR is not set"),
+        (["--detach", "--deploy-mode", "client"], "--detach needs --deploy-mode cluster"),
+        (["--conf", "x"], "must be a Spark property"),
+        (["--dry-run", "--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
+        (["--python-env", "no.txt"], "python_env='no.txt': there is no such file"),
+        (["--python-env", ""], "python_env='': "),
+    ],
+)
+def test_the_command_says_what_is_wrong_in_a_line(
+    home: Path, script: str, given: list[str], words: str
+) -> None:
+    ran = CliRunner().invoke(main, ["submit", *given, script])
+    assert (ran.exit_code, len(ran.stderr.splitlines())) == (1, 1)
+    assert words in ran.stderr
+
+
+def test_the_line_of_a_dry_run_holds_from_elsewhere(
+    home: Path, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(script).parent)
+    monkeypatch.setenv("SPARK_HOME", os.path.relpath(home))
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", "job.py", "data.csv"])
+    words = shlex.split(ran.stdout)
+    # What the script gets is the script's to read.
+    assert arguments_of(words[-1]) == [script, "data.csv"]
+    assert Path(words[0]).is_absolute() and Path(words[0]).samefile(home / "bin" / "spark-submit")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["humanize==4.9"], "humanize==4.9"),
+        (["humanize,numpy"], "humanize, numpy"),
+        (["humanize", "numpy>=2"], "humanize, numpy>=2"),
+    ],
+)
+def test_packages_are_named_by_the_option(
+    home: Path, script: str, tmp_path: Path, options: list[str], name: str
+) -> None:
+    lake = f"file://{tmp_path}/lake"
+    given = [word for option in options for word in ("--python-env", option)]
+    given += ["--conf", f"spark.hopsgpu.root={lake}", script]
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
+    assert ran.exit_code == 0, ran.output
+    url = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
+    wanted = wanted_of(name.split(", "))
+    assert isinstance(wanted, Packages)
+    assert url == f"{lake}/environments/{wanted.key(this_python(), threading.Event())}"
+    assert f"--dry-run does not create the Python environment ({name})" in ran.stderr
+    assert url in ran.stderr
+
+
+def test_a_python_environment_needs_a_lake_to_have_a_url(home: Path, script: str) -> None:
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", "--python-env", "a==1", script])
+    assert (ran.exit_code, ran.stdout) == (1, "") and "HADOOP_CONF_DIR is not set" in ran.stderr
+
+
+def test_an_environment_of_the_lake_is_named_as_it_is(home: Path, script: str) -> None:
+    url = "hdfs:///user/me/hopsgpu/environments/12ab"
+    given = ["--python-env", url, "--conf", "spark.hopsgpu.root=hdfs:///mine", script]
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
+    assert conf_of(shlex.split(ran.stdout))[PYTHON_ENV] == url and not ran.stderr
+
+
+def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
+    home: Path, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "mine.py").write_text("A = 1\n")
+    (tmp_path / "yarn-site.xml").write_text("<configuration/>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(ResourceManager, "queues", lambda manager: None)
+    monkeypatch.setattr("hopsgpu.yarn.queues.check_queue", lambda name, queues: None)
+    started: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda binary, command: started.append(command))
+    lake = f"file://{tmp_path}/lake"
+    given = ["--python-env", str(tmp_path / "given"), "--conf", f"spark.hopsgpu.root={lake}"]
+    given += ["--conf", "spark.hopsgpu.python_env=other", script]
+    ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
+    said = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
+    assert not (tmp_path / "lake").exists() and not started
+    ran = CliRunner().invoke(main, ["submit", *given])
+    assert ran.exit_code == 0 and "made if need be" in ran.stderr, ran.output
+    (command,) = started
+    url = conf_of(command)[PYTHON_ENV]
+    assert url.startswith(f"{lake}/environments/") and url == said
+    env = ready(wanted_of(url), Lake("file:///elsewhere"), threading.Event())
+    assert Lake(env.url).stat().size == env.bytes
+
+
+# Following.
+
+APP = {
+    "id": "application_1_7",
+    "name": "job",
+    "user": "alice",
+    "queue": "root.gpus",
+    "state": "ACCEPTED",
+    "finalStatus": "UNDEFINED",
+    "diagnostics": "waiting\nfor resources",
+}
+
+
+class Manager:
+    """A ResourceManager that tells one thing after the other."""
+
+    def __init__(self, *told: Mapping[str, Any] | HopsGpuError) -> None:
+        self.told = list(told)
+        self.killed: list[tuple[str, str]] = []
+
+    def standing(self, application_id: str) -> Standing:
+        told = self.told.pop(0) if len(self.told) > 1 else self.told[0]
+        if isinstance(told, HopsGpuError):
+            raise told
+        return standing_of({**APP, **told})
+
+    def tagged(self, tag: str) -> Standing | None:
+        return self.standing("") if self.told else None
+
+    def kill(self, application_id: str, user: str) -> None:
+        self.killed.append((application_id, user))
+
+
+def attended(
+    manager: Manager, nodes: NodeManagers | None = None, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[Attended, list[str]]:
+    said: list[str] = []
+    nodes = nodes or NodeManagers({}.get)
+    return Attended(manager, nodes, "t", said.append, clock), said  # type: ignore[arg-type]
+
+
+def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    usages = {
+        "resourceUsagesByPartition": [
+            {
+                "used": {
+                    "resourceInformations": {
+                        "resourceInformation": [{"name": "yarn.io/gpu", "value": 4}]
+                    }
+                }
+            }
+        ]
+    }
+    log = "http://n1:8042/node/containerlogs/container_1_7_01_000001/alice"
+    running = {"state": "RUNNING", "amContainerLogs": log, "amHostHttpAddress": "n1:8042"}
+    ended = {**running, "state": "FINISHED", "finalStatus": "SUCCEEDED"}
+    silent = HopsGpuError("the ResourceManager does not answer")
+    manager = Manager({}, {}, silent, {}, running, {**running, "resourceInfo": usages}, ended)
+    follower, said = attended(manager)
+    end = follower.follow(standing_of(APP))
+    assert end.has_succeeded
+    assert [re.sub(r"^ *0.0 s: ", "", line) for line in said] == [
+        "ACCEPTED: waiting for resources",
+        "the ResourceManager does not answer",
+        "ACCEPTED: waiting for resources",
+        f"log of the driver: {log}",
+        "RUNNING, GPUs held: 0",
+        "RUNNING, GPUs held: 4",
+    ]
+
+
+def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+
+    def waiting(second: int, why: str) -> dict[str, str]:
+        details = f"Details : AM Partition = <DEFAULT_PARTITION>; Queue's used capacity = {second}"
+        return {"diagnostics": f"[Mon Nov 23 04:00:0{second} +0000 2026] {why} {details} %"}
+
+    activated = "Application is Activated, waiting for resources to be assigned for AM. "
+    last = " Last Node which was processed for the application : n{}:1 ( Partition : [] )"
+    limit = "Queue's AM resource limit exceeded. "
+    ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED"}
+    manager = Manager(
+        waiting(1, limit),
+        waiting(2, limit),
+        waiting(3, activated),
+        *({"diagnostics": f"[Mon Nov 23] {activated}{last.format(node)}"} for node in (1, 2)),
+        waiting(4, limit),
+        ended,
+    )
+    follower, said = attended(manager)
+    follower.follow(standing_of(APP))
+    # The whole text, of the first of its kind.
+    assert ["04:00:01" in said[0], "04:00:03" in said[1], "04:00:04" in said[2]] == [True] * 3
+    assert "used capacity = 1 %" in said[0] and len(said) == 3
+
+
+def test_of_a_failure_the_drivers_last_words_are_told() -> None:
+    stderr = (
+        "26/11/22 10:00:00 INFO SparkContext: x\n"
+        "the script's own\n"
+        "26/11/22 10:00:00 INFO ApplicationMaster: \n"
+        f"{'=' * 79}\nDefault YARN executor launch context:\n  env:\n\n  command:\n"
+        f"      '-Dspark.driver.port=1' \\ \n\n  resources:\n    x -> resource {{ }}\n\n"
+        f"{'=' * 79}\n"
+        "Traceback (most recent call last):\nValueError: no\n"
+        "26/11/22 10:00:01 ERROR ApplicationMaster: User application exited with status 1\n"
+        f"26/11/22 10:00:01 INFO ApplicationMaster: \n{'=' * 79}\nwhose end did not come\n"
+    )
+    path = "/ws/v1/node/containers/container_1_7_01_000001/logs/"
+    told = f"Container: x\nLogContents:\n{stderr}\nEnd of LogType:stderr.\n***\n"
+    with serving({f"{path}stderr": (200, told)}) as node:
+        failed = standing_of(
+            {
+                **APP,
+                "state": "FINISHED",
+                "finalStatus": "FAILED",
+                "amContainerLogs": f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a",
+                "amHostHttpAddress": node.address,
+            }
+        )
+        follower, said = attended(Manager())
+        follower.tell_end(failed)
+    assert said[0].startswith("the end of the driver's stdout:\n  (its node does not return it")
+    assert said[1].splitlines()[1:] == [
+        "  the script's own",
+        "  Traceback (most recent call last):",
+        "  ValueError: no",
+        "  26/11/22 10:00:01 ERROR ApplicationMaster: User application exited with status 1",
+    ]
+    assert said[2].startswith("application_1_7 has ended: FAILED: waiting for resources. Log of")
+    assert said[2].endswith("yarn logs -applicationId application_1_7")
+
+
+@pytest.mark.parametrize(
+    ("stdout", "last"),
+    [("".join(f"{i}\n" for i in range(12)), [f"  {i}" for i in range(2, 12)]), ("", [])],
+)
+def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: list[str]) -> None:
+    told = f"Container: x\nLogContents:\n{stdout}\nEnd of LogType:stdout.\n***\n"
+    path = "/ws/v1/node/containers/container_1_7_01_000001/logs/stdout"
+    with serving({path: (200, told)}) as node:
+        log = f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a"
+        ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED", "amContainerLogs": log}
+        follower, said = attended(Manager())
+        follower.tell_end(standing_of({**APP, **ended, "amHostHttpAddress": node.address}))
+    assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
+    assert said[:-1] == (["\n".join(["the end of the driver's stdout:", *last])] if last else [])
+
+
+@pytest.mark.parametrize(
+    ("told", "log"),
+    [
+        ("Container: x\nLogContents:\na\nb\n\nEnd of LogType:stdout.\n***\n", "a\nb\n"),
+        ("Container: x\nLogContents:\n\nEnd of LogType:stdout.\n***\n", ""),
+        ("Container: x\nLogContents:\nEnd of LogType:stdout.\n***\n", ""),
+        ("as it is\n", "as it is\n"),
+    ],
+)
+def test_a_log_is_what_is_between_its_head_and_its_end(told: str, log: str) -> None:
+    with serving({"/ws/v1/node/containers/c/logs/stdout": (200, told)}) as node:
+        assert NodeManagers({}.get).log(node.address, "c", "stdout", 100) == log
+
+
+def test_of_one_that_was_killed_only_that_is_told() -> None:
+    follower, said = attended(Manager())
+    log = "http://127.0.0.1:1/node/containerlogs/container_1_7_01_000001/a"
+    killed = {"state": "KILLED", "finalStatus": "KILLED", "amContainerLogs": log}
+    follower.tell_end(standing_of({**APP, **killed}))
+    assert len(said) == 1
+    assert said[0].startswith("application_1_7 has ended: KILLED: waiting for resources.")
+
+
+def test_what_ends_the_command_ends_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    killed = {"state": "KILLED", "finalStatus": "KILLED"}
+    manager = Manager({}, killed)
+    follower, said = attended(manager)
+    with pytest.raises(SystemExit), follower.ended_with():
+        raise SystemExit(143)
+    assert manager.killed == [("application_1_7", "alice")]
+    assert said == ["ending application_1_7"]
+    # One that has ended, and one that never was.
+    for manager in (Manager(killed), Manager()):
+        with pytest.raises(SystemExit), attended(manager)[0].ended_with():
+            raise SystemExit(143)
+        assert manager.killed == []
+    follower, said = attended(Manager(HopsGpuError("no answer")), clock=itertools.count().__next__)
+    with pytest.raises(SystemExit), follower.ended_with():
+        raise SystemExit(143)
+    assert len(said) == 1 and "may be left behind (no answer)" in said[0]
+
+
+def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("hopsgpu.backends.spark.cluster_mode._LOOK_SECONDS", 0.0)
+    killed = {"state": "KILLED", "finalStatus": "KILLED"}
+    manager = Manager(HopsGpuError("standby"), {}, killed)
+
+    def unheard(text: str) -> None:
+        raise BrokenPipeError(text)
+
+    nodes = NodeManagers({}.get)
+    follower = Attended(manager, nodes, "t", unheard, lambda: 0.0)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit), follower.ended_with():
+        raise SystemExit(129)
+    assert manager.killed == [("application_1_7", "alice")]
+
+
+def test_a_submission_that_fails_says_what_spark_submit_said(home: Path) -> None:
+    binary = fake(home, "#!/bin/sh\necho out; echo 'no such queue' >&2; exit 4\n")
+    with pytest.raises(HopsGpuError, match=r"exit code 4.*\n  out\n  no such queue$"):
+        attended(Manager())[0].submit([str(binary)], os.environ)
+    rejected = {"state": "FAILED", "diagnostics": "too many"}
+    with pytest.raises(HopsGpuError, match=r"application_1_7 is FAILED: too many"):
+        attended(Manager(rejected))[0].submit([str(binary)], os.environ)
+    binary = fake(home, "#!/bin/sh\nexit 0\n")
+    follower, said = attended(Manager({}))
+    assert follower.submit([str(binary)], os.environ).id == "application_1_7"
+    assert said == ["application_1_7 'job' is in queue root.gpus"]

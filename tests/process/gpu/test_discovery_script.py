@@ -1,0 +1,393 @@
+"""The discovery script as Spark runs it: a process in a container's directory."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import pwd
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.core.spec import MOST_GPUS
+from hopsgpu.gpu import script_archive
+from hopsgpu.gpu.node import discovery_script as script
+from hopsgpu.gpu.node.devices import Device
+from hopsgpu.gpu.node.discovery_script import Patience
+from hopsgpu.gpu.node.health import Readings
+from tests.conftest import until
+from tests.unit.discovery_standins import HERE as STANDINS
+from tests.unit.discovery_standins import gpu, mig_device
+from tests.unit.discovery_standins.node import IMPATIENT, Node, keepers, no_real_driver, pythons
+
+PYTHONS = pythons()
+UUIDS = [gpu(number)["uuid"] for number in range(8)]
+MIG = [mig_device(number)["uuid"] for number in range(7)]
+LOST, UNKNOWN = 15, 999
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with Node(tmp_path) as one:
+        one.play([gpu(number) for number in range(4)])
+        yield one
+
+
+@pytest.fixture(params=["nvml", "nvidia-smi"])
+def told(request: pytest.FixtureRequest, node: Node) -> Node:
+    """The node, once for each way in which its driver tells."""
+    if request.param == "nvml":
+        node.with_nvml()
+    return node
+
+
+def test_the_python_that_runs_this_is_one_of_the_nodes_pythons() -> None:
+    assert f"3.{sys.version_info.minor}" in PYTHONS
+
+
+@pytest.mark.parametrize("version", sorted(PYTHONS))
+@pytest.mark.parametrize("nvml", [True, False], ids=["nvml", "nvidia-smi"])
+def test_every_python_gives_out_gpus(tmp_path: Path, version: str, nvml: bool) -> None:
+    with Node(tmp_path, PYTHONS[version]) as node:
+        node.play([gpu(0), gpu(1, mig=[mig_device(0), mig_device(1)]), gpu(2, rows=[0, 2, 0, 1])])
+        if nvml:
+            node.with_nvml()
+        executor = node.start(4)
+        assert executor.gpus == [UUIDS[0], MIG[0], MIG[1], UUIDS[2]]
+        executor.end()
+        assert until(lambda: not keepers(node.root), 30)
+
+
+@pytest.mark.parametrize(
+    "module", [name for name, _ in script_archive.node_modules()], ids=lambda name: Path(name).stem
+)
+def test_what_the_nodes_run_is_python_3_6(module: str) -> None:
+    text = dict(script_archive.node_modules())[module]
+    tree = ast.parse(text, feature_version=(3, 6))
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {str(node.module).split(".")[0] for node in froms}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+    assert names <= sys.stdlib_module_names | {"hopsgpu"}
+    assert "__future__" not in names  # annotations are 3.7's
+
+
+def test_each_executor_gets_other_gpus_and_exactly_its_amount(told: Node) -> None:
+    first, second, third = told.start(1), told.start(2), told.start(1)
+    assert len(first.gpus) == 1 and len(second.gpus) == 2 and len(third.gpus) == 1
+    assert sorted(first.gpus + second.gpus + third.gpus) == UUIDS[:4]
+
+
+def test_eight_gpus(told: Node) -> None:
+    told.play([gpu(number) for number in reversed(range(8))])
+    assert told.start(8).gpus == UUIDS  # by PCI bus id
+
+
+def test_what_the_agent_is_told(told: Node) -> None:
+    told.play([gpu(0, clocks=0x40), gpu(1)])
+    healthy, watched = told.start(2).given_out
+    assert healthy == {
+        "address": UUIDS[1],
+        "name": "NVIDIA H100 80GB HBM3",
+        "memory_mib": 81559,
+        "driver": "550.54.15",
+        "state": "healthy",
+        "reason": "",
+    }
+    assert watched["state"] == "watch"
+    assert "its temperature" in watched["reason"]
+
+
+def test_a_gpu_ends_with_its_executor_however_that_ends(told: Node) -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        holder = told.start(4)
+        assert holder.gpus == UUIDS[:4]
+        holder.end(number)
+    assert told.start(4).gpus == UUIDS[:4]
+
+
+def test_nothing_is_given_out_twice(told: Node) -> None:
+    told.start(3)
+    refusal = told.start(2, IMPATIENT).refusal
+    assert "2 GPUs were asked for; this node shows 4, and 1 of them can be had" in refusal
+    for uuid in UUIDS[:3]:
+        assert f"{uuid} is leased to another executor (pid " in refusal
+    assert "container container_1_0001_01_000002" in refusal
+    assert len(told.start(1).gpus) == 1  # what the late one had taken is free again
+
+
+@pytest.mark.parametrize(
+    ("driver", "words"),
+    [
+        ({"smi_fails": "driver mismatch"}, "nvidia-smi failed with exit code 1: driver mismatch"),
+        ({"smi_garbage": "No devices were found"}, "exit code 0: No devices were found"),
+        ({"smi_garbage": " "}, "it said nothing"),
+        ({"smi_garbage": "<nvidia_smi_log><gpu></nvidia_smi_log>"}, "cannot be understood"),
+        ({"smi_garbage": "<nvidia_smi_log></nvidia_smi_log>"}, "this node shows 0"),
+    ],
+)
+def test_a_driver_that_tells_no_gpus(node: Node, driver: dict[str, Any], words: str) -> None:
+    node.play([gpu(0)], **driver)
+    assert words in node.start(1, IMPATIENT).refusal
+
+
+def test_no_gpus(told: Node) -> None:
+    told.play([])
+    assert "1 GPU was asked for; this node shows 0" in told.start(1).refusal
+
+
+def test_a_node_without_a_driver(node: Node) -> None:
+    """Whatever is installed there: nothing is invented."""
+    (node.bin / "nvidia-smi").unlink()
+    refusal = node.start(1).refusal
+    if no_real_driver():
+        assert "no nvidia-smi on the PATH" in refusal
+        assert "has this node a GPU driver?" in refusal
+
+
+@pytest.mark.parametrize("trouble", [{"nvml_error": 12}, {"nvml_error": 9}, {"crashes": True}])
+def test_nvidia_smi_tells_what_a_broken_nvml_does_not(node: Node, trouble: dict[str, Any]) -> None:
+    node.environ["PYTHONPATH"] = str(STANDINS)
+    node.play([gpu(0)], **trouble)
+    assert node.start(1).gpus == UUIDS[:1]
+
+
+def test_both_are_named_where_both_fail(node: Node) -> None:
+    node.environ["PYTHONPATH"] = str(STANDINS)
+    node.play([gpu(0)], nvml_error=9, smi_fails="no driver")
+    refusal = node.start(1).refusal
+    assert "no driver" in refusal and "Driver Not Loaded" in refusal
+
+
+@pytest.mark.parametrize("place", ["file", "directory"])
+def test_an_nvidia_smi_can_be_named(node: Node, place: str, tmp_path: Path) -> None:
+    """As the development cluster does, whose GPUs are not those that NVML tells of."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (node.bin / "nvidia-smi").rename(elsewhere / "nvidia-smi")
+    named = elsewhere if place == "directory" else elsewhere / "nvidia-smi"
+    node.environ["HOPSGPU_NVIDIA_SMI"] = str(named)
+    node.environ["PYTHONPATH"] = str(STANDINS)
+    node.play([gpu(0)], nvml_error=4)
+    assert node.start(1).gpus == UUIDS[:1]
+    node.environ["HOPSGPU_NVIDIA_SMI"] = str(tmp_path / "nowhere")
+    assert "there is no nvidia-smi to run" in node.start(1).refusal
+
+
+def test_cuda_visible_devices_hides_nothing(told: Node) -> None:
+    told.environ["CUDA_VISIBLE_DEVICES"] = "3"
+    assert told.start(4).gpus == UUIDS[:4]
+
+
+def test_a_hung_driver_is_not_waited_for(told: Node) -> None:
+    """Nor what cannot be killed in it; the executor sees the end of the script's output."""
+    told.play([gpu(0)], hangs=True)
+    began = time.monotonic()
+    assert "the driver hangs" in told.start(1, IMPATIENT._replace(driver=1.0)).refusal
+    assert time.monotonic() - began < 60
+
+
+def test_mig_devices_are_addresses_and_their_gpu_is_not(told: Node) -> None:
+    told.play([gpu(0, mig=[mig_device(n) for n in range(3)]), gpu(1, mig=[])])
+    assert told.start(2).gpus == MIG[:2]
+    assert told.start(1).gpus == MIG[2:3]
+    assert "this node shows 3" in told.start(1, IMPATIENT).refusal
+
+
+def test_mig_devices_whose_uuids_old_drivers_tell_elsewhere(node: Node) -> None:
+    old = f"MIG-{UUIDS[0]}/1/0"
+    node.play(
+        [gpu(0, mig=[mig_device(0, uuid=old), mig_device(1)]), gpu(1), gpu(2, mig=[mig_device(2)])],
+        mig_uuids=False,
+    )
+    assert node.start(4).gpus == [old, MIG[1], UUIDS[1], MIG[2]]
+    assert "is leased to another executor (pid" in node.start(1, IMPATIENT).refusal
+
+
+def test_a_lost_gpu_is_given_out_last_and_as_bad(told: Node) -> None:
+    told.play([gpu(0, error=LOST), gpu(1)])
+    good, lost = told.start(2).given_out
+    assert (good["address"], good["state"]) == (UUIDS[1], "healthy")
+    assert (lost["address"], lost["state"]) == (UUIDS[0], "bad")
+    assert "GPU is lost" in lost["reason"]
+
+
+def test_a_lost_gpu_without_a_uuid(node: Node) -> None:
+    node.play([gpu(0, handle_error=LOST), gpu(1)], new_words=True)
+    _, lost = node.start(2).given_out
+    assert lost["address"] == "PCI-00000000:01:00.0"
+    assert "Unknown Error" in lost["reason"]
+
+
+def test_a_gpu_that_tells_no_uuid_costs_itself_alone(node: Node) -> None:
+    """An error of NVML's that is not one of a lost GPU, and no nvidia-smi to ask."""
+    node.with_nvml()
+    node.play([gpu(0, uuid_error=UNKNOWN), gpu(1)])
+    good, bad = node.start(2).given_out
+    assert (good["address"], good["state"]) == (UUIDS[1], "healthy")
+    assert (bad["address"], bad["state"]) == ("PCI-00000000:01:00.0", "bad")
+    assert "Unknown Error" in bad["reason"]
+
+
+def test_a_bad_gpu_is_taken_where_the_better_ones_are_others(told: Node) -> None:
+    """YARN counts it: the executor that it sent here has to start, to be parked."""
+    told.play([gpu(0, recovery=1), gpu(1)])
+    assert told.start(1).gpus == [UUIDS[1]]
+    (bad,) = told.start(1, Patience(bad=0.2)).given_out
+    assert (bad["address"], bad["state"]) == (UUIDS[0], "bad")
+    assert "'Reset'" in bad["reason"]
+
+
+def test_a_bad_gpu_waits_for_a_better_one_to_come_back(told: Node) -> None:
+    told.play([gpu(0, recovery=1), gpu(1)])
+    holder = told.start(1)
+    with subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {holder.process.pid}"]):
+        assert told.start(1, Patience(bad=20.0)).gpus == [UUIDS[1]]
+
+
+@pytest.fixture
+def stranger() -> Iterator[int]:
+    """Pid of a process that computes, by the driver's word, and has no lease."""
+    command = ["sh", "-c", "sleep 600 & echo $!; wait"]  # who reaps it is not this test
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        pid = int(shell.stdout.readline())
+        yield pid
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def used(number: int, pid: int, name: str = "python train.py") -> dict[str, Any]:
+    return gpu(number, processes=[{"pid": pid, "name": name}])
+
+
+def test_a_gpu_in_use_is_passed_over(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger), gpu(1)])
+    assert told.start(1, IMPATIENT).gpus == [UUIDS[1]]
+
+
+def test_where_all_are_in_use_one_is_given_out_as_bad(told: Node, stranger: int) -> None:
+    """YARN counts it: the executor that it sent here has to start, to be parked."""
+    told.play([used(0, stranger), used(1, stranger)])
+    (first,) = told.start(1, IMPATIENT).given_out
+    assert (first["address"], first["state"]) == (UUIDS[0], "bad")
+    user = pwd.getpwuid(os.getuid()).pw_name
+    assert first["reason"] == f"in use by process {stranger} (python train.py, user {user})"
+    assert told.start(1, IMPATIENT).gpus == [UUIDS[1]]
+    assert "is leased to another executor" in told.start(1, IMPATIENT).refusal
+
+
+def test_a_gpu_in_use_is_given_out_after_the_bad_ones(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger), gpu(1, recovery=1), gpu(2)])
+    first = told.start(2, IMPATIENT).given_out
+    assert [one["address"] for one in first] == [UUIDS[2], UUIDS[1]]
+    assert told.start(1, IMPATIENT).gpus == [UUIDS[0]]
+
+
+def test_a_gpu_in_use_is_given_out_after_others_were_waited_for(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger), gpu(1)])
+    holder = told.start(1, IMPATIENT)
+    assert holder.gpus == [UUIDS[1]]
+    with subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {holder.process.pid}"]):
+        late = told.start(1, IMPATIENT._replace(leased=20.0))
+    assert late.gpus == [UUIDS[1]]
+
+
+def test_more_gpus_than_there_are_even_such(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger)])
+    refusal = told.start(2, IMPATIENT).refusal
+    assert "2 GPUs were asked for; this node shows 1" in refusal
+
+
+def test_a_process_on_its_way_out_is_waited_for(told: Node, stranger: int) -> None:
+    told.play([used(0, stranger)])
+    with subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {stranger}"]):
+        assert told.start(1, Patience(busy=20.0)).gpus == UUIDS[:1]
+
+
+@pytest.mark.parametrize("name", ["", "/usr/bin/nvidia-cuda-mps-server"])
+def test_processes_that_take_nothing(told: Node, name: str) -> None:
+    """Of another namespace, or dead, so not to be seen; or CUDA's own server."""
+    pid = os.getpid() if name else 2**22 + 1
+    told.play([used(0, pid, name)])
+    assert told.start(1, IMPATIENT).gpus == UUIDS[:1]
+
+
+def test_a_process_on_another_mig_device(node: Node, stranger: int) -> None:
+    running = [{"pid": stranger, "name": "python"}]
+    node.play([gpu(0, mig=[mig_device(0, processes=running), mig_device(1)])])
+    assert node.start(1, IMPATIENT).gpus == [MIG[1]]
+
+
+def test_a_stale_file_is_not_left(node: Node, tmp_path: Path) -> None:
+    """The agent would take it for its own."""
+    node.play([])
+    (tmp_path / script.GIVEN_OUT).write_text("stale")
+    assert script_in(node, tmp_path).returncode == 1
+    assert not (tmp_path / script.GIVEN_OUT).exists()
+
+
+def script_in(node: Node, directory: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [str(node.root / script_archive.ALIAS / "gpus-1")]
+    return subprocess.run(
+        command,
+        cwd=directory,
+        env=node.environ,
+        text=True,
+        timeout=60,
+        check=False,
+        capture_output=True,
+        **more,
+    )
+
+
+def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
+    directory = tmp_path / "full"
+    (directory / f"{script.GIVEN_OUT}.new").mkdir(parents=True)
+    ran = script_in(node, directory)
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert "the agent's hopsgpu-gpus.json cannot be written" in ran.stderr
+    assert node.start(4).gpus == UUIDS[:4]  # nothing stays leased
+
+
+def test_the_archive_has_a_script_for_each_amount(tmp_path: Path) -> None:
+    with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz")) as archive:
+        members = {member.name: member for member in archive.getmembers()}
+    scripts = {name for name in members if not name.startswith("hopsgpu/")}
+    assert scripts == {f"gpus-{n}" for n in range(1, MOST_GPUS + 1)}
+    assert all(members[name].mode == 0o755 for name in scripts)
+    assert "hopsgpu/__init__.py" in members and "hopsgpu/gpu/node/discovery_script.py" in members
+    assert "hopsgpu/gpu/script_archive.py" not in members
+    assert script_archive.script_for(2) == f"./{script_archive.ALIAS}/gpus-2"
+
+
+def test_the_archive_has_a_script_for_each_marker(tmp_path: Path) -> None:
+    home = tmp_path / script_archive.ALIAS
+    markers = ["gpu-a100", "example.com/gpu-t4"]
+    with tarfile.open(script_archive.pack_scripts(tmp_path / "s.tar.gz", markers)) as archive:
+        archive.extractall(home)
+    for marker in markers:
+        script = script_archive.marker_script(marker)
+        ran = subprocess.run([script], cwd=tmp_path, capture_output=True, check=True)
+        # As Spark's ResourceDiscoveryScriptPlugin reads it.
+        assert json.loads(ran.stdout) == {"name": marker, "addresses": ["0"]}
+
+
+def test_the_best_are_wanted_first() -> None:
+    bad = Device("GPU-bad", readings=Readings(recovery_action=2))
+    watched = Device("GPU-watched", readings=Readings(sw_thermal=True))
+    good = Device("GPU-good")
+    devices = [bad, watched, good]
+    assert script.wanted(devices, [], [], False) == ["GPU-good", "GPU-watched"]
+    assert script.wanted(devices, [], [], True) == ["GPU-good", "GPU-watched", "GPU-bad"]
+    assert script.wanted(devices, ["GPU-good"], ["GPU-watched"], False) == ["GPU-bad"]

@@ -1,0 +1,244 @@
+"""The NodeManagers' health check, as the one file that an administrator copies to a node."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hopsgpu.gpu import script_archive
+from hopsgpu.gpu.node import devices, health_check
+from hopsgpu.gpu.node.devices import Device, DriverError, HungDriverError, Listing, NoDriverError
+from tests.unit import discovery_standins as standins
+from tests.unit.discovery_standins import gpu
+from tests.unit.discovery_standins.node import no_real_driver, pythons
+
+INSTALLED = Path(__file__).resolve().parents[3] / "yarn-scripts" / "gpu-health-check"
+PYTHONS = pythons()
+LOST = 15
+WELL = [gpu(0), gpu(1)]
+
+
+def run(
+    directory: Path,
+    gpus: list[dict[str, Any]] | None,
+    *arguments: str,
+    python: str = sys.executable,
+    **driver: Any,
+) -> list[str]:
+    """Lines that the file prints, copied to a node that has nothing else."""
+    copied = Path(shutil.copy(INSTALLED, directory / "gpu-health-check"))
+    standins.install(directory / "bin", smi=gpus is not None)
+    (directory / "bin" / "python3").symlink_to(python)
+    file = standins.play(directory / "node.json", gpus or [], **driver)
+    environ = {
+        "PATH": f"{directory / 'bin'}:/usr/bin:/bin",
+        "STANDIN_GPUS": str(file),
+        "TMPDIR": str(directory),
+    }
+    ran = subprocess.run(
+        [copied, *arguments],
+        env=environ,
+        cwd="/",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    return ran.stdout.splitlines()
+
+
+def errors(lines: list[str]) -> list[str]:
+    """As Hadoop's NodeHealthScriptRunner.hasErrors finds them."""
+    return [line for line in lines if line.startswith("ERROR")]
+
+
+def test_the_file_is_what_the_modules_are(tmp_path: Path) -> None:
+    """Otherwise: python -m hopsgpu.gpu.script_archive yarn-scripts/gpu-health-check"""
+    assert os.access(INSTALLED, os.X_OK)
+    packed = script_archive.pack_health_check(tmp_path / "packed")
+    assert INSTALLED.read_bytes() == packed.read_bytes()
+
+
+@pytest.mark.parametrize("version", sorted(PYTHONS))
+def test_every_python_checks(tmp_path: Path, version: str) -> None:
+    lines = run(tmp_path, [gpu(0, error=LOST), gpu(1)], python=PYTHONS[version])
+    assert len(lines) == 1 and "GPU is lost" in lines[0]
+    assert not errors(lines)
+
+
+def test_a_node_that_is_well(tmp_path: Path) -> None:
+    assert run(tmp_path, WELL) == ["2 GPUs, all healthy"]
+
+
+def test_a_line_for_each_gpu_that_is_not(tmp_path: Path) -> None:
+    lines = run(tmp_path, [gpu(0, recovery=1), gpu(1, rows=[0, 1, 1, 0]), gpu(2)])
+    assert len(lines) == 2 and not errors(lines)
+    assert gpu(0)["uuid"] in lines[0] and "is bad" in lines[0]
+    assert gpu(1)["uuid"] in lines[1] and "is watch" in lines[1]
+
+
+def test_no_gpu_can_be_used(tmp_path: Path) -> None:
+    lines = run(tmp_path, [gpu(0, recovery=1), gpu(1, error=LOST)])
+    assert errors(lines) == lines and len(lines) == 1
+    assert "GPU is lost" in lines[0] and "'Reset'" in lines[0]
+
+
+def test_a_hung_driver_on_a_node_without_gpus(tmp_path: Path) -> None:
+    """It was installed from the same image as those that have some."""
+    try:
+        lines = run(tmp_path, WELL, "6", hangs=True)
+    finally:
+        os.kill(int((tmp_path / "node.json.hung").read_text()), signal.SIGKILL)
+    assert "the driver hangs" in lines[0]
+    if not health_check._has_gpus(health_check.PCI_DEVICES):
+        assert (
+            lines[0].startswith("no GPUs")
+            and not (tmp_path / health_check.hang_file().name).exists()
+        )
+
+
+def test_a_node_without_a_driver_keeps_its_containers(tmp_path: Path) -> None:
+    lines = run(tmp_path, None)
+    assert not errors(lines)
+    if no_real_driver():
+        assert lines[0].startswith("no GPUs: no nvidia-smi")
+
+
+def test_no_line_of_a_driver_becomes_an_error(tmp_path: Path) -> None:
+    """A product's name, or what a tool says, may hold any text."""
+    lines = run(tmp_path, [gpu(0, name="x\nERROR", recovery=4), gpu(1)])
+    assert len(lines) == 1 and not errors(lines)
+
+
+@pytest.fixture
+def pci(tmp_path: Path) -> Path:
+    """What the kernel has of a node with a network card and an NVIDIA GPU."""
+    root = tmp_path / "pci"
+    for name, vendor, kind in (("00", "0x15b3", "0x020000"), ("01", "0x10de", "0x030200")):
+        (root / name).mkdir(parents=True)
+        (root / name / "vendor").write_text(f"{vendor}\n")
+        (root / name / "class").write_text(f"{kind}\n")
+    return root
+
+
+@dataclasses.dataclass
+class Checked:
+    """Checks on a node that is played, whose checks before are remembered."""
+
+    patch: pytest.MonkeyPatch
+    pci: Path
+    hang: Path
+
+    def __call__(self, answer: Listing | DriverError, kernel: tuple[str, ...] = ()) -> str:
+        def asked(seconds: float) -> Listing:
+            if isinstance(answer, DriverError):
+                raise answer
+            return answer
+
+        self.patch.setattr(health_check, "ask_driver", asked)
+        self.patch.setattr(health_check, "bus_ids", lambda: kernel)
+        (line,) = health_check.report(1.0, self.hang, self.pci)
+        return line
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, pci: Path, tmp_path: Path) -> Checked:
+    return Checked(monkeypatch, pci, tmp_path / "hang")
+
+
+def test_an_error_is_told_in_a_locale_of_ascii(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The output of a script that fails is not listened to."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "absent"))
+    (line,) = run(tmp_path, [{**gpu(0, error=LOST), "name": "NVIDIA é"}])
+    assert line.startswith("ERROR no GPU of this node can be used: GPU ")
+    assert "NVIDIA \\xe9" in line
+
+
+GOOD = Listing((Device("GPU-a"),))
+HANGS = HungDriverError("the driver hangs")
+MISMATCH = DriverError("Driver/library version mismatch")
+
+
+def test_a_broken_driver_counts_where_there_is_a_gpu(checked: Checked, pci: Path) -> None:
+    """And not on a node that was installed from the same image and has none."""
+    assert checked(MISMATCH) == f"ERROR no GPU of this node can be used: {MISMATCH}"
+    (pci / "01" / "class").write_text("0x068000\n")  # an NVSwitch
+    assert checked(MISMATCH) == f"no GPUs: {MISMATCH}"
+    checked.pci = pci / "nowhere"
+    for error in (MISMATCH, NoDriverError("no nvidia-smi"), HANGS, HANGS):
+        assert checked(error) == f"no GPUs: {error}"
+
+
+def test_what_computes_goes_on_after_an_upgrade_of_the_driver(checked: Checked) -> None:
+    """The kernel's module has the GPUs, and the new libraries do not fit it."""
+    line = checked(MISMATCH, kernel=("00000000:01:00.0",))
+    assert line == f"new containers cannot use the GPUs of this node: {MISMATCH}"
+
+
+def test_a_driver_that_is_gone_is_told(checked: Checked) -> None:
+    line = checked(NoDriverError("no nvidia-smi"))
+    assert line == "this node has a GPU, and nothing to ask for it: no nvidia-smi"
+
+
+def test_no_mig_device_is_an_administrators_affair(checked: Checked) -> None:
+    assert checked(Listing(())) == "0 GPUs, all healthy"
+
+
+def test_a_driver_has_to_hang_twice(checked: Checked) -> None:
+    """A node with a storm on its disks answers late."""
+    assert checked(HANGS) == "once may be nothing: the driver hangs"
+    for _ in range(2):
+        assert checked(HANGS) == "ERROR no GPU of this node can be used: the driver hangs"
+    for other in (GOOD, MISMATCH, NoDriverError("none")):
+        checked(other)
+        assert not checked(HANGS).startswith("ERROR")
+        assert checked(HANGS).startswith("ERROR")
+
+
+def test_a_hang_of_long_ago_is_not_the_last_checks(checked: Checked) -> None:
+    checked(HANGS)
+    os.utime(checked.hang, (1.0, 1.0))
+    assert not checked(HANGS).startswith("ERROR")
+    assert checked(HANGS).startswith("ERROR")
+
+
+@pytest.mark.parametrize("trap", ["link", "directory", "fifo"])
+def test_what_another_put_in_the_place_of_the_note(
+    checked: Checked, tmp_path: Path, trap: str
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("dear")
+    os.utime(victim, (1.0, 1.0))
+    if trap == "link":
+        checked.hang.symlink_to(victim)
+    else:
+        checked.hang.mkdir() if trap == "directory" else os.mkfifo(checked.hang)
+    for _ in range(2):
+        assert not checked(HANGS).startswith("ERROR")
+    assert victim.read_text() == "dear" and victim.stat().st_mtime == 1.0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another")
+def test_another_users_note_is_none(checked: Checked) -> None:
+    checked(HANGS)
+    os.chown(checked.hang, 65534, 65534)
+    assert not checked(HANGS).startswith("ERROR")
+
+
+def test_the_kernels_list_of_gpus(tmp_path: Path) -> None:
+    (tmp_path / "0000:c1:00.0").mkdir()
+    (tmp_path / "0000:0a:00.0").mkdir()
+    assert devices.bus_ids(tmp_path) == ("00000000:0A:00.0", "00000000:C1:00.0")
+    assert devices.bus_ids(tmp_path / "nowhere") == ()

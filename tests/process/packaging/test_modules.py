@@ -1,0 +1,346 @@
+from __future__ import annotations
+
+import io
+import os
+import stat
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.packaging import modules
+from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.module_finder import Part
+from hopsgpu.packaging.modules import Packer, Root, pack_modules, roots_of
+
+
+def names(packed: modules.PackedModules) -> list[str]:
+    return zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()
+
+
+def test_the_root_of_a_function_is_where_its_module_is_imported_from() -> None:
+    assert Path(__file__).parents[3] in [root.path for root in roots_of(names)]
+
+
+def test_the_environment_itself_is_not_packed() -> None:
+    found = [path for root in roots_of(pytest.raises) for path in (root.path, *root.parts)]
+    assert not any("site-packages" in str(path) for path in found)
+
+
+def test_modules_and_packages_with_their_files(tmp_path: Path) -> None:
+    for file in ("a.py", "data.csv", "pkg/__init__.py", "pkg/table.json", "plain/b.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("x")
+    for left_out in (".git/x.py", "__pycache__/a.py", "env/pyvenv.cfg", "env/lib.py"):
+        (tmp_path / left_out).parent.mkdir(exist_ok=True)
+        (tmp_path / left_out).write_text("x")
+    packed = pack_modules([tmp_path])
+    assert names(packed) == ["0/a.py", "0/pkg/__init__.py", "0/pkg/table.json", "0/plain/b.py"]
+    assert packed == pack_modules([tmp_path])
+    assert packed.warnings == ()
+
+
+def test_hopsgpu_itself_is_no_module_of_the_users() -> None:
+    root = Path(modules.__file__).parents[2]
+    packed = names(pack_modules([root]))
+    assert f"0/{Path(__file__).relative_to(root).as_posix()}" in packed
+    assert not [name for name in packed if name.startswith("0/hopsgpu/")]
+
+
+def test_too_large_a_directory_gives_its_top_and_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
+    (tmp_path / "deep").mkdir()
+    for number in range(4):
+        (tmp_path / "deep" / f"{number}.py").write_text("x")
+    (tmp_path / "top.py").write_text("x")
+    packed = pack_modules([tmp_path])
+    assert names(packed) == ["0/top.py"]
+    assert str(tmp_path) in packed.warnings[0]
+
+
+@pytest.mark.parametrize("how", [["script.py"], ["-m", "script"]])
+def test_the_scripts_directory_is_a_root(tmp_path: Path, how: list[str]) -> None:
+    (tmp_path / "script.py").write_text(
+        "from hopsgpu.packaging.modules import roots_of\ndef f(): ...\nprint(roots_of(f)[0].path)\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, *how], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == str(tmp_path.resolve())
+
+
+def test_a_notebooks_working_directory_is_a_root(tmp_path: Path) -> None:
+    code = "from hopsgpu.packaging.modules import roots_of\nprint(roots_of(lambda: 0)[0].path)"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.strip() == str(tmp_path.resolve())
+
+
+def test_modules_are_packed_again_only_where_one_has_changed(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n")
+    packer = Packer()
+    first = packer.pack([tmp_path])
+    assert packer.pack([tmp_path]) is first
+    (tmp_path / "a.py").write_text("x = 22\n")
+    changed = packer.pack([tmp_path])
+    assert changed.archive != first.archive
+    (tmp_path / "b.py").touch()
+    assert packer.pack([tmp_path]).archive != changed.archive
+    (tmp_path / "b.py").unlink()
+    assert packer.pack([tmp_path]) == changed
+
+
+def write(root: Path, *files: str, content: str = "x") -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text(content)
+
+
+def test_all_files_of_a_package_however_deep_and_of_whatever_kind(tmp_path: Path) -> None:
+    write(tmp_path, "pkg/__init__.py", "pkg/conf/base.yaml", "pkg/LICENSE", "pkg/.secret")
+    write(tmp_path, "plain/data.csv", "plain/mod.py", "data/x.csv", "fast.abi3.so", "old.pyc")
+    packed = pack_modules([tmp_path])
+    assert names(packed) == [
+        *("0/fast.abi3.so", "0/old.pyc", "0/pkg/LICENSE", "0/pkg/__init__.py"),
+        *("0/pkg/conf/base.yaml", "0/plain/mod.py"),
+    ]
+    assert packed.names == {"fast", "old", "pkg", "plain"}
+    # What is named is taken with all that is in it, a namespace package too.
+    named = pack_modules([Root(tmp_path, (Part("plain", tmp_path / "plain"),))])
+    assert set(names(named)) - set(names(packed)) == {"0/plain/data.csv"}
+
+
+def test_what_is_named_in_a_root_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
+    write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json", *(f"data/{n}.csv" for n in range(4)))
+    part = Part("pkg", tmp_path / "pkg")
+    packed = pack_modules([Root(tmp_path, (part,))])
+    assert names(packed) == ["0/pkg/__init__.py", "0/pkg/t.json", "0/top.py"]
+    assert "holds too much" in packed.warnings[0]
+    packed = pack_modules([Root(tmp_path, (part,), expected=False)])
+    assert (names(packed), packed.warnings) == (["0/pkg/__init__.py", "0/pkg/t.json"], ())
+    assert pack_modules([Root(tmp_path, expected=False)]) == pack_modules([])
+
+
+def test_files_beside_modules_give_way_to_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "MOST_BYTES", 100)
+    write(tmp_path, "a/__init__.py", "b/__init__.py")
+    write(tmp_path, "a/weights.bin", "b/other.bin", content="x" * 90)
+    packed = pack_modules([Root(tmp_path, (Part("a", tmp_path / "a"),))])
+    assert names(packed) == ["0/a/__init__.py", "0/a/weights.bin", "0/b/__init__.py"]
+    assert "only the modules are sent" in packed.warnings[0]
+    write(tmp_path, "a/weights.bin", content="x" * 101)
+    packed = pack_modules([Root(None, (Part("a", tmp_path / "a"),))])
+    assert names(packed) == ["0/a/__init__.py"]
+    assert "its modules are, without its other files" in packed.warnings[0]
+    write(tmp_path, "a/__init__.py", content="x" * 101)
+    packed = pack_modules([Root(None, (Part("a", tmp_path / "a"),))])
+    assert (names(packed), packed.names) == ([], set())
+    assert "a holds too much to be sent" in packed.warnings[0]
+
+
+def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its data it would be in the way of one that the ranks' Python has."""
+    write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
+    part = Part("a", tmp_path / "a")
+    assert names(pack_modules([Root(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
+    monkeypatch.setattr(modules, "MOST_BYTES", 100)
+    write(tmp_path, "a/weights.bin", content="x" * 101)
+    for root in (Root(None, (part,)), Root(tmp_path, (part,), expected=False)):
+        packed = pack_modules([root])
+        assert names(packed) == []
+        assert "a holds too much to be sent to the ranks: python_env=" in packed.warnings[0]
+
+
+def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:
+    write(tmp_path, "lib/__init__.py", "lib/m.py", "file_v2.py")
+    parts = (Part("pkg", tmp_path / "lib"), Part("file.py", tmp_path / "file_v2.py"))
+    packed = pack_modules([Root(None, parts)])
+    assert names(packed) == ["0/file.py", "0/pkg/__init__.py", "0/pkg/m.py"]
+    assert packed.names == {"file", "pkg"}
+
+
+def modes(packed: modules.PackedModules) -> dict[str, str]:
+    infos = zipfile.ZipFile(io.BytesIO(packed.archive)).infolist()
+    return {info.filename: stat.filemode(info.external_attr >> 16) for info in infos}
+
+
+def test_the_executable_bit_travels(tmp_path: Path) -> None:
+    write(tmp_path, "pkg/__init__.py", "pkg/tool.sh")
+    packer = Packer()
+    assert set(modes(packer.pack([tmp_path])).values()) == {"-rw-r--r--"}
+    (tmp_path / "pkg" / "tool.sh").chmod(0o4755)
+    assert modes(packer.pack([tmp_path]))["0/pkg/tool.sh"] == "-rwxr-xr-x"
+
+
+def test_a_name_that_is_not_utf_8_is_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, "pkg/__init__.py", "mod.py")
+    for name in (b"caf\xe9.py", b"pkg/caf\xe9.txt"):
+        Path(os.fsdecode(os.fsencode(tmp_path) + b"/" + name)).touch()
+    packed = pack_modules([tmp_path])
+    assert names(packed) == ["0/mod.py", "0/pkg/__init__.py"]
+    (warning,) = packed.warnings
+    assert "caf\\xe9.py and 1 more" in warning
+    warning.encode()
+
+
+def test_links(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    write(elsewhere, "real.py", "linked/__init__.py", "linked/m.py", "data/x.csv")
+    write(root, "pkg/__init__.py")
+    for name, target in {
+        "file.py": "real.py",
+        "linked": "linked",
+        "pkg/inner": "linked",
+        "pkg/data": "data",
+        "gone.py": "gone",
+    }.items():
+        (root / name).symlink_to(elsewhere / target)
+    (root / "pkg" / "round").symlink_to(root / "pkg")
+    assert names(pack_modules([root])) == ["0/file.py", "0/pkg/__init__.py"]
+    parts = tuple(Part(name, root / name) for name in ("pkg", "linked"))
+    assert names(pack_modules([Root(root, parts)])) == [
+        *("0/file.py", "0/linked/__init__.py", "0/linked/m.py", "0/pkg/__init__.py"),
+        *("0/pkg/inner/__init__.py", "0/pkg/inner/m.py"),
+    ]
+
+
+def test_a_zip_and_what_is_in_one(tmp_path: Path) -> None:
+    file = tmp_path / "libs.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in ("pkg/__init__.py", "pkg/t.json", "single.py", "hopsgpu/__init__.py", "README"):
+            archive.writestr(name, "x")
+    whole = ["0/pkg/__init__.py", "0/pkg/t.json", "0/single.py"]
+    assert names(pack_modules([file])) == whole
+    assert names(pack_modules([Root(None, (Part("pkg", file, "pkg"),))])) == whole[:2]
+    assert names(pack_modules([Root(None, (Part("single.py", file, "single.py"),))])) == whole[2:]
+    file.write_bytes(b"no zip")
+    assert pack_modules([file]).roots == 0
+
+
+def test_what_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b.py")
+
+    def refuse(self: Path) -> bytes:
+        if self.name == "a.py":
+            raise PermissionError(13, "Permission denied")
+        return b""
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        packed = pack_modules([tmp_path])
+    assert (names(packed), packed.names) == (["0/b.py"], {"b"})
+    assert packed.warnings == (f"{tmp_path}/a.py is not sent to the ranks: Permission denied",)
+
+
+LAYOUT = """
+import io, sys, zipfile
+from hopsgpu.packaging.import_scan import Noted
+from hopsgpu.packaging.modules import pack_modules, roots_of
+from hopsgpu.packaging.pickling import pickle_call
+def shown(function, *args):
+    noted = Noted()
+    pickle_call(function, args, {}, noted=noted)
+    packed = pack_modules(roots_of(function, noted.imported()))
+    print(*sorted(zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()), *packed.warnings)
+"""
+LAZY = "def train():\n    import own.train\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "function", "path"),
+    [
+        ("", LAZY, "src"),
+        ("import sys, os; sys.path.insert(0, os.path.dirname(__file__) + '/../src')", LAZY, ""),
+        ("import sys; sys.path.append('src')", LAZY, ""),
+        ("import own.train", "def train():\n    return own.train.fit()\n", "src"),
+        ("from own.train import fit", "def train(f=fit):\n    ...\n", "src"),
+        (
+            "from own.train import Model",
+            "def helper():\n    Model()\ndef train(h=helper): ...",
+            "src",
+        ),
+        # Named nowhere in the function: what a name in a text would need.
+        ("import own.train", "def train(): ...", "src"),
+    ],
+)
+def test_a_script_beside_the_packages_directory(
+    tmp_path: Path, before: str, function: str, path: str
+) -> None:
+    write(tmp_path / "src", "own/__init__.py", content="")
+    write(
+        tmp_path / "src",
+        "own/train.py",
+        content="import second\nclass Model: ...\ndef fit(): ...\n",
+    )
+    write(tmp_path / "src", "second.py", content="")
+    write(tmp_path, "jobs/run.py", content=f"{LAYOUT}{before}\n{function}\nshown(train)\n")
+    ran = subprocess.run(
+        [sys.executable, "jobs/run.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.split() == [
+        *("0/run.py", "1/own/__init__.py", "1/own/train.py", "1/second.py"),
+    ]
+
+
+def test_directories_behind_the_environment_give_what_is_named_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else their other modules would go before those of the ranks' environment, as not here."""
+    for root in ("early", "late"):
+        write(tmp_path / root, f"{root}_named.py", f"{root}_other.py")
+    monkeypatch.setattr(
+        sys,
+        "path",
+        [
+            sysconfig.get_paths()["purelib"],
+            str(tmp_path / "early"),
+            *sys.path,
+            str(tmp_path / "late"),
+        ],
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # Python passes it over
+    imported = Imported(likely=frozenset({"early_named", "late_named"}))
+    found = pack_modules(roots_of(pytest.raises, imported)).names
+    assert found >= {"early_named", "early_other", "late_named"}
+    assert "late_other" not in found
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.syspath_prepend("")
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert pack_modules(roots_of(pytest.raises)).warnings == ()
+
+
+def test_what_spark_was_given_comes_along_unnamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, "added.py", "data.csv")
+    for name, module in {"added.zip": "zipped", "hopsgpu.zip": "hopsgpu"}.items():
+        with zipfile.ZipFile(tmp_path / name, "w") as archive:
+            archive.writestr(f"{module}/__init__.py", "")
+        monkeypatch.syspath_prepend(tmp_path / name)
+    packed = pack_modules(roots_of(pytest.raises, added=tmp_path))
+    assert packed.names >= {"added", "zipped"}
+    assert "hopsgpu" not in packed.names
+    assert not [name for name in names(packed) if name.endswith(("csv", ".zip"))]

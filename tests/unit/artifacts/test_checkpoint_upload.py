@@ -1,0 +1,424 @@
+"""Checkpoints from a rank's call to the lake: handed over whole, and brought in order."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hopsgpu
+from hopsgpu.agent import uploader
+from hopsgpu.agent.uploader import Bringing
+from hopsgpu.artifacts import checkpoint_upload
+from hopsgpu.artifacts.checkpoint_restore import latest
+from hopsgpu.artifacts.checkpoint_retention import Saving
+from hopsgpu.artifacts.checkpoint_upload import Saves
+from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
+from hopsgpu.errors import Cancelled, ConfigError, StoreError
+from hopsgpu.rank import context as worker_context
+from hopsgpu.rank.context import VARIABLE, Context, _local_directory
+from hopsgpu.storage.lake import Lake
+
+
+@pytest.fixture
+def rank(tmp_path: Path) -> Path:
+    """A rank's directory."""
+    directory = tmp_path / "rank-0"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "state.pt"
+    path.write_text("first")
+    return path
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(f"file://{tmp_path}/lake")
+
+
+def bring_all(rank: Path, lake: Lake) -> list[str | None]:
+    saves = Saves(rank)
+    place = Checkpoints(lake, 0)
+    return [saves.bring(handed, place, threading.Event()) for handed in saves.pending()]
+
+
+def read(lake: Lake, into: Path) -> str | None:
+    found = latest([Checkpoints(lake, 0)], into)
+    return None if found is None else found.read_text()
+
+
+def test_what_is_handed_over_is_a_copy(rank: Path, file: Path, lake: Lake, tmp_path: Path) -> None:
+    assert not Saves(rank).begun
+    Saves(rank).hand_over(file, Saving(1))
+    assert Saves(rank).begun
+    file.write_text("written anew in its place")
+    assert bring_all(rank, lake) == [None]
+    assert read(lake, tmp_path / "got") == "first"
+    assert Saves(rank).pending() == []
+
+
+def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
+    rank: Path, file: Path, lake: Lake
+) -> None:
+    saves = Saves(rank)
+    for step in (2, 1):
+        saves.hand_over(file, Saving(step))
+    with ThreadPoolExecutor(1) as pool:
+        third = pool.submit(saves.hand_over, file, Saving(0))
+        with pytest.raises(TimeoutError):
+            third.result(0.3)
+        assert saves.bring(saves.pending()[0], Checkpoints(lake, 0), threading.Event()) is None
+        assert "2" in lake.names() and "1" not in lake.names()
+        third.result(60)
+    assert len(saves.pending()) == 2
+    assert bring_all(rank, lake) == [None, None]
+    assert {"0", "1", "2"} < set(lake.names())
+
+
+def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake: Lake) -> None:
+    saves = Saves(rank)
+    saves.hand_over(file, Saving(1))
+    Path(lake.path).write_text("in the way")
+    (told,) = bring_all(rank, lake)
+    assert told is not None and told.startswith("rank 0's checkpoint at step 1: ")
+    with pytest.raises(
+        StoreError, match="rank 0's checkpoint at step 1: .*This save was not begun"
+    ):
+        saves.hand_over(file, Saving(2))
+    assert saves.pending() == []
+    Path(lake.path).unlink()
+    saves.hand_over(file, Saving(2))
+    assert bring_all(rank, lake) == [None]
+
+
+def test_linked_directories_are_saved_and_dangling_links_refused(
+    rank: Path, lake: Lake, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "shard").write_text("linked")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "shards").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "state" / "nowhere").symlink_to(tmp_path / "absent")
+    with pytest.raises(ConfigError, match="state/nowhere cannot be uploaded"):
+        Saves(rank).hand_over(tmp_path / "state", Saving(1))
+    assert not Saves(rank).begun
+    (tmp_path / "state" / "nowhere").unlink()
+    Saves(rank).hand_over(tmp_path / "state", Saving(1))
+    assert bring_all(rank, lake) == [None]
+    found = latest([Checkpoints(lake, 0)], tmp_path / "got")
+    assert found is not None and (found / "shards" / "shard").read_text() == "linked"
+
+
+def test_what_cannot_be_copied_leaves_nothing(
+    rank: Path, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="nothing to save"):
+        Saves(rank).hand_over(tmp_path / "absent", Saving(1))
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OSError, match="No space left"):
+        Saves(rank).hand_over(file, Saving(1))
+    assert list((rank / "saves").iterdir()) == []
+
+
+def test_a_rank_that_is_killed_while_it_copies_hands_nothing_over(
+    rank: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        """As a signal that nobody handles."""
+
+    def killed(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "copyfile", killed)
+    with pytest.raises(Killed):
+        Saves(rank).hand_over(file, Saving(1))
+    assert [path.name[:6] for path in (rank / "saves").iterdir()] == ["draft-"]
+    assert Saves(rank).pending() == []
+
+
+def test_outside_a_gang_it_is_there_on_return(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    context = hopsgpu.context()
+    for step, loss in ((1, 0.2), (2, 0.1), (3, 0.3)):
+        file.write_text(f"step {step}")
+        context.save_checkpoint(file, step, keep=1, metric=loss)
+    file.unlink()
+    newest, best = context.latest_checkpoint(), context.best_checkpoint()
+    assert newest is not None and newest.read_text() == "step 3"
+    assert best is not None and best.read_text() == "step 2"
+    with pytest.raises(ConfigError, match="keep=0"):
+        context.save_checkpoint(newest, 4, keep=0)
+
+
+@pytest.mark.parametrize("path", ["", None, 7])
+def test_what_is_no_path_is_refused(monkeypatch: pytest.MonkeyPatch, file: Path, path: Any) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.chdir(file.parent)
+    with pytest.raises(ConfigError, match="path=.*: must be the path of a local directory"):
+        hopsgpu.context().save_checkpoint(path, 1)
+
+
+@pytest.mark.parametrize("step", [-1, 2**63, 10**300, 10**5000], ids="abcd")
+def test_a_step_out_of_bounds_is_refused(
+    monkeypatch: pytest.MonkeyPatch, file: Path, step: int
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match=r"step=.*: must be an integer ≥ .* < 2\*\*63"):
+        hopsgpu.context().save_checkpoint(file, step)
+
+
+def test_outside_a_gang_nobody_else_can_have_put_a_copy_there(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("RANK", "0")
+    temporary = tmp_path / "with spaces"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    # A process has one of each, and this one had them elsewhere.
+    monkeypatch.setattr(worker_context, "_local_directory", _local_directory.__wrapped__)
+    made = hopsgpu.context()
+    assert Path(Lake(made.checkpoint_dir).path).stat().st_mode & 0o777 == 0o700
+    assert Path(Lake(made.log_dir_url).path).parent == temporary
+    made.save_checkpoint(file, 1)
+    found = made.latest_checkpoint()
+    assert found is not None and found.is_relative_to(temporary)
+    top = temporary / found.relative_to(temporary).parts[0]
+    assert top.stat().st_mode & 0o777 == 0o700
+    assert top.name != "hopsgpu-checkpoints" and top.name.startswith("hopsgpu-copies-")
+
+
+def test_in_a_gang_copies_are_in_the_ranks_directory(
+    rank: Path, file: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    urls = (lake.url, f"{lake.url}/logs")
+    Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls).dump(rank / "context")
+    monkeypatch.setenv(VARIABLE, str(rank / "context"))
+    hopsgpu.context().save_checkpoint(file, 1)
+    assert bring_all(rank, lake) == [None]
+    found = hopsgpu.context().latest_checkpoint()
+    assert found is not None and found.is_relative_to(rank / "copies")
+
+
+class Panic(BaseException):
+    """As a client in Rust raises it."""
+
+
+def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
+    rank: Path, file: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panics(*_: object) -> None:
+        raise Panic("index out of bounds")
+
+    saves = Saves(rank)
+    for step in (1, 2):
+        saves.hand_over(file, Saving(step))
+    (saves.pending()[1] / "saving.json").write_text("half a fi")
+    monkeypatch.setattr(Checkpoints, "save", panics)
+    told, unread = bring_all(rank, lake)
+    assert told == "rank 0's checkpoint at step 1: Panic('index out of bounds')"
+    assert unread is not None and "a step that cannot be read any more: JSONDecode" in unread
+    assert saves.pending() == []
+    with pytest.raises(StoreError, match="cannot be read any more"):
+        saves.hand_over(file, Saving(3))
+
+
+def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: Lake) -> None:
+    for one in (0, 1):
+        Checkpoints(lake, one).save(files_of(file), Saving(0))
+    saves, told = Saves(rank), []
+    for step in range(1, 8):
+        saves.hand_over(file, Saving(step, keep=4))
+        told.append(saves.bring(saves.pending()[0], Checkpoints(lake, 0), threading.Event()))
+    (warning,) = filter(None, told)
+    assert told.index(warning) == 4
+    assert "ranks that save too: 1; step 0 stays the latest" in warning
+
+
+# The agent's side.
+
+
+class Told:
+    """What an agent was told, and how often it gave a sign."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+        self.signs = 0
+
+    async def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+    async def sign(self) -> None:
+        self.signs += 1
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Uploads end when it is set, or when they are given up."""
+    go = threading.Event()
+    save = Checkpoints.save
+
+    def slowly(
+        place: Checkpoints, files: Mapping[str, Path], said: Saving, stop: threading.Event
+    ) -> None:
+        while not go.wait(0.01):
+            if stop.is_set():
+                raise Cancelled("stopped")
+        save(place, files, said, stop)
+
+    monkeypatch.setattr(Checkpoints, "save", slowly)
+    monkeypatch.setattr(uploader, "_SIGN_SECONDS", 0.1)
+    return go
+
+
+def finish(
+    rank: Path, lake: Lake, *, returned: bool, then: Callable[[Told, asyncio.Event], Any]
+) -> Told:
+    """Ends a rank that has handed over what it has; `then` is called when that has begun."""
+    told = Told()
+
+    async def act() -> None:
+        hurry = asyncio.Event()
+        urls = (lake.url, f"{lake.url}/logs")
+        context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
+        async with Bringing(rank, context, hurry, told.warn) as both:
+            ending = asyncio.create_task(both.finish(told.sign, returned=returned))
+            while told.signs < 2:
+                await asyncio.sleep(0.01)  # nobody tells
+            then(told, hurry)
+            await ending
+
+    asyncio.run(asyncio.wait_for(act(), 120))
+    return told
+
+
+def test_a_rank_has_ended_once_all_is_there(
+    rank: Path, file: Path, lake: Lake, slow: threading.Event, tmp_path: Path
+) -> None:
+    Saves(rank).hand_over(file, Saving(1))
+
+    def go(told: Told, _: asyncio.Event) -> None:
+        assert read(lake, tmp_path / "got") is None
+        slow.set()
+
+    told = finish(rank, lake, returned=True, then=go)
+    assert told.warnings == [] and told.signs >= 2
+    assert read(lake, tmp_path / "got") == "first"
+
+
+def test_a_large_one_may_take_longer(
+    rank: Path,
+    file: Path,
+    lake: Lake,
+    slow: threading.Event,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(uploader, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(uploader, "SAVE_BYTES_PER_SECOND", 0.001)
+    Saves(rank).hand_over(file, Saving(1))
+    assert Saves(rank).pending_bytes() > len("first")
+    told = finish(rank, lake, returned=True, then=lambda *_: slow.set())
+    assert told.warnings == []
+    assert read(lake, tmp_path / "got") == "first"
+
+
+def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
+    rank: Path, file: Path, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told = Told()
+
+    async def act() -> None:
+        urls = (lake.url, f"{lake.url}/logs")
+        context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
+        (rank / "logs").mkdir()
+        for step in (1, 2):
+            Saves(rank).hand_over(file, Saving(step))
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
+        async with Bringing(rank, context, asyncio.Event(), told.warn) as both:
+            await both.finish(told.sign, returned=True)
+
+    asyncio.run(asyncio.wait_for(act(), 120))
+    told.warnings.sort()
+    assert [text.partition(": ")[0] for text in told.warnings] == [
+        "rank 0's checkpoint at step 1",
+        "rank 0's checkpoint at step 2",
+        "rank 0",
+    ]
+    assert all("can't start new thread" in text for text in told.warnings)
+    with pytest.raises(StoreError, match="can't start new thread"):
+        Saves(rank).hand_over(file, Saving(3))
+
+
+@pytest.mark.parametrize("returned", [True, False])
+def test_what_takes_too_long_is_given_up(
+    rank: Path,
+    file: Path,
+    lake: Lake,
+    slow: threading.Event,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    returned: bool,
+) -> None:
+    # A rank that returned is in no hurry until the others are.
+    monkeypatch.setattr(uploader, "SAVE_SECONDS", 1000.0)
+    monkeypatch.setattr(uploader, "FAILED_SAVE_SECONDS", 0.5)
+    # Those are there, and are not given up though their time is over.
+    monkeypatch.setattr(uploader, "_LOG_SECONDS", 0.0)
+    for step in (1, 2):
+        Saves(rank).hand_over(file, Saving(step))
+
+    def stop(told: Told, hurry: asyncio.Event) -> None:
+        assert told.warnings == []
+        if returned:
+            hurry.set()
+
+    began = time.monotonic()
+    told = finish(rank, lake, returned=returned, then=stop)
+    assert time.monotonic() - began < 100
+    assert len(told.warnings) == 1
+    assert told.warnings[0].startswith("2 of rank 0's checkpoints did not reach the lake")
+    assert read(lake, tmp_path / "got") is None
+    assert lake.names() == ()
+
+
+def test_saves_are_brought_while_the_rank_goes_on(
+    rank: Path, file: Path, lake: Lake, tmp_path: Path
+) -> None:
+    told = Told()
+
+    async def act() -> None:
+        urls = (lake.url, f"{lake.url}/logs")
+        context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
+        async with Bringing(rank, context, asyncio.Event(), told.warn) as both:
+            for step in range(4):
+                file.write_text(f"step {step}")
+                await asyncio.to_thread(Saves(rank).hand_over, file, Saving(step, keep=1))
+            await both.finish(told.sign, returned=True)
+
+    asyncio.run(asyncio.wait_for(act(), 120))
+    assert told.warnings == []
+    assert read(lake, tmp_path / "got") == "step 3"
+    assert checkpoint_upload.MOST_PENDING == 2 and Saves(rank).pending() == []

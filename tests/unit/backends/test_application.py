@@ -1,0 +1,62 @@
+"""What an administrator sets for an application: ports, interface, heartbeat."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hopsgpu.backends.spark.application import Application
+from hopsgpu.errors import ConfigError
+
+
+def application(**options: str) -> Application:
+    """One whose Spark knows some properties `spark.hopsgpu.<name>`."""
+    settings = {f"spark.hopsgpu.{name}": value for name, value in options.items()}
+    rest: Any = None
+    jvm: Any = SimpleNamespace(setting=settings.get)
+    return Application(rest, jvm, rest, rest)
+
+
+@pytest.mark.parametrize(
+    ("given", "ports"),
+    [
+        ("40000-40100", range(40000, 40101)),
+        (" 40000-40000\n", range(40000, 40001)),
+        ("1-65535", range(1, 65536)),
+    ],
+)
+def test_ports_are_a_first_and_a_last(given: str, ports: range) -> None:
+    assert application(ports=given).ports == ports
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["40000", "40100-40000", "0-5", "1-65536", "40000-", "a-b", "40000:40100", "1-2-3", "-1-5"],
+)
+def test_ports_that_are_none_are_refused_with_what_was_given(given: str) -> None:
+    said = f"spark.hopsgpu.ports='{given}': .*as 40000-40100"
+    with pytest.raises(ConfigError, match=said):
+        _ = application(ports=given).ports
+
+
+def test_a_property_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert application().ports is None
+    monkeypatch.setenv("HOPSGPU_PORTS", "7-8")
+    monkeypatch.setenv("HOPSGPU_INTERFACE", "ib0")
+    assert application().ports == range(7, 9)
+    assert application(ports="5-6").ports == range(5, 7)
+    assert (application().interface, application(interface="eth1").interface) == ("ib0", "eth1")
+
+
+@pytest.mark.parametrize(("given", "keeps"), [("true", True), (" False", False), ("", False)])
+def test_whether_data_is_kept(given: str, keeps: bool) -> None:
+    assert application(keep_data=given).keeps_data is keeps
+
+
+def test_keeping_data_is_true_or_false() -> None:
+    with pytest.raises(
+        ConfigError, match=r"spark.hopsgpu.keep_data='yes': must be 'true' or 'false'"
+    ):
+        _ = application(keep_data="yes").keeps_data

@@ -1,0 +1,276 @@
+"""HDFS tokens on their way from the driver to the ranks' file."""
+
+from __future__ import annotations
+
+import hashlib
+import stat
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from hopsgpu.agent.hadoop_tokens import OWN, VARIABLE, keep_tokens, merged
+from hopsgpu.agent.rank_environment import rank_environment
+from hopsgpu.backends.grant import Lease
+from hopsgpu.backends.spark import token_renewal as tokens_module
+from hopsgpu.backends.spark.jvm import Jvm
+from hopsgpu.backends.spark.token_renewal import LOOK_SECONDS, Handover, read_tokens
+from hopsgpu.control.channel import Message
+from hopsgpu.core.gang import Container
+
+HDFS = b"HDFS_DELEGATION_TOKEN"
+
+
+def vint(number: int) -> bytes:
+    """Up to 127 by itself, else a byte that tells how many follow."""
+    return bytes([number]) if number < 128 else struct.pack("!bH", -114, number)
+
+
+def blob(part: bytes) -> bytes:
+    return vint(len(part)) + part
+
+
+def token_file(tokens: dict[bytes, tuple[bytes, ...]], keys: dict[bytes, bytes]) -> bytes:
+    """As Hadoop's Credentials writes it; a token is its identifier, kind and service."""
+    content = b"HDTS\0" + vint(len(tokens))
+    for alias, (identifier, kind, service) in tokens.items():
+        content += b"".join(map(blob, (alias, identifier, b"password", kind, service)))
+    content += vint(len(keys))
+    return content + b"".join(blob(alias) + blob(key) for alias, key in keys.items())
+
+
+OLD = token_file({b"n1:8020": (b"old" * 100, HDFS, b"n1:8020")}, {})
+NEW = token_file({b"n1:8020": (b"new" * 100, HDFS, b"n1:8020")}, {})
+
+
+@dataclass
+class Server:
+    """The part of the control channel that tokens go by."""
+
+    certificate: bytes | None
+    sent: list[tuple[int, str, bytes, str]] = field(default_factory=list)
+
+    def send(self, key: int, kind: str, payload: bytes, *, run_id: str) -> bool:
+        self.sent.append((key, kind, payload, run_id))
+        return True
+
+
+@dataclass
+class Gang:
+    server: Server
+    tokens: Callable[[], bytes]
+    containers: tuple[Container, ...] = (
+        Container(3, "c3", "node1", "10.0.0.1", ()),
+        Container(5, "c5", "node2", "10.0.0.2", ()),
+    )
+
+
+class Driver:
+    """A `Handover` with a clock and with tokens that a test sets.
+
+    Attributes:
+        keeping: the agents that keep what they are sent, and say so.
+    """
+
+    def __init__(self, certificate: bytes | None = b"der", **environment: str) -> None:
+        self.now, self.looks = 1000.0, 0
+        self.tokens: bytes | Exception = OLD
+        self.server = Server(certificate)
+        self.warnings: list[str] = []
+        self.keeping = {3, 5}
+        gang = cast(Lease, Gang(self.server, self._read))
+        self._handover = Handover(gang, "run-1", self.warnings, lambda: self.now, environment)
+
+    def _read(self) -> bytes:
+        self.looks += 1
+        if isinstance(self.tokens, Exception):
+            raise self.tokens
+        return self.tokens
+
+    def look(self, after: float = 0.0) -> list[tuple[int, str, bytes, str]]:
+        """What is sent at a look some seconds after the one before."""
+        self.now += after
+        self.server.sent.clear()
+        self._handover.look()
+        for key, _, payload, _ in self.server.sent:
+            if key in self.keeping:
+                self.kept(key, payload)
+        return list(self.server.sent)
+
+    def kept(self, key: int, tokens: bytes) -> None:
+        """An agent says that it keeps these."""
+        digest = hashlib.sha256(tokens).hexdigest()
+        self._handover.kept(key, Message("kept-tokens", {"digest": digest}))
+
+
+def test_all_agents_are_handed_the_tokens_at_the_start() -> None:
+    driver = Driver()
+    assert driver.look() == [(3, "tokens", OLD, "run-1"), (5, "tokens", OLD, "run-1")]
+    assert driver.warnings == []
+
+
+def test_only_tokens_that_have_changed_are_handed_again() -> None:
+    driver = Driver()
+    driver.look()
+    driver.tokens = NEW
+    assert driver.look(LOOK_SECONDS - 1) == [] and driver.looks == 1
+    assert [payload for _, _, payload, _ in driver.look(1)] == [NEW, NEW]
+    assert driver.look(LOOK_SECONDS) == [] and driver.looks == 3
+
+
+def test_an_agent_that_does_not_keep_them_is_handed_them_again() -> None:
+    driver = Driver()
+    driver.keeping = {3}
+    assert [key for key, *_ in driver.look()] == [3, 5]
+    assert [key for key, *_ in driver.look(LOOK_SECONDS)] == [5]
+    driver.tokens = NEW
+    assert [key for key, *_ in driver.look(LOOK_SECONDS)] == [3, 5]
+    # A late word of the ones before.
+    driver.kept(5, OLD)
+    assert driver.look(LOOK_SECONDS) == [(5, "tokens", NEW, "run-1")]
+    driver.kept(5, NEW)
+    assert driver.look(LOOK_SECONDS) == []
+
+
+def test_a_driver_that_could_not_keep_them_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tokens"
+    file.write_bytes(OLD)
+
+    def refuse(*arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    driver = Driver(HADOOP_TOKEN_FILE_LOCATION=str(file))
+    driver.tokens = NEW
+    with monkeypatch.context() as full:
+        full.setattr(tokens_module, "keep_tokens", refuse)
+        assert len(driver.look()) == 2
+    assert len(driver.warnings) == 1 and file.read_bytes() == OLD
+    assert driver.look(LOOK_SECONDS) == []
+    assert file.read_bytes() == NEW
+
+
+def test_a_driver_in_a_container_keeps_them_too(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_bytes(OLD)
+    # Its own file needs no way through the network.
+    driver = Driver(certificate=None, HADOOP_TOKEN_FILE_LOCATION=str(tmp_path / "tokens"))
+    driver.tokens = NEW
+    driver.look()
+    assert (tmp_path / "tokens").read_bytes() == NEW
+    driver.tokens = b"other"
+    driver.look(LOOK_SECONDS)
+    assert any("could not be stored in the driver's container" in each for each in driver.warnings)
+
+
+def test_nothing_is_handed_where_there_is_none() -> None:
+    driver = Driver(certificate=None)
+    driver.tokens = b""
+    assert driver.look() == [] and driver.warnings == []
+
+
+def test_tokens_do_not_go_in_the_clear_and_one_warning_says_so() -> None:
+    driver = Driver(certificate=None)
+    assert driver.look() == []
+    driver.tokens = NEW
+    assert driver.look(LOOK_SECONDS) == []
+    (warning,) = driver.warnings
+    assert "spark.network.crypto.enabled=true" in warning
+
+
+def test_a_jvm_that_does_not_answer_is_a_warning_and_asked_again() -> None:
+    driver = Driver()
+    driver.tokens = Py4JNetworkError("gone")
+    assert driver.look() == [] and driver.look(LOOK_SECONDS) == []
+    assert len(driver.warnings) == 1 and "gone" in driver.warnings[0]
+    driver.tokens = NEW
+    assert len(driver.look(LOOK_SECONDS)) == 2
+
+
+@pytest.mark.parametrize(("kerberized", "expected"), [(True, NEW), (False, b"")])
+def test_tokens_are_read_on_clusters_with_kerberos_only(kerberized: bool, expected: bytes) -> None:
+    class Standin:
+        def is_kerberized(self) -> bool:
+            return kerberized
+
+        def hdfs_tokens(self) -> bytes:
+            return NEW
+
+    assert read_tokens(cast(Jvm, Standin())) == expected
+
+
+def test_fresh_tokens_take_the_place_of_those_of_the_same_service() -> None:
+    kms = (b"k", b"kms-dt", b"n1:9600")
+    before = token_file(
+        {
+            b"other alias": (b"old", HDFS, b"ha-hdfs:lake"),
+            b"second": (b"stays", HDFS, b"n2:8020"),
+            b"kms": kms,
+        },
+        {b"secret": b"key"},
+    )
+    fresh = token_file({b"alias": (b"x" * 300, HDFS, b"ha-hdfs:lake")}, {})
+    assert merged(before, fresh) == token_file(
+        {
+            b"second": (b"stays", HDFS, b"n2:8020"),
+            b"kms": kms,
+            b"alias": (b"x" * 300, HDFS, b"ha-hdfs:lake"),
+        },
+        {b"secret": b"key"},
+    )
+
+
+@pytest.mark.parametrize("before", [b"", b"HDTS\x01protobuf", OLD[:-40], b"HDTS\0"])
+def test_what_was_before_and_cannot_be_read_is_left_out(before: bytes) -> None:
+    assert merged(before, NEW) == NEW
+
+
+@pytest.mark.parametrize("fresh", [b"", b"HDTS\x01protobuf", NEW[:-40], b"HDTS\0\x80"])
+def test_fresh_tokens_in_another_format_are_refused(fresh: bytes, tmp_path: Path) -> None:
+    given = tmp_path / "container_tokens"
+    given.write_bytes(OLD)
+    with pytest.raises(ValueError, match="Hadoop tokens"):
+        keep_tokens(fresh, {VARIABLE: str(given)}, tmp_path / "hopsgpu")
+    assert given.read_bytes() == OLD
+
+
+def test_the_containers_own_file_is_replaced_whole(tmp_path: Path) -> None:
+    given = tmp_path / "container_tokens"
+    given.write_bytes(OLD)
+    given.chmod(0o640)
+    variables = {VARIABLE: str(given)}
+    with given.open("rb") as reader:
+        keep_tokens(NEW, variables, tmp_path / "hopsgpu")
+        # Who has it open reads on in the old one.
+        assert reader.read() == OLD
+    assert given.read_bytes() == NEW
+    assert stat.S_IMODE(given.stat().st_mode) == 0o600
+    assert variables == {VARIABLE: str(given)}
+    assert list(tmp_path.iterdir()) == [given]
+
+
+@pytest.mark.parametrize("given", [None, "absent/container_tokens"])
+def test_a_file_of_our_own_serves_where_the_containers_cannot(
+    given: str | None, tmp_path: Path
+) -> None:
+    variables: dict[str, str] = {} if given is None else {VARIABLE: str(tmp_path / given)}
+    own = tmp_path / "hopsgpu"
+    keep_tokens(OLD, variables, own)
+    first = dict(variables)
+    keep_tokens(NEW, variables, own)
+    assert variables == first == {VARIABLE: str(own / OWN)}
+    assert (own / OWN).read_bytes() == NEW
+    assert stat.S_IMODE((own / OWN).stat().st_mode) == 0o600
+    assert rank_environment(variables, {}, [])[VARIABLE] == str(own / OWN)
+
+
+def test_no_draft_is_left_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / OWN).mkdir()
+    variables: dict[str, str] = {}
+    with pytest.raises(IsADirectoryError):
+        keep_tokens(NEW, variables, tmp_path)
+    assert list(tmp_path.iterdir()) == [tmp_path / OWN] and variables == {}

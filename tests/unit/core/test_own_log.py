@@ -1,0 +1,109 @@
+"""hopsgpu's own log: nothing without being asked for, and then where it is to be."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from hopsgpu.backends.spark.application_base import SparkApplication
+from hopsgpu.core import own_log
+from hopsgpu.errors import ConfigError
+
+OURS = logging.getLogger("hopsgpu")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    """What a test changes of the logger is taken back."""
+    handlers, level, propagate = list(OURS.handlers), OURS.level, OURS.propagate
+    yield
+    OURS.handlers[:], OURS.propagate = handlers, propagate
+    OURS.setLevel(level)
+
+
+def told(code: str) -> tuple[str, str]:
+    """What a fresh interpreter writes to stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout, done.stderr
+
+
+def test_an_import_installs_no_handler_but_one_that_does_nothing() -> None:
+    code = (
+        "import logging, hopsgpu, hopsgpu.core.own_log; ours = logging.getLogger('hopsgpu');"
+        "print([type(h).__name__ for h in ours.handlers], ours.level, ours.propagate,"
+        " logging.getLogger().handlers)"
+    )
+    assert told(code) == ("['NullHandler'] 0 True []\n", "")
+
+
+def test_nothing_is_printed_by_default_and_users_may_configure_it() -> None:
+    say = "logging.getLogger('hopsgpu.backends.spark.release').warning('said')"
+    assert told(f"import logging, hopsgpu; {say}") == ("", "")
+    configured = f"import logging, hopsgpu; logging.basicConfig(); {say}"
+    assert told(configured)[1] == "WARNING:hopsgpu.backends.spark.release:said\n"
+
+
+def test_a_level_shows_the_log_on_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
+    own_log.show(None)
+    OURS.getChild("some").info("not shown")
+    for _ in range(2):
+        own_log.show("info")
+        OURS.getChild("some").info("gang granted: %d executors", 4)
+        OURS.getChild("some").debug("not shown")
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(" INFO ")[2] for line in said] == [
+        "hopsgpu.some: gang granted: 4 executors"
+    ] * 2
+    own_log.show("debug")
+    OURS.getChild("some").debug("shown")
+    assert capsys.readouterr().err.endswith(" DEBUG hopsgpu.some: shown\n")
+
+
+def test_agents_write_more_where_the_driver_was_told_to_show_more() -> None:
+    assert own_log.shown_level() == "info"
+    # The user's own setting is for the driver.
+    OURS.setLevel(logging.DEBUG)
+    assert own_log.shown_level() == "info"
+    own_log.show("info")
+    assert own_log.shown_level() == "info"
+    own_log.show("debug")
+    assert own_log.shown_level() == "debug"
+
+
+@pytest.mark.parametrize(
+    ("conf", "variable", "level"),
+    [
+        (None, None, None),
+        (None, "", None),
+        ("info", None, "info"),
+        (None, "DEBUG", "debug"),
+        ("info", "debug", "info"),
+    ],
+)
+def test_the_option_is_the_conf_or_its_twin(
+    conf: str | None, variable: str | None, level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert application(conf, variable, monkeypatch).log_level == level
+
+
+def test_another_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"spark.hopsgpu.log='loud'.*'info' or 'debug'"):
+        application("loud", None, monkeypatch).check_options()
+
+
+def application(
+    conf: str | None, variable: str | None, monkeypatch: pytest.MonkeyPatch
+) -> SparkApplication:
+    monkeypatch.delenv("HOPSGPU_LOG", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("HOPSGPU_LOG", variable)
+    settings = {"spark.hopsgpu.log": conf}
+    jvm = SimpleNamespace(setting=settings.get)
+    return SparkApplication(SimpleNamespace(), jvm)  # type: ignore[arg-type]

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError
+
+import pytest
+
+from hopsgpu.core.spec import (
+    AGENT_MIB,
+    RESERVED_VARIABLES,
+    ExecutorShape,
+    GangSpec,
+    GpuRequest,
+    LaunchPlan,
+    redacted,
+    shape_of,
+)
+from hopsgpu.errors import ConfigError
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.0, "2", True, None])
+def test_workers(workers: object) -> None:
+    with pytest.raises(ConfigError, match="workers=.*must be an integer ≥ 1"):
+        GangSpec("run", workers=workers)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("gpus", [-1, 1.5, "1", True, None])
+def test_gpus(gpus: object) -> None:
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*must be an integer ≥ 0"):
+        GpuRequest(gpus)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("part", "sharing"), [(0.5, 2), (1 / 3, 3), (0.33, 3), (0.25, 4), (0.2, 5), (1 / 16, 16)]
+)
+def test_parts_of_a_gpu(part: float, sharing: int) -> None:
+    gpus = GpuRequest(part)
+    assert gpus.sharing == sharing
+    assert [gpus.of(ranks * sharing) for ranks in (1, 2, 3)] == [1, 2, 3]
+    spec = GangSpec("run", workers=2 * sharing, gpus=gpus)
+    assert spec.visible == "rank"
+    shape = shape_of(spec, cores_per_gpu=8, ranks=sharing)
+    assert (shape.gpus, shape.cores) == (1, max(8 // sharing, 1) * sharing)
+    with pytest.raises(ConfigError, match=f"workers={sharing + 1}.*multiple of {sharing}"):
+        GangSpec("run", workers=sharing + 1, gpus=gpus)
+
+
+@pytest.mark.parametrize("part", [0.3, 0.75, 0.6, 1 / 17, 1e-9, 0.999])
+def test_parts_that_no_ranks_share(part: float) -> None:
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*1/2, 1/3, ... 1/16 are accepted"):
+        GpuRequest(part)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", ".hidden", "-x", "a b", "x" * 101, 5, "a\n"])
+def test_names(name: object) -> None:
+    with pytest.raises(ConfigError, match="name="):
+        GangSpec(name)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["漢" * 67, "ü" * 99 + "漢", "𠀀" * 51], ids=["3", "2", "4"])
+def test_names_are_bounded_in_bytes(name: str) -> None:
+    said = f"name='{name[0]}.*: it takes {len(name.encode())} bytes in UTF-8, .* 200 at most"
+    with pytest.raises(ConfigError, match=said):
+        GangSpec(name)
+
+
+def test_the_longest_names() -> None:
+    for name in ("x" * 100, "ü" * 100, "漢" * 66, "𠀀" * 50):
+        assert GangSpec(name).name == name
+
+
+def test_names_are_normalised() -> None:
+    assert GangSpec("re\u0301sume\u0301").name == "r\u00e9sum\u00e9"
+
+
+@pytest.mark.parametrize("variable", sorted(RESERVED_VARIABLES) + ["HOPSGPU_CONTEXT"])
+def test_variables_that_are_ours(variable: str) -> None:
+    with pytest.raises(ConfigError, match=f"env_vars sets {variable}"):
+        GangSpec("run", env_vars={variable: "1"})
+
+
+@pytest.mark.parametrize(
+    "variables", [{"A B": "x"}, {"A": 1}, {1: "x"}, {"A": "\0"}, [("A", "x")], {"": "x"}]
+)
+def test_variables_of_a_wrong_form(variables: object) -> None:
+    with pytest.raises(ConfigError, match="env_vars"):
+        GangSpec("run", env_vars=variables)  # type: ignore[arg-type]
+
+
+def test_a_spec_is_frozen_and_keeps_its_own_variables() -> None:
+    variables = {"A": "1"}
+    spec = GangSpec("run", env_vars=variables)
+    variables["A"] = "2"
+    assert spec.env_vars == {"A": "1"}
+    with pytest.raises(FrozenInstanceError):
+        spec.workers = 2  # type: ignore[misc]
+
+
+def test_shape() -> None:
+    spec = GangSpec("run", gpus=GpuRequest(2), memory_per_worker=(4 << 30) + 1)
+    shape = shape_of(spec, cores_per_gpu=3)
+    assert (shape.cores, shape.gpus) == (6, 2)
+    assert shape.overhead_mib == 4096 + 1 + AGENT_MIB
+    assert shape_of(GangSpec("run", cores_per_worker=5), cores_per_gpu=0).cores == 5
+
+
+def test_a_printed_plan_shows_no_secret() -> None:
+    spec = GangSpec("run", workers=3)
+    plan = LaunchPlan(
+        spec,
+        executors=3,
+        ranks_per_executor=1,
+        shape=shape_of(spec, 1),
+        queue="q",
+        environment={"API_TOKEN": "hush", "COLOUR": "red"},
+        paths={"run": "hdfs:///runs/1"},
+        warnings=("mind the gap",),
+    )
+    shown = str(plan)
+    assert "hush" not in shown
+    for part in ("3 ranks in 3 executors", "queue q", "COLOUR=red", "hdfs:///runs/1", "mind"):
+        assert part in shown
+
+
+def test_one_is_counted_as_one() -> None:
+    spec = GangSpec("run", workers=1)
+    plan = LaunchPlan(spec, 1, 1, shape_of(spec, 1), "q", {}, {})
+    assert "run: 1 rank in 1 executor of 1, queue q" in str(plan)
+
+
+def test_redaction() -> None:
+    given = {"DB_URL": "postgres://ann:pw@db/x", "URL": "hdfs://nn:8020/a@b"}
+    assert redacted(given) == given | {"DB_URL": "postgres://(redacted)@db/x"}
+    assert redacted({"DB_PASSWORD": "x", "MY_SECRET": "y", "MODE": "z"}) == {
+        "DB_PASSWORD": "(redacted)",
+        "MY_SECRET": "(redacted)",
+        "MODE": "z",
+    }
+
+
+def test_a_gang_on_cpus() -> None:
+    spec = GangSpec("run", gpus=GpuRequest(0))
+    assert shape_of(spec, cores_per_gpu=3) == ExecutorShape(1, 0, 512, 4096 + AGENT_MIB)
+    assert shape_of(GangSpec("run", gpus=GpuRequest(0), cores_per_worker=2), 3).cores == 2
+
+
+def test_ranks_that_share_a_container() -> None:
+    spec = GangSpec("run", workers=4, gpus=GpuRequest(2), memory_per_worker=2**30)
+    assert shape_of(spec, 3, ranks=2) == ExecutorShape(12, 4, 512, 2048 + AGENT_MIB)
+
+
+@pytest.mark.parametrize("placement", ["near", "", 1, True, "PACK"])
+def test_placements(placement: object) -> None:
+    with pytest.raises(ConfigError, match="placement=.*'pack'.*'spread'.*None"):
+        GangSpec("run", placement=placement)  # type: ignore[arg-type]
+
+
+def test_variables_may_have_letters_that_the_drivers_locale_lacks() -> None:
+    code = "from hopsgpu.core.spec import GangSpec; GangSpec('run', env_vars={'A': '\\u6f22'})"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, **ascii_only}, check=True)

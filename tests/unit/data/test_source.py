@@ -1,0 +1,153 @@
+"""Which files are read as one table, and which directories are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hopsgpu.data.rank_data import RankData
+from hopsgpu.data.shard_plan import plan_shards
+from hopsgpu.data.source import read_source
+from hopsgpu.errors import ConfigError
+from hopsgpu.storage.lake import Lake
+
+
+def write(directory: Path, name: str, columns: Any, **options: Any) -> None:
+    (directory / name).parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), directory / name, **options)
+
+
+def plain(value: Any) -> Any:
+    return [plain(one) for one in value] if isinstance(value, (list, np.ndarray)) else value
+
+
+def required(kind: Any) -> Any:
+    return pa.field("item", kind, nullable=False)
+
+
+ENCODED = pa.dictionary(pa.int32(), pa.string())
+
+
+@pytest.mark.parametrize(
+    ("values", "one", "other"),
+    [
+        ([[1.0], [], [2.0, 3.0]], pa.list_(pa.float32()), pa.list_(required(pa.float32()))),
+        ([[1.0], [], [2.0, 3.0]], pa.list_(pa.float32()), pa.large_list(required(pa.float32()))),
+        ([[1.0, 2.0]] * 3, pa.list_(pa.float32(), 2), pa.list_(required(pa.float32()), 2)),
+        (
+            [[[1.0, 2.0]], [], [[3.0, 4.0]]],
+            pa.list_(pa.list_(pa.float32(), 2)),
+            pa.list_(required(pa.list_(required(pa.float32()), 2))),
+        ),
+        (["a", None, "ü"], pa.string(), pa.large_string()),
+        ([b"a", None, b"\xff"], pa.binary(), pa.large_binary()),
+        (["a", None, "ü"], pa.string(), ENCODED),
+        ([["a", None], [], ["ü", "a"]], pa.list_(pa.string()), pa.list_(pa.large_string())),
+        ([["a", None], [], ["ü", "a"]], pa.list_(pa.string()), pa.large_list(ENCODED)),
+    ],
+)
+@pytest.mark.parametrize("last", [False, True])
+def test_files_of_several_writers_are_one_table(
+    tmp_path: Path, values: list[Any], one: Any, other: Any, last: bool
+) -> None:
+    lake = tmp_path / "lake"
+    number = pa.array(range(30))
+    for name, kind in (("0", one), ("1", other)):
+        rows = pa.array(values * 10, kind)
+        options = {"row_group_size": 7, "use_compliant_nested_type": name == "0"}
+        write(lake, name if last else f"{1 - int(name)}", {"c": rows, "n": number}, **options)
+    shard = plan_shards(read_source(Lake(f"file://{lake}")), 1)[0]
+    with RankData(shard, tmp_path / "kept") as rank:
+        for shuffle in (False, True):
+            for _ in ("from the lake", "from the disk"):
+                found = [
+                    (int(n), plain(c))
+                    for batch in rank.batches(4, shuffle=shuffle)
+                    for n, c in zip(batch["n"], batch["c"], strict=True)
+                ]
+                assert len(found) == 60
+                assert all(c == values[n % 3] for n, c in found)
+        assert sorted(rank.to_arrow()["n"].to_pylist()) == sorted([*range(30)] * 2)
+
+
+def test_structs_and_maps_of_several_writers_are_one_table(tmp_path: Path) -> None:
+    """No rank has batches of these; they are no reason to refuse the other columns."""
+    text, large = pa.string(), pa.large_string()
+    values = {"s": [{"a": "x", "b": ["y"]}], "m": [[("k", "v")]]}
+    of_one = {"s": pa.struct({"a": text, "b": pa.list_(text)}), "m": pa.map_(text, text)}
+    of_other = {
+        "s": pa.struct([required(large).with_name("a"), pa.field("b", pa.list_(large))]),
+        "m": pa.map_(large, required(large)),
+    }
+    for name, kinds in (("0", of_one), ("1", of_other)):
+        columns = {key: pa.array(values[key], kind) for key, kind in kinds.items()}
+        write(tmp_path, name, {**columns, "n": [int(name)]})
+    shard = plan_shards(read_source(Lake(f"file://{tmp_path}")), 1)[0]
+    with RankData(shard) as rank:
+        assert sorted(int(n) for batch in rank.batches(1, ["n"]) for n in batch["n"]) == [0, 1]
+        found = rank.to_arrow()
+        assert [found[name].to_pylist() for name in values] == [2 * v for v in values.values()]
+
+
+def test_columns_in_another_order_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "0", {"a": [1], "b": [2.0]})
+    write(tmp_path, "1", {"b": [2.0], "a": [1]})
+    with pytest.raises(ConfigError, match=r"0 and 1 have different columns \(in another order\)"):
+        read_source(Lake(f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize("shape", [None, (3, 2)])
+def test_tensors_of_pyarrow(tmp_path: Path, shape: Any) -> None:
+    values = np.arange(60, dtype="f4").reshape(10, 2, 3)
+    array = pa.FixedShapeTensorArray.from_numpy_ndarray(values)
+    write(tmp_path / "lake", "0.parquet", {"x": array}, row_group_size=4)
+    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    shapes = {"x": shape} if shape else None
+    with RankData(shard, tmp_path / "kept") as rank:
+        for _ in ("from the lake", "from the disk"):
+            found = np.concatenate([batch["x"] for batch in rank.batches(3, shapes=shapes)])
+            assert found.shape == (10, *(shape or (2, 3)))
+            by_row = found.reshape(10, 6)
+            assert (by_row[by_row[:, 0].argsort()] == values.reshape(10, 6)).all()
+
+
+def test_columns_of_one_name_can_be_left_out(tmp_path: Path) -> None:
+    two = pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["a", "a", "b"])
+    write(tmp_path / "lake", "0", two)
+    shard = plan_shards(read_source(Lake(f"file://{tmp_path}/lake")), 1)[0]
+    with RankData(shard, tmp_path / "kept") as rank:
+        for asked in (rank.to_arrow, lambda: rank.batches(1)):
+            with pytest.raises(ConfigError, match="without repetition, out of a, a, b"):
+                asked()
+        assert rank.to_arrow(["b"]).to_pydict() == {"b": [3]}
+
+
+@pytest.mark.parametrize(
+    ("beside", "table"),
+    [
+        ("_delta_log/00000000000000000000.json", "Delta Lake"),
+        (".hoodie/hoodie.properties", "Hudi"),
+        ("metadata/v1.metadata.json", "Iceberg"),
+    ],
+)
+@pytest.mark.parametrize("below", ["", "below/"])
+def test_tables_with_versions_are_not_read_in_place(
+    tmp_path: Path, beside: str, table: str, below: str
+) -> None:
+    write(tmp_path, f"{below}data/0.parquet", {"a": [1]})
+    (tmp_path / below / beside).parent.mkdir()
+    (tmp_path / below / beside).touch()
+    with pytest.raises(ConfigError, match=f"a table of {table} .*read it with Spark and pass"):
+        read_source(Lake(f"file://{tmp_path}"))
+
+
+@pytest.mark.parametrize("name", ["a#b.parquet", "a;b/0.parquet", "below/a?.parquet"])
+def test_names_that_no_url_has_are_told(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, {"a": [1]})
+    with pytest.raises(ConfigError, match="holds '.*not read in place: rename it"):
+        read_source(Lake(f"file://{tmp_path}"))

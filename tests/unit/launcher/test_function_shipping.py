@@ -1,0 +1,149 @@
+"""What of a function travels, and what is refused because it is nowhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hopsgpu.backends.spark import executor_probe
+from hopsgpu.core import rank_requirements
+from hopsgpu.errors import ConfigError
+from hopsgpu.launcher.function_shipping import needs_of
+from hopsgpu.launcher.preflight import asked_of_executors
+from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.modules import PackedModules
+from hopsgpu.packaging.python_env import missing_modules as lacking
+from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.missing_modules import lacking_error
+from hopsgpu.storage.lake import Lake
+from tests.travelling import make_wheel
+
+
+def test_what_does_not_travel_must_be_there() -> None:
+    packed = PackedModules(b"", 1, (), frozenset({"pkg"}))
+    needed = {"pkg.train", "torch.nn", "torch", "json.decoder", "builtins", "cloudpickle.x"}
+    needed |= {"pyspark.sql", "hopsgpu", "__main__", "_pickle"}
+    assert needs_of(Imported(frozenset(needed), frozenset({"optional"})), packed) == ("torch",)
+
+
+class Site:
+    """A Site whose executors are known to lack something."""
+
+    def __init__(self, *lacks: str) -> None:
+        self.lacks = lacks
+
+    def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
+        return tuple(name for name in modules if name in self.lacks)
+
+
+def asked(modules: tuple[str, ...], env: PythonEnv | None, *lacks: str) -> tuple[str, ...]:
+    site: Any = Site(*lacks)
+    return asked_of_executors(modules, env, site)
+
+
+def test_executors_are_asked_for_what_nothing_else_brings() -> None:
+    assert asked(("a", "b"), None) == ("a", "b")
+    with pytest.raises(ConfigError, match="refer to b, which the executors' Python lacks"):
+        asked(("a", "b"), None, "b")
+    packages = PythonEnv("p", "file:///p", "", 0, modules=("b",))
+    assert asked(("a", "b"), packages, "b") == ("a",)
+    with pytest.raises(
+        ConfigError, match=r"a, which the executors' Python lacks: add it to python_env=p"
+    ):
+        asked(("a", "b"), packages, "a")
+
+
+def test_an_environment_with_its_own_python_has_all_or_is_refused() -> None:
+    whole = PythonEnv("w", "file:///w", "", 0, interpreter="bin/python3.11", modules=("a",))
+    assert asked(("a",), whole, "a") == ()
+    with pytest.raises(ConfigError, match=r"refer to b, c, which python_env=w lacks: add them"):
+        asked(("a", "b", "c"), whole)
+    unknown = PythonEnv("u", "file:///u", "", 0, interpreter="bin/python3.11")
+    assert asked(("a",), unknown, "a") == ()
+
+
+def test_what_an_environment_has_is_known_once_it_is_on_the_lake(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "travelled", "1.0", "")
+    root, stop = Lake(f"file://{tmp_path}/lake"), threading.Event()
+    for _ in range(2):  # made, and found
+        env = ready(wanted_of([str(wheel)]), root, stop)
+        assert env.modules == ("travelled",)
+        assert env.lacks(["travelled", "other"]) == ("other",)
+        assert "modules" not in env.as_fields()
+    assert PythonEnv.from_fields(env.as_fields()).lacks(["other"]) == ()
+
+
+def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributions = {"yaml": ["PyYAML"]}
+    monkeypatch.setattr(lacking.metadata, "packages_distributions", lambda: distributions)
+    monkeypatch.setattr(lacking.metadata, "version", lambda name: "6.0")
+    assert "python_env=['PyYAML==6.0'] can bring it" in str(lacking_error(["yaml"], "it"))
+    both = str(lacking_error(["yaml", "mine"], "it"))
+    assert "python_env=[...] can bring them" in both
+    assert "add it (PyYAML==6.0) to python_env=env" in str(lacking_error(["yaml"], "it", "env"))
+
+
+def test_a_module_that_was_made_without_a_spec_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        rank_requirements.importlib.util.sys.modules, "made", SimpleNamespace(__spec__=None)
+    )
+    assert rank_requirements.lacking(["made", "nowhere_at_all", "json"]) == ["nowhere_at_all"]
+
+
+class Executors:
+    """Executors of the default profile, and a Spark that runs a task or does not."""
+
+    def __init__(self, there: tuple[str, ...], busy: tuple[str, ...] = ()) -> None:
+        self.jvm = SimpleNamespace(
+            executors=lambda profile: there, busy=lambda profile: busy, cancel=self.cancel
+        )
+        self.context = None
+        self.cancelled: list[str] = []
+
+    def cancel(self, tag: str) -> None:
+        self.cancelled.append(tag)
+
+
+def start_thread(name: str, body: Callable[[], None]) -> None:
+    threading.Thread(target=body, name=name, daemon=True).start()
+
+
+def test_an_idle_executor_is_asked_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_probe, "start_daemon", start_thread)
+
+    def ask(context: object, tag: str, modules: list[str]) -> list[list[str]]:
+        return [[name for name in executor_probe.lacking_in_task(modules)(())][0]]
+
+    monkeypatch.setattr(executor_probe, "_ask", ask)
+
+    def probed(executors: Executors) -> list[str] | None:
+        application: Any = executors
+        return executor_probe.probe(application, ["json", "nowhere_at_all"])
+
+    assert probed(Executors(("1", "2"), ("1",))) == ["nowhere_at_all"]
+    assert probed(Executors(())) is None
+    assert probed(Executors(("1",), ("1",))) is None
+
+    def fail(*_: object) -> list[list[str]]:
+        raise RuntimeError("the executor has gone")
+
+    monkeypatch.setattr(executor_probe, "_ask", fail)
+    assert probed(Executors(("1",))) is None
+    ended = threading.Event()
+
+    def hang(*_: object) -> list[list[str]]:
+        ended.wait()
+        return [[]]
+
+    monkeypatch.setattr(executor_probe, "_ask", hang)
+    monkeypatch.setattr(executor_probe, "_ANSWER_SECONDS", 0.01)
+    late = Executors(("1",))
+    assert probed(late) is None and len(late.cancelled) == 1
+    ended.set()

@@ -1,0 +1,76 @@
+"""A container's keeper has Python environments unpacked; the lake is a local directory."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.agent.environment_unpacker import places_of
+from hopsgpu.errors import ConfigError
+from hopsgpu.packaging.python_env.builder import ready
+from hopsgpu.packaging.python_env.environment import PythonEnv
+from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.storage.lake import Lake
+from tests.unit.containers import SECONDS, Container, container
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Container]:
+    with container(tmp_path / "container") as there:
+        yield there
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> PythonEnv:
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given/mine.py").write_text("A = 1\n")
+    return ready(wanted_of(tmp_path / "given"), Lake(f"file://{tmp_path}/lake"), threading.Event())
+
+
+def test_where_environments_lie(tmp_path: Path) -> None:
+    disks = {"LOCAL_DIRS": "/disk1/app,/disk2/app"}
+    found = [str(place) for place in places_of(disks, tmp_path)]
+    assert found == [f"/disk{n}/app/hopsgpu-environments" for n in (1, 2)]
+    assert places_of({}, tmp_path) == [tmp_path / "hopsgpu-environments"]
+
+
+def test_an_environment_is_unpacked_once_whoever_waits(
+    here: Container, env: PythonEnv, tmp_path: Path
+) -> None:
+    variables = {**os.environ, "LOCAL_DIRS": str(tmp_path / "disk")}
+    home = tmp_path / "disk/hopsgpu-environments" / env.digest
+
+    async def scenario() -> None:
+        async with here.keeper() as keeper:
+            # A holder that is told to end while it waits.
+            waiting = asyncio.ensure_future(keeper.prepare(env, variables))
+            await asyncio.sleep(0)
+            waiting.cancel()
+        async with here.keeper() as keeper, asyncio.timeout(SECONDS):
+            homes = await asyncio.gather(*(keeper.prepare(env, variables) for _ in range(2)))
+            assert [one.packages for one in homes] == [(str(home),)] * 2
+            assert (home / "mine.py").exists()
+            Lake(env.url).remove()
+            # The lake is not asked for what is here.
+            assert (await keeper.prepare(env, variables)).packages == (str(home),)
+
+    asyncio.run(scenario())
+
+
+def test_why_an_environment_cannot_be_unpacked_is_told(here: Container, env: PythonEnv) -> None:
+    async def scenario() -> None:
+        async with here.keeper() as keeper, asyncio.timeout(SECONDS):
+            with pytest.raises(ConfigError, match="compiled for vax"):
+                await keeper.prepare(dataclasses.replace(env, machine="vax"), os.environ)
+            with pytest.raises(OSError, match="SHA-256 mismatch"):
+                await keeper.prepare(dataclasses.replace(env, digest="0" * 64), os.environ)
+            with pytest.raises(OSError, match="the process that unpacks .* ended with 1"):
+                await keeper.prepare(env, {"PYTHONHOME": "/nowhere"})
+
+    asyncio.run(scenario())

@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import io
+import signal
+import threading
+import time
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from hopsgpu.core.gang import GangState
+from hopsgpu.core.run_values import RunStatus, Timeline
+from hopsgpu.display.progress import Lines, Off, Shielded, describe
+from hopsgpu.errors import Cancelled, HopsGpuError
+from hopsgpu.launcher.gang_result import GangResult
+from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
+from hopsgpu.launcher.run import Board, Run, gpu_seconds
+
+
+def board() -> Board:
+    return Board("run-1", wanted=2, gpus=1, progress=Off())
+
+
+def started(run_board: Board, work: object, cancelled: threading.Event | None = None) -> Run:
+    def start_thread(body: object) -> None:
+        threading.Thread(target=body, daemon=True).start()  # type: ignore[arg-type]
+
+    return Run(run_board, cancelled or threading.Event(), work, start_thread)  # type: ignore[arg-type]
+
+
+def test_status_follows_the_board() -> None:
+    told = board()
+    assert told.status().state == "requested"
+    told.state(GangState.WAITING, ["node1"], "YARN has not granted the other 1")
+    status = told.status()
+    assert (status.state, status.granted, status.wanted) == ("waiting", 1, 2)
+    assert status.granted_hosts == ("node1",)
+    assert "not granted the other 1" in status.waiting_for
+    told.state(GangState.GRANTED, ["node1", "node2"])
+    assert told.status().waiting_for == ""
+    with pytest.raises(HopsGpuError, match="cannot go from"):
+        told.state(GangState.PUBLISHING)
+
+
+def test_gpu_seconds_add_up() -> None:
+    timeline = Timeline(requested=0, granted=10, started=12, returned=22, published=24, released=25)
+    seconds = gpu_seconds(timeline, [5.0, 10.0], 2, now=99)
+    assert seconds.held == (20 + 15) * 2
+    assert seconds.training == 10 * 4
+    assert seconds.publishing == 2 * 4
+    assert seconds.idle == 70 - 40 - 8
+    parted = gpu_seconds(timeline, [5.0, 10.0], 2, now=99, departures=[23.0])
+    assert parted.held == (20 + 15 - 2) * 2
+    assert (parted.training, parted.publishing) == (10 * 4, 2 * 2)
+    assert parted.idle == 66 - 40 - 4
+    in_vain = replace(timeline, published=None)
+    assert gpu_seconds(in_vain, [5.0, 10.0], 2, now=99, uploaded=24).publishing == 2 * 4
+    assert gpu_seconds(in_vain, [5.0, 10.0], 2, now=99).publishing == 0
+    waiting = gpu_seconds(Timeline(requested=0), [5.0], 2, now=7)
+    assert (waiting.held, waiting.training, waiting.idle) == (4, 0, 4)
+    assert gpu_seconds(Timeline(requested=0), [], 2, now=7).held == 0
+
+
+def test_an_upload_that_failed_is_no_idle_time() -> None:
+    told = board()
+    for state in ("WAITING", "GRANTED", "READY", "STARTING", "RUNNING"):
+        told.state(GangState[state], ["node1"])
+    told.arrived([time.time() - 10])
+    told.mark("started")
+    told.mark("returned")
+    told.state(GangState.PUBLISHING, ["node1"])
+    told.state(GangState.RELEASING)
+    assert told.result().gpu_seconds.publishing > 0
+    assert told.result().timeline.published is None
+
+
+def test_a_run_gives_its_result_or_its_error() -> None:
+    result = GangResult("run-1", values=(4, 5))
+    run = started(board(), lambda: result)
+    assert run.wait(30) and run.result() is result
+    assert run.result().value == 4
+    assert GangResult("empty").value is None
+
+
+def test_a_result_reads_well_whatever_its_values() -> None:
+    timeline = Timeline(requested=100.0, granted=110.5, released=120.0)
+    shown = repr(GangResult("run-1", values=("x" * 10_000,), timeline=timeline))
+    assert len(shown) < 300
+    assert "Timeline(waited 10.5 s, started 9.5 s)" in shown
+
+
+@pytest.mark.parametrize(
+    ("passed", "phases"),
+    [
+        ({}, []),
+        ({"released": 3.0}, [("waited", 3.0)]),
+        ({"granted": 1.0}, [("waited", 1.0)]),
+        (
+            {"granted": 10, "started": 12, "returned": 22, "published": 24, "released": 25},
+            [("waited", 10), ("started", 2), ("trained", 10), ("published", 2), ("released", 1)],
+        ),
+        ({"prepared": 4, "granted": 10}, [("prepared", 4), ("waited", 6)]),
+        # The function did not run in all ranks.
+        (
+            {"granted": 10, "returned": 22, "released": 25},
+            [("waited", 10), ("started", 12), ("released", 3)],
+        ),
+        (
+            {"prepared": 4, "retried": 30, "granted": 32, "started": 33, "returned": 40},
+            [("earlier attempts", 30), ("waited", 2), ("started", 1), ("trained", 7)],
+        ),
+        # A node's clock may be a little behind.
+        ({"granted": 10, "started": 9.9, "returned": 12}, [("waited", 10), ("started", 0)]),
+    ],
+)
+def test_each_phase_has_its_own_length(
+    passed: dict[str, float], phases: list[tuple[str, float]]
+) -> None:
+    found = Timeline(requested=0, **passed).phases()
+    assert list(found)[: len(phases)] == phases
+    assert Timeline(**passed).phases() == ()
+
+
+def test_a_run_that_is_tried_again_begins_anew_with_its_phases() -> None:
+    told = board()
+    told.state(GangState.PREPARING, why="data")
+    for state in (GangState.WAITING, GangState.GRANTED):
+        told.state(state, ["node1"])
+    told.mark("granted")
+    told.mark("started", 1.0)
+    told.attempt(1)
+    timeline = told.status().timeline
+    assert (timeline.granted, timeline.started, timeline.returned) == (None, None, None)
+    assert timeline.requested <= timeline.prepared <= timeline.retried
+
+
+def test_a_runs_error_is_raised() -> None:
+    def fail() -> GangResult:
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        started(board(), fail).result()
+
+
+def test_ctrl_c_cancels_first_and_then_interrupts() -> None:
+    cancelled = threading.Event()
+    ended = threading.Event()
+
+    def work() -> GangResult:
+        signal.raise_signal(signal.SIGINT)  # handled in the main thread, which waits
+        assert cancelled.wait(30)
+        ended.set()
+        raise Cancelled("by hand")
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), interrupts_noted() as interrupted:
+        wait_for(started(board(), work, cancelled), interrupted)
+    assert ended.is_set()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_interrupts_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), interrupts_noted() as interrupted:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupted.is_set()
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_other_threads_note_nothing() -> None:
+    def look() -> None:
+        with interrupts_noted():
+            handlers.append(signal.getsignal(signal.SIGINT))
+
+    handlers: list[object] = []
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert handlers == [signal.getsignal(signal.SIGINT)]
+
+
+def test_a_display_that_fails_ends_nothing() -> None:
+    class Broken(Off):
+        def line(self, rank: int, host: str, text: str) -> None:
+            raise BrokenPipeError("the terminal is gone")
+
+    shown = Shielded(Broken())
+    assert shown.problem is None
+    shown.line(0, "node1", "x")
+    shown.line(0, "node1", "y")
+    assert "BrokenPipeError: the terminal is gone" in (shown.problem or "")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = Lines(clock=clock)
+    status = RunStatus("run-1", "waiting", 0, 1, 2, ("node1",), "YARN is busy", 3.0)
+    for clock.now in (0.0, 1.0, 9.9, 10.1):
+        lines.status(status)
+    lines.status(replace(status, granted=2, granted_hosts=("node1", "node2"), waiting_for=""))
+    lines.line(3, "node2", "loss 0.1")
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Lines(out=narrow).line(0, "node1", "grün")
+    assert narrow.buffer.getvalue() == b"[rank 0 node1] gr\\xfcn\n"  # type: ignore[attr-defined]
+    said = capsys.readouterr()
+    assert said.out == "[rank 3 node2] loss 0.1\n"
+    assert len(said.err.splitlines()) == 3
+    assert "1 of 2 executors are here (node1); YARN is busy" in said.err
+    assert describe(replace(status, state="succeeded")) == "succeeded"
+
+
+def test_a_run_that_failed_keeps_nothing_that_its_work_held() -> None:
+    class Connection:
+        pass
+
+    held: list[weakref.ref[Connection]] = []
+
+    def work() -> GangResult:
+        connection = Connection()
+        held.append(weakref.ref(connection))
+        raise HopsGpuError("lost")
+
+    run = started(board(), work)
+    with pytest.raises(HopsGpuError, match="lost"):
+        run.result()
+    assert held[0]() is None
+
+
+def checked(train_fn: object, *, workers: int = 1, gpus_per_worker: float = 1) -> int:
+    return workers
+
+
+@takes(checked)
+def launched(given: int, interrupted: threading.Event) -> int:
+    return given
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        (
+            (print,),
+            {"gpus_per_workers": 1},
+            "launched() got an unexpected keyword argument 'gpus_per_workers': did you mean"
+            " 'gpus_per_worker'?",
+        ),
+        (
+            (print,),
+            {"xyz": 1},
+            "launched() got an unexpected keyword argument 'xyz'; it has train_fn, workers,"
+            " gpus_per_worker",
+        ),
+        ((), {}, "launched() missing a required argument: 'train_fn'"),
+        ((print, 1), {}, "launched() too many positional arguments"),
+        ((print,), {"train_fn": 1}, "launched() multiple values for argument 'train_fn'"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused_by_the_name_that_was_called(
+    args: tuple[Any, ...], kwargs: dict[str, Any], said: str
+) -> None:
+    assert launched(print, workers=3) == 3
+    with pytest.raises(TypeError) as caught:
+        launched(*args, **kwargs)
+    assert str(caught.value) == said

@@ -1,0 +1,165 @@
+"""What may hang is not waited for."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+
+from hopsgpu.storage import bounded_calls
+from hopsgpu.storage.bounded_calls import Bounded, Hands
+from tests.conftest import until
+
+
+def asked_of_hands(work: Callable[[], None]) -> None:
+    with Hands("t").one() as hand:
+        hand.do(work, 30)
+
+
+def test_a_result_and_an_error_come_back() -> None:
+    assert Bounded("t", lambda: 7).result(30) == 7
+    with pytest.raises(ZeroDivisionError):
+        Bounded("t", lambda: 1 // 0).result(30)
+
+
+def test_what_hangs_is_left_and_can_be_asked_again() -> None:
+    go = threading.Event()
+    work = Bounded("t", go.wait)
+    with pytest.raises(TimeoutError):
+        work.result(0.01)
+    go.set()
+    assert work.result(30) is True
+
+
+def test_hands_are_lent_again_and_to_one_at_a_time() -> None:
+    hands = Hands("t")
+    with hands.one() as first, hands.one() as second:
+        threads = {first.do(threading.current_thread, 30), second.do(threading.current_thread, 30)}
+        with pytest.raises(ZeroDivisionError):
+            second.do(lambda: 1 // 0, 30)
+    assert len(threads) == 2
+    with hands.one() as third, hands.one() as fourth:
+        again = {third.do(threading.current_thread, 30), fourth.do(threading.current_thread, 30)}
+    assert again == threads
+
+
+def test_a_hand_that_hangs_is_not_lent_again() -> None:
+    go, hands = threading.Event(), Hands("t")
+    with pytest.raises(TimeoutError), hands.one() as hand:
+        thread = hand.do(threading.current_thread, 30)
+        hand.do(go.wait, 0.01)
+    with hands.one() as other:
+        assert other.do(threading.current_thread, 30) is not thread
+    go.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
+    go = threading.Event()
+    with Hands("t").one() as hand:
+        hand.begin(go.wait)
+        assert not hand.free
+        go.set()
+        assert hand.end_of(30) is True
+        assert hand.free
+
+
+def test_hands_end_when_nobody_has_them() -> None:
+    hands = Hands("t")
+    with hands.one() as hand:
+        thread = hand.do(threading.current_thread, 30)
+    assert thread.is_alive()
+    del hands, hand
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("ask", [lambda work: Bounded("t", work).result(30), asked_of_hands])
+def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], None]) -> None:
+    class Connection:
+        def fail(self) -> None:
+            raise FileNotFoundError
+
+    connection = Connection()
+    seen = weakref.ref(connection)
+    gc.disable()
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            ask(connection.fail)
+        del connection
+        # The thread that has done it may be at its end still.
+        assert until(lambda: seen() is None, 30)
+    finally:
+        gc.enable()
+
+
+def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded_calls, "_IDLE_SECONDS", 0.02)
+    hands = Hands("idle")
+
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "idle"]
+
+    with hands.one() as hand:
+        (lent,) = threads()
+        lent.join(0.2)
+        assert lent.is_alive()
+        assert hand.do(lambda: 1, 30) == 1
+    lent.join(30)
+    assert not lent.is_alive()
+    with hands.one() as other:
+        assert other is not hand
+        assert other.do(lambda: 2, 30) == 2
+
+
+ENDING = """
+    import atexit, sys, threading
+    from hopsgpu.storage import bounded_calls
+
+    bounded_calls._LAST_SECONDS = float(sys.argv[1])
+    begun = threading.Event()
+    hands = bounded_calls.Hands("t")
+    atexit._clear()
+    atexit.register(lambda: print("main", ask("main"), flush=True))
+    import weakref
+    atexit.register(weakref.finalize._exitfunc)
+
+    def ask(what):
+        with hands.one() as hand:
+            return hand.do(lambda: what, 30)
+
+    def call():
+        begun.set()
+        threading.Event().wait(float(sys.argv[2]))
+        print("came back", flush=True)
+
+    def daemon():
+        with hands.one() as hand:
+            hand.do(call, 30)
+        print("and asked", ask("again"), flush=True)
+
+    threading.Thread(target=daemon, daemon=True).start()
+    begun.wait(30)
+"""
+
+
+@pytest.mark.parametrize(
+    ("bound", "takes", "said"),
+    [("30", "0.5", ["came back", "main main"]), ("0.1", "60", ["main main"])],
+)
+def test_a_process_that_ends_waits_for_calls_for_a_while_and_begins_none_of_daemons(
+    bound: str, takes: str, said: list[str]
+) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(ENDING), bound, takes]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stdout.splitlines()) == (0, said), ran.stderr

@@ -1,0 +1,341 @@
+"""What Optuna proposes, keeps and judges; its journal on the lake, and a study that goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from hopsgpu.errors import ConfigError, StoreError
+from hopsgpu.storage.lake import Lake
+from hopsgpu.tuning import space as spaces
+from hopsgpu.tuning.journal import Journal
+from hopsgpu.tuning.sampler_thread import (
+    ATTRIBUTE,
+    Asker,
+    Broken,
+    Condemned,
+    Declined,
+    News,
+    NoMore,
+    Proposed,
+    ended_before,
+    note_code,
+    open_study,
+)
+from hopsgpu.tuning.scheduler import End
+
+SECONDS = 20.0
+FLOAT = optuna.distributions.FloatDistribution
+INT = optuna.distributions.IntDistribution
+CHOICE = optuna.distributions.CategoricalDistribution
+
+
+class Talk:
+    """An asker and what it has said."""
+
+    def __init__(self, directory: Path, space: Any = None, **given: Any) -> None:
+        self.space = {"x": FLOAT(0.0, 1.0)} if space is None else space
+        self.journal = Journal(Lake(f"file://{directory}/journal.log"))
+        sampler = spaces.sampler_of(given.get("sampler"), self.space, given.get("seed"))
+        pruner = spaces.pruner_of(given.get("pruner"))
+        direction = given.get("direction", "minimize")
+        self.study = open_study(self.journal, "s", direction, sampler, pruner)
+        self.woken = threading.Event()
+        self.asker = Asker(self.study, self.space, self.woken.set)
+        self.asker.start()
+
+    def news(self, count: int) -> list[News]:
+        found: list[News] = []
+        while len(found) < count:
+            assert self.woken.wait(SECONDS), found
+            self.woken.clear()
+            found += self.asker.news()
+        return found
+
+    def proposed(self, count: int) -> list[Proposed]:
+        self.asker.ask(count)
+        news = self.news(count)
+        assert all(isinstance(one, Proposed) for one in news), news
+        return [one for one in news if isinstance(one, Proposed)]
+
+    def close(self) -> None:
+        assert self.asker.close(SECONDS)
+        self.journal.follow()
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Iterator[Callable[..., Talk]]:
+    talks = []
+
+    def make(space: Any = None, **given: Any) -> Talk:
+        talks.append(Talk(tmp_path, space, **given))
+        return talks[-1]
+
+    yield make
+    for one in talks:
+        one.asker.close(SECONDS)
+
+
+def test_it_proposes_ahead_and_is_told(talk: Callable[..., Talk]) -> None:
+    there = talk()
+    first, second = there.proposed(2)
+    assert (first.number, second.number) == (0, 1)
+    assert 0.0 <= first.arguments["x"] <= 1.0 and first.params == first.arguments
+    there.asker.tell(0, End.COMPLETE, 0.5, {"host": "node1"})
+    there.asker.tell(1, End.FAILED, None, {"error": "it raised"})
+    there.close()
+    done, failed = there.study.trials
+    assert done.value == 0.5 and done.user_attrs[ATTRIBUTE] == {"host": "node1"}
+    assert failed.state is optuna.trial.TrialState.FAIL
+    assert ended_before(there.study) == 2
+
+
+def test_optuna_reads_the_journal_by_itself(talk: Callable[..., Talk], tmp_path: Path) -> None:
+    there = talk()
+    there.proposed(1)
+    there.asker.tell(0, End.COMPLETE, 0.25, {})
+    there.close()
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.log"))
+    storage = optuna.storages.JournalStorage(backend)
+    loaded = optuna.load_study(study_name="s", storage=storage)
+    assert loaded.best_value == 0.25
+    assert loaded.best_params == there.study.best_params
+
+
+def test_a_study_goes_on_with_what_had_not_ended(talk: Callable[..., Talk], tmp_path: Path) -> None:
+    before = talk({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
+    first, second = before.proposed(2)
+    before.asker.tell(0, End.COMPLETE, 0.5, {})
+    before.close()
+    # The driver was killed in the middle of a line.
+    with (tmp_path / "journal.log").open("ab") as file:
+        file.write(b'{"op_code":')
+    after = talk({"x": FLOAT(0.0, 1.0), "n": INT(1, 9)})
+    assert ended_before(after.study) == 1
+    again, new = after.proposed(2)
+    assert again == second and new.number == 2
+    after.asker.tell(1, End.COMPLETE, 0.1, {})
+    after.close()
+    assert after.study.best_trial.number == 1 and first.number == 0
+
+
+def test_two_drivers_on_one_study_are_noticed(talk: Callable[..., Talk]) -> None:
+    talk().close()
+    one, other = talk(), talk()
+    one.proposed(1)
+    one.close()
+    other.proposed(2)
+    with pytest.raises(StoreError, match="another driver"):
+        other.journal.follow()
+
+
+def test_a_backlog_that_came_in_part_comes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hopsgpu.tuning.journal._CHUNK", 8)
+    target = Lake(f"file://{tmp_path}/journal.log")
+    journal = Journal(target)
+    journal.append_logs([{"n": 0}])
+    journal.follow()
+    journal.append_logs([{"n": number} for number in range(1, 5)])
+    append, calls = Lake.append, iter(range(99))
+
+    def refuses_the_third(self: Lake, content: bytes, at: int) -> int:
+        if next(calls) == 2:
+            raise StoreError("refused", "unreachable")
+        return append(self, content, at)
+
+    monkeypatch.setattr(Lake, "append", refuses_the_third)
+    with pytest.raises(StoreError, match="refused"):
+        journal.follow()
+    journal.follow()
+    assert journal.there == journal.size
+    assert [log["n"] for log in Journal(target).read_logs(0)] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_no_journal_is_refused_with_the_line(tmp_path: Path) -> None:
+    content = b'{"op_code":0}\nnot this\nnor this'
+    (tmp_path / "journal.log").write_bytes(content)
+    with pytest.raises(StoreError, match="line 2 is b'not this'"):
+        Journal(Lake(f"file://{tmp_path}/journal.log"))
+    assert (tmp_path / "journal.log").read_bytes() == content
+
+
+def test_another_direction_is_refused(talk: Callable[..., Talk]) -> None:
+    talk().close()
+    with pytest.raises(ConfigError, match="direction='maximize'"):
+        talk(direction="maximize")
+
+
+def test_the_pruner_condemns_what_is_worse(talk: Callable[..., Talk]) -> None:
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=0)
+    there = talk(pruner=pruner)
+    there.proposed(2)
+    there.asker.report(0, [(step, 0.1) for step in range(5)])
+    there.asker.tell(0, End.COMPLETE, 0.1, {})
+    there.asker.report(1, [(0, 0.9), (1, 0.9)])
+    assert there.news(1) == [Condemned(1)]
+    there.asker.tell(1, End.PRUNED, None, {})
+    # A late word of a trial that has ended is no error.
+    there.asker.report(1, [(2, 0.9)])
+    there.close()
+    assert there.study.trials[1].state is optuna.trial.TrialState.PRUNED
+    assert there.study.trials[1].value == 0.9
+
+
+def test_steps_that_a_restarted_trial_reports_again_are_no_news(
+    talk: Callable[..., Talk], recwarn: pytest.WarningsRecorder
+) -> None:
+    before = talk()
+    before.proposed(1)
+    before.asker.report(0, [(0, 0.5), (1, 0.4)])
+    before.close()
+    after = talk()
+    after.proposed(1)
+    after.asker.report(0, [(0, 0.9), (1, 0.8), (2, 0.7)])
+    after.asker.report(0, [(2, 0.6)])
+    after.asker.tell(0, End.COMPLETE, 0.7, {})
+    after.close()
+    assert after.study.trials[0].intermediate_values == {0: 0.5, 1: 0.4, 2: 0.7}
+    assert not [str(one.message) for one in recwarn if "reported" in str(one.message)]
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+def test_nan_is_judged_by_the_pruner(talk: Callable[..., Talk]) -> None:
+    there = talk(pruner=optuna.pruners.MedianPruner(n_startup_trials=1))
+    there.proposed(2)
+    there.asker.report(0, [(0, 0.1)])
+    there.asker.tell(0, End.COMPLETE, 0.1, {})
+    there.asker.report(1, [(0, float("nan"))])
+    assert there.news(1) == [Condemned(1)]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "cmaes", "genetic"])
+def test_a_seed_has_the_same_proposed_again(sampler: str, tmp_path: Path) -> None:
+    space = {"x": FLOAT(0.0, 1.0), "y": FLOAT(-5.0, 5.0)}
+
+    def proposals(directory: Path) -> list[Any]:
+        directory.mkdir()
+        there = Talk(directory, space, sampler=sampler, seed=7)
+        found = []
+        for number in range(15):
+            (one,) = there.proposed(1)
+            found.append(one.arguments)
+            there.asker.tell(number, End.COMPLETE, one.arguments["x"] ** 2, {})
+        there.close()
+        return found
+
+    assert proposals(tmp_path / "a") == proposals(tmp_path / "b")
+
+
+def test_a_grid_proposes_each_point_once(talk: Callable[..., Talk]) -> None:
+    space = {"n": INT(1, 2), "c": CHOICE(["a", "b"]), "f": FLOAT(0.0, 0.5, step=0.5)}
+    there = talk(space, sampler="grid", seed=1)
+    there.asker.ask(10)
+    news = there.news(10)
+    points = [tuple(one.arguments.values()) for one in news if isinstance(one, Proposed)]
+    assert len(points) == len(set(points)) == 8
+    assert sum(isinstance(one, NoMore) for one in news) == 2
+    for number in range(8):
+        there.asker.tell(number, End.COMPLETE, 0.0, {})
+    there.close()
+
+
+def test_a_grid_has_no_value_beyond_its_end() -> None:
+    grid = spaces.grid_of({"x": FLOAT(0.0, 0.3, step=0.1)})
+    assert grid["x"] == [0.0, 0.1, 0.2, 0.3]
+
+
+def test_a_function_gives_the_arguments(talk: Callable[..., Talk]) -> None:
+    def space(trial: Any) -> dict[str, Any]:
+        kind = trial.suggest_categorical("kind", ["sgd"])
+        return {"kind": kind, "rate": trial.suggest_float("rate", 0.1, 0.2), "fixed": 3}
+
+    there = talk(space)
+    (one,) = there.proposed(1)
+    assert one.params.keys() == {"kind", "rate"}
+    assert one.arguments == {**one.params, "fixed": 3}
+
+
+def test_what_the_users_space_raises_ends_the_search(talk: Callable[..., Talk]) -> None:
+    def space(trial: Any) -> Any:
+        raise KeyError("mine")
+
+    there = talk(space)
+    there.asker.ask(1)
+    (broken,) = there.news(1)
+    assert isinstance(broken, Broken) and isinstance(broken.error, KeyError)
+
+
+def test_trials_that_end_after_the_users_space_has_raised_are_kept(
+    talk: Callable[..., Talk],
+) -> None:
+    def space(trial: Any) -> Any:
+        if trial.number:
+            raise KeyError("mine")
+
+    there = talk(space)
+    there.asker.ask(2)
+    first, broken = there.news(2)
+    assert isinstance(first, Proposed) and isinstance(broken, Broken)
+    there.asker.ask(1)
+    there.asker.tell(0, End.COMPLETE, 0.5, {})
+    there.close()
+    assert there.study.best_value == 0.5 and len(there.study.trials) == 2
+
+
+def test_a_trial_that_the_space_does_not_want_is_pruned_and_told(talk: Callable[..., Talk]) -> None:
+    def space(trial: Any) -> None:
+        raise optuna.TrialPruned
+
+    there = talk(space)
+    there.asker.ask(3)
+    assert there.news(3) == [Declined(0), Declined(1), Declined(2)]
+    there.close()
+    assert ended_before(there.study) == 3
+
+
+@pytest.mark.parametrize(
+    ("space", "said"),
+    [
+        ({}, "must be a mapping of parameter names to Optuna distributions"),
+        ({"x": (0, 1)}, "Float-, Int- or CategoricalDistribution"),
+        ({"no name": FLOAT(0, 1)}, "no name of a parameter"),
+        (3, "a function"),
+    ],
+)
+def test_no_space(space: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        spaces.check_space(space)
+
+
+def test_samplers_and_pruners_are_optunas() -> None:
+    space = {"x": FLOAT(0.0, 1.0)}
+    own = optuna.samplers.RandomSampler(seed=3)
+    assert spaces.sampler_of(own, space, None) is own
+    with pytest.raises(ConfigError, match="to the sampler itself"):
+        spaces.sampler_of(own, space, 3)
+    with pytest.raises(ConfigError, match="'cmaes'"):
+        spaces.sampler_of("annealing", space, None)
+    with pytest.raises(ConfigError, match="give it a step"):
+        spaces.sampler_of("grid", space, None)
+    assert isinstance(spaces.pruner_of("asha"), optuna.pruners.SuccessiveHalvingPruner)
+    assert isinstance(spaces.pruner_of(None), optuna.pruners.NopPruner)
+    with pytest.raises(ConfigError, match="'hyperband'"):
+        spaces.pruner_of("mean")
+
+
+def test_a_study_knows_whether_its_trials_had_other_code(talk: Callable[..., Talk]) -> None:
+    first = talk()
+    assert not note_code(first.study, "sha256:1")
+    assert not note_code(first.study, "sha256:1")
+    first.close()
+    again = talk()
+    assert not note_code(again.study, "sha256:1")
+    assert note_code(again.study, "sha256:2")
+    assert not note_code(again.study, "sha256:2")
