@@ -102,6 +102,17 @@ def directory(own: Path) -> Path:
     return Path(first) if first and Path(first).is_dir() else own
 
 
+def last_of(path: Path, most: int) -> bytes:
+    """The last whole lines of a file that `written` has written; b"" where there is none."""
+    kept = b""
+    for file in (path, path.with_name(f"{path.name}.1")):
+        with contextlib.suppress(OSError):
+            kept = file.read_bytes() + kept
+        if len(kept) > most:
+            return kept[-most:].partition(b"\n")[2]
+    return kept
+
+
 @contextlib.contextmanager
 def written(path: Path, level: str) -> Iterator[None]:
     """While inside, this process's log goes to a file alone, unless it cannot be made.

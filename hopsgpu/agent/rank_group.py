@@ -28,6 +28,7 @@ from hopsgpu.agent.rank_environment import (
 )
 from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports
 from hopsgpu.agent.rank_process import RankEnd, RankProcess
+from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.uploader import Bringing
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
@@ -94,6 +95,7 @@ class Attempt:
         self._ranks: dict[int, RankProcess] = {}
         # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
+        self._has_failed = False
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
         self._unwatched: set[str] = set()
@@ -359,6 +361,10 @@ class Attempt:
             value, outcome = _Told(), {"status": "value lost", "error": str(error)}
         # Before it is told: the next one may follow at once.
         self._ended.add(rank)
+        self._has_failed |= end.stopped or outcome.get("status") not in WELL
+        if self._has_failed and len(self._ended) == len(self._message["ranks"]):
+            # Before the last end, after which the driver hears nothing of this attempt.
+            await send_log(self._tell, None if self._keeper is None else self._keeper.pid)
         await self._tell(
             "ended",
             value.inline,

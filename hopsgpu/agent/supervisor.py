@@ -7,7 +7,7 @@ Between hello and the end of the connection it answers:
               are forked                                    → preparing …, reserved {ports, ...}
     keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
-              reports, warning …, failing, saving …, ended
+              reports, warning …, failing, saving …, agent-log, ended
     prune     has the ranks of a trial know that it is to end
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
                                                             → (their ended, publish-failed)
@@ -50,6 +50,7 @@ from hopsgpu.agent.model_upload import dump_left, dump_parts, left_in, upload_al
 from hopsgpu.agent.module_unpacker import Unpacked
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.rank_group import Attempt, spec_of
+from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, ChannelError, Message
 from hopsgpu.control.peer import Driver, given_out, greet, lake_environment
@@ -194,10 +195,12 @@ class Agent:
     async def _reserve(self, message: Message, slot: Slot) -> None:
         slot.meeting.close()
         run_id, began = message["run_id"], time.monotonic()
-        tell = functools.partial(self._channel.tell, "reserved", run_id=run_id)
+        say = functools.partial(self._channel.tell, run_id=run_id)
+        tell = functools.partial(say, "reserved")
         try:
             if closed := await asyncio.shield(self._opening):
                 log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
+                await send_log(say, self._daemon)
                 await tell(unopened=closed)
                 return
             slot.home = await self._prepared(message)
@@ -211,6 +214,7 @@ class Agent:
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
             log.info("%s: nothing reserved: %s", run_id, type(error).__name__)
+            await send_log(say, self._daemon)
             await tell(problem=str(error) or repr(error), configured=configured)
             return
         log.info(
@@ -228,6 +232,11 @@ class Agent:
             interface=there.interface,
             lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
         )
+
+    @property
+    def _daemon(self) -> int | None:
+        """The pid of this container's process daemon, where there is one."""
+        return None if self._keeper is None else self._keeper.pid
 
     async def _prepared(self, message: Message) -> Home:
         """What ranks run with, once it is there; the driver is told that it takes its time.

@@ -6,15 +6,21 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hopsgpu import own_log
+from hopsgpu.artifacts.run_logs import log_of, log_sizes
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import serve
+from hopsgpu.core.gang import Container, assign_ranks
+from hopsgpu.display.progress import Off
+from hopsgpu.launcher.rank_output import Outputs
+from hopsgpu.storage.lake import Lake
 from tests.unit.test_agent import Gang
 
 PRIVATE = "jyT-of-the-user"
@@ -68,6 +74,10 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
 ) -> None:
     gang.run(fails, PRIVATE, frameworks=("json",), USERS_TOKEN=PRIVATE)
     gang.wait_for("ended")
+    (sent,) = [message.payload.decode() for message in gang.seen if message.kind == "agent-log"]
+    assert sent.startswith("hopsgpu: the log of the agent of container_7 on ")
+    assert "r: rank 0 ended: exit code 1, raised" in sent
+    assert "hopsgpu: the log of its process daemon:\n" in sent and "process daemon of" in sent
     secret = gang.server._secret
     gang.server.end_all()
     assert gang.process.wait(60) == 0
@@ -84,6 +94,50 @@ def test_an_agent_and_its_daemon_log_what_they_do_and_no_secret(
     assert ("from the driver: run, " in agent) is is_debug
     assert ("fork server " in daemon) is is_debug
     assert (" forked\n" in daemon) is is_debug
-    said = agent + daemon
+    said = agent + daemon + sent
     for hidden in (PRIVATE, secret.hex(), repr(secret)[2:-1], "USERS_TOKEN"):
         assert hidden not in said
+
+
+def test_an_agent_sends_its_log_of_failures_alone(gang: Gang) -> None:
+    gang.run(os.getpid)
+    gang.wait_for("ended")
+    assert "agent-log" not in [message.kind for message in gang.seen]
+    gang.run(time.sleep, 600)
+    gang.wait_for("started")
+    gang.stop()
+    gang.wait_for("ended")
+    assert [message.kind for message in gang.seen][-2:] == ["agent-log", "ended"]
+
+
+def test_the_end_of_a_log_is_whole_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.log"
+    assert own_log.last_of(file, 10) == b""
+    file.write_bytes(b"one\ntwo\n")
+    assert own_log.last_of(file, 100) == b"one\ntwo\n"
+    assert own_log.last_of(file, 7) == b"two\n"
+    (tmp_path / "a.log.1").write_bytes(b"minus one\nzero\n")
+    assert own_log.last_of(file, 15) == b"zero\none\ntwo\n"
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
+    tmp_path: Path, *, failed: bool
+) -> None:
+    containers = [Container(key, f"c{key}", f"node{key}", "127.0.0.1", ()) for key in (4, 7)]
+    before = set(Path("/proc/self/fd").iterdir())
+    with Outputs(assign_ranks(containers, 1), Off()) as outputs:
+        outputs.take_agent_log(1, b"at first")
+        outputs.take_agent_log(1, b"said\n")
+        if failed:
+            outputs.keep_agent_logs()
+        sizes = {"rank-0.log": 0, "rank-1.log": 0}
+        assert outputs.sizes() == {**sizes, **({"agent-1.log": 5} if failed else {})}
+        for _, upload in outputs.take_over().uploads(Lake(f"file://{tmp_path}/logs")):
+            upload()
+    assert (tmp_path / "logs" / "agent-1.log").exists() is failed
+    assert not failed or (tmp_path / "logs" / "agent-1.log").read_bytes() == b"said\n"
+    assert len(set(Path("/proc/self/fd").iterdir())) <= len(before)
+    assert log_of("logs/agent-1.log") is None
+    found = log_sizes(Lake(f"file://{tmp_path}"))
+    assert [log.rank for log in found] == [0, 1]
