@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import logging
 import os
 import signal
 import socket
@@ -24,6 +25,8 @@ from hopsgpu.agent.tmpdir_links import sweep
 from hopsgpu.errors import ConfigError
 from hopsgpu.linux import ancestor
 from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+
+log = logging.getLogger(__name__)
 
 Scope = Literal["process", "group", "tree"]
 
@@ -193,6 +196,7 @@ class Keeper:
         number = next(self._numbers)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         try:
+            log.debug("process daemon asked to %s (%d)", do, number)
             self._send(do=do, id=number, **fields)
             told: Mapping[str, Any] = await answer
         except asyncio.CancelledError:
@@ -200,6 +204,7 @@ class Keeper:
                 self._abandon(answer.result())
             raise
         finally:
+            log.debug("process daemon: %s (%d) is over", do, number)
             del self._answers[number]
         if "error" in told:
             raise as_error(told)
@@ -212,6 +217,7 @@ class Keeper:
                 while line := await self._reader.readline():
                     self._take(json.loads(line))
             self.lost = True
+            log.info("process daemon %d hung up", self.pid)
             if await self._is_dead():
                 # The kernel has killed the ranks, but not what they started.
                 await asyncio.to_thread(orphans.sweep, self.token)
@@ -241,6 +247,7 @@ class Keeper:
     def _take(self, told: dict[str, Any]) -> None:
         if "ended" in told:
             end = Ended(**told["ended"])
+            log.debug("process daemon: pid %d ended, wait status %d", end.pid, end.status)
             if not self._ends[end.pid].done():
                 self._ends[end.pid].set_result(end)
             return

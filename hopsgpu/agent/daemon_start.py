@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from hopsgpu.agent import process_daemon as keeper_module
 from hopsgpu.agent.rank_environment import package_path
+from hopsgpu.own_log import level
+from hopsgpu.tracebacks import VARIABLE
+
+log = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 
@@ -25,15 +31,15 @@ async def start_keeper(directory: Path, watched: int) -> None:
         OSError: it did not start.
     """
     path = os.pathsep.join(filter(None, (package_path(), os.environ.get("PYTHONPATH"))))
-    pidfd = os.pidfd_open(watched)
+    began, pidfd = time.monotonic(), os.pidfd_open(watched)
     try:
-        with (directory / keeper_module.LOG).open("ab") as log:
+        with (directory / keeper_module.LOG).open("ab") as output:
             starting = subprocess.Popen(
                 [sys.executable, "-m", keeper_module.__name__, str(directory), str(pidfd)],
-                env={**os.environ, "PYTHONPATH": path},
+                env={**os.environ, "PYTHONPATH": path, VARIABLE: level()},
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                stdout=output,
+                stderr=output,
                 pass_fds=[pidfd],
                 start_new_session=True,
             )
@@ -46,6 +52,7 @@ async def start_keeper(directory: Path, watched: int) -> None:
         # Its child, the keeper, has left it by then.
         starting.kill()
         code = starting.wait()
+    log.info("process daemon started (exit code %d) in %.2f s", code, time.monotonic() - began)
     if code != 0:
         said = (directory / keeper_module.LOG).read_text(errors="backslashreplace")
         raise ChildProcessError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -13,6 +14,8 @@ from typing import Any
 from hopsgpu.agent import fork_servers
 from hopsgpu.agent.reaper import Ended, Reaper
 from hopsgpu.packaging.python_env.environment import whole_in
+
+log = logging.getLogger(__name__)
 
 # Not imported: what it needs has no part in a keeper's start.
 _MODULE = "hopsgpu.packaging.python_env.unpacker"
@@ -76,7 +79,7 @@ class Preparing:
             "places": [str(place) for place in places],
             "answer": str(self._answer(digest)),
         }
-        with tempfile.TemporaryFile() as given, self._log(digest).open("wb") as log:
+        with tempfile.TemporaryFile() as given, self._log(digest).open("wb") as output:
             given.write(json.dumps(asked).encode())
             given.seek(0)
             pid = fork_servers.started(
@@ -84,8 +87,9 @@ class Preparing:
                 stdin=given,
                 cwd=self._directory,
                 env={**variables, **self._mark},
-                stdout=log,
+                stdout=output,
             )
+        log.info("pid %d unpacks the Python environment %s", pid, digest)
         self._reaper.kept.add(pid)
         self._replies[pid] = (digest, [reply])
 
@@ -94,13 +98,14 @@ class Preparing:
         if end.pid not in self._replies:
             return
         digest, replies = self._replies.pop(end.pid)
+        code = os.waitstatus_to_exitcode(end.status)
+        log.info("pid %d, which unpacks %s, has ended: %d", end.pid, digest, code)
         answer = self._answer(digest)
         try:
             told = json.loads(answer.read_text())
             answer.unlink()
         except (OSError, ValueError):
             said = self._log(digest).read_text(errors="backslashreplace")[-_MOST_SAID:]
-            code = os.waitstatus_to_exitcode(end.status)
             problem = f"the process that unpacks the Python environment ended with {code}: {said}"
             told = {"problem": problem, "configured": False}
         for reply in replies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import logging
 import os
 import selectors
 import signal
@@ -17,6 +18,8 @@ from hopsgpu.agent.fork_protocol import SET_UP_SECONDS
 from hopsgpu.agent.fork_servers import Request, Server
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import Ended, Reaper
+
+log = logging.getLogger(__name__)
 
 _END_SECONDS = 5.0
 # A ready server does one thing after the other, and bounds each by itself.
@@ -101,6 +104,12 @@ class Pool:
         server = fork_servers.start(
             spec, self._mark, self._directory, self._temporary, next(self._numbers), now
         )
+        log.debug(
+            "fork server %d started: imports %s, %g s at most",
+            server.pid,
+            ", ".join(spec.modules) or "nothing",
+            spec.import_seconds,
+        )
         self._servers.append(server)
         self._reaper.kept.add(server.pid)
         hear = functools.partial(self._hear, server)
@@ -121,6 +130,7 @@ class Pool:
             if server not in self._servers:
                 continue
             code = os.waitstatus_to_exitcode(end.status)
+            log.info("fork server %d ended: %d", server.pid, code)
             said = server.log_tail()
             self._drop(server, f"the fork server ended with {code}{said and f': {said}'}")
         left: list[int] = []
@@ -134,6 +144,7 @@ class Pool:
         now = time.monotonic()
         for server in tuple(self._servers):
             if server.deadline is not None and server.deadline <= now:
+                log.info("fork server %d: %s", server.pid, self._lateness(server))
                 self._drop(server, self._lateness(server))
         left, self._left = self._left, []
         for request, reason in left:
@@ -179,6 +190,11 @@ class Pool:
                 server.ranks.discard(message["ended"]["pid"])
                 self._tell_end(Ended(**message["ended"]))
             elif "ready" in message:
+                log.debug(
+                    "fork server %d %s",
+                    server.pid,
+                    "ready" if message["ready"] is None else "may not fork",
+                )
                 if message["ready"] is not None:
                     self._drop(server, message["ready"])
                     return
@@ -203,6 +219,7 @@ class Pool:
 
     def _forget(self, server: Server) -> None:
         """End a server, which is then reaped."""
+        log.debug("fork server %d is ended", server.pid)
         self._servers.remove(server)
         self._dying.append(server)
         if server.lines.connection in self._selector.get_map():

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hopsgpu import own_log
 from hopsgpu.agent.daemon_client import connected
 from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.control.peer import Driver, greet, lake_environment
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,14 @@ def run_holder(driver: Driver, warm: Warm | None = None) -> None:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
-    asyncio.run(_hold(driver, warm))
+    with own_log.written(own_log.directory(Path("hopsgpu")) / own_log.AGENT, driver.log):
+        asyncio.run(_hold(driver, warm))
 
 
 async def _hold(driver: Driver, warm: Warm | None) -> None:
     channel = await greet(driver)
+    container = os.environ.get("CONTAINER_ID", "a container")
+    log.info("holds %s on %s until the gang is whole", container, platform.node())
     warming = None if warm is None else asyncio.create_task(_warm(warm, driver.user))
     try:
         while await channel.receive() is not None:
@@ -60,6 +67,7 @@ async def _hold(driver: Driver, warm: Warm | None) -> None:
             with contextlib.suppress(asyncio.CancelledError):
                 await warming
         await channel.close()
+        log.info("holds no longer: %s", channel.reason or "this end was closed")
 
 
 async def _warm(warm: Warm, user: str | None) -> None:
@@ -75,5 +83,5 @@ async def _warm(warm: Warm, user: str | None) -> None:
     except (ConfigError, OSError) as error:
         reason = str(error)
     if reason is not None:
-        # The launch will tell its user; this is for the executor's log.
-        logging.getLogger(__name__).warning("ranks will start as fresh interpreters: %s", reason)
+        # The launch will tell its user.
+        log.warning("ranks will start as fresh interpreters: %s", reason)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import logging
 import os
 import secrets
 import selectors
@@ -35,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopsgpu import linux
+from hopsgpu import linux, own_log
 from hopsgpu.agent import fork_servers, orphans
 from hopsgpu.agent.environment_unpacker import Preparing
 from hopsgpu.agent.fork_server_pool import Pool
@@ -45,6 +46,10 @@ from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import Ended, Reaper
 from hopsgpu.agent.tmpdir_links import Links, links
 from hopsgpu.rank import main as rank
+from hopsgpu.tracebacks import VARIABLE
+
+# Not by __name__: it runs as __main__.
+log = logging.getLogger("hopsgpu.agent.process_daemon")
 
 SOCKET = "socket"
 LOG = "log"
@@ -112,9 +117,11 @@ class Keeper:
                 while True:
                     ready = self._selector.select(self._patience())
                     if any(key.fd == watched for key, _ in ready):
+                        log.info("ends with the process that it watches")
                         return
                     if any(key.fd == arrived for key, _ in ready):
                         if signal.SIGTERM in os.read(arrived, 4096):
+                            log.info("ends by SIGTERM")
                             return
                         self._collect()
                     for key, _ in ready:
@@ -139,6 +146,7 @@ class Keeper:
         if peer_user(connection) != os.geteuid():
             connection.close()
             return
+        log.debug("a task has connected")
         client = Client(Lines(connection))
         client.lines.send(token=self._token, pid=os.getpid())
         self._when_readable(connection, functools.partial(self._listen_to, client))
@@ -150,12 +158,14 @@ class Keeper:
                 self._do(client, message)
         except (KeyError, TypeError, ValueError):
             traceback.print_exc()
+            log.info("a task sent what is no message")
             messages = None
         if messages is None:
             self._hang_up(client)
 
     def _hang_up(self, client: Client) -> None:
         client.gone = True
+        log.info("a task is gone; %d processes of its are ended", len(client.ranks))
         self._selector.unregister(client.lines.connection)
         client.lines.connection.close()
         for pid in tuple(client.ranks):
@@ -169,8 +179,10 @@ class Keeper:
             client.links.discard(link)
 
     def _do(self, client: Client, message: dict[str, Any]) -> None:
+        log.debug("asked to %s", message["do"])
         if message["do"] == "signal":
             if message["pid"] in client.ranks:
+                log.debug("signal %d for pid %d", message["signal"], message["pid"])
                 self._signal(message["pid"], message["signal"], message["scope"])
             return
         if message["do"] == "forget":
@@ -205,6 +217,7 @@ class Keeper:
         self, client: Client, number: int, server: Server | None = None, **told: Any
     ) -> None:
         if (pid := told.get("pid")) is not None:
+            log.debug("pid %d %s", pid, "started" if server is None else "forked")
             self._charges[pid] = Charge(client, server)
             client.ranks.add(pid)
             if client.gone:
@@ -232,6 +245,7 @@ class Keeper:
 
     def _tell_end(self, ended: Ended) -> None:
         charge = self._charges.pop(ended.pid, None)
+        log.debug("pid %d ended: %d", ended.pid, os.waitstatus_to_exitcode(ended.status))
         if charge is not None:
             charge.client.ranks.discard(ended.pid)
             charge.client.lines.send(ended=asdict(ended))
@@ -250,14 +264,15 @@ class Keeper:
         command = [request.spec.executable, "-m", rank.__name__, str(directory), str(os.getpid())]
         try:
             # Append mode: what C and Python write comes in the order in which it was written.
-            with (directory / rank.LOG).open("ab") as log:
+            with (directory / rank.LOG).open("ab") as output:
                 pid = fork_servers.started(
                     command,
                     cwd=directory / rank.WORK,
                     env={**request.environment, **self._mark},
-                    stdout=log,
+                    stdout=output,
                 )
         except OSError as error:
+            log.info("a rank could not be started: %s", error)
             request.reply(**error_fields(error))
             return
         self._reaper.add(pid)
@@ -287,6 +302,11 @@ def main(directory: Path, watched: int) -> None:
         lock.close()
         linux.default_signals()
         linux.become_subreaper()
+        # Not in the directory that goes with this process.
+        file = own_log.directory(directory.parent) / own_log.daemon_file(os.getpid())
+        level = own_log.level_of(os.environ.get(VARIABLE)) or own_log.INFO
+        stack.enter_context(own_log.written(file, level))
+        log.info("process daemon of %s", directory.name)
         short = stack.enter_context(links(directory))
         Keeper(directory, listener, token.read_text(), short).serve(watched)
         shutil.rmtree(directory)

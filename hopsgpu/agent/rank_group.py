@@ -7,6 +7,7 @@ import contextlib
 import functools
 import hashlib
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -27,6 +28,7 @@ from hopsgpu.agent.rank_environment import (
 )
 from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports
 from hopsgpu.agent.rank_process import RankEnd, RankProcess
+from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.uploader import Bringing
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
@@ -42,6 +44,8 @@ from hopsgpu.rank.context import DATA, KEPT, Context
 from hopsgpu.rank.main import PRUNED, WELL, reserve
 from hopsgpu.rank.trial import ask_to_end, was_told
 from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
 
 # More travels by the lake: the driver's memory is shared by the values of all ranks.
 MOST_INLINE = 2**20
@@ -91,6 +95,7 @@ class Attempt:
         self._ranks: dict[int, RankProcess] = {}
         # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
+        self._has_failed = False
         self._watching: list[asyncio.Task[None]] = []
         self._killed_before = 0
         self._unwatched: set[str] = set()
@@ -107,6 +112,8 @@ class Attempt:
             python: what they run with.
         """
         message = self._message
+        ranks = ", ".join(str(described["context"]["rank"]) for described in message["ranks"])
+        log.info("%s: attempt %d: starts ranks %s", self.run_id, message["attempt"], ranks)
         self._keeper = keeper
         sizes = [described["data_bytes"] for described in message["ranks"]]
         call, *shards = _cut(message.payload, [message["call_bytes"], *sizes])
@@ -222,6 +229,13 @@ class Attempt:
             return
         finally:
             self.begun.set()
+        log.debug(
+            "%s: rank %d started: pid %d, %s",
+            self.run_id,
+            rank.rank,
+            started.pid,
+            "forked" if started.warning is None else "not forked",
+        )
         await self._tell("started", rank=rank.rank, pid=started.pid)
         if started.warning is not None:
             await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
@@ -237,6 +251,7 @@ class Attempt:
                 await asyncio.to_thread(shutil.rmtree, rank.directory / KEPT, ignore_errors=True)
 
     async def _not_started(self, rank: int, error: OSError, *, stopped: bool) -> None:
+        log.info("%s: rank %d not started: %s", self.run_id, rank, error)
         outcome = {"status": "not started", "error": str(error)}
         await self._tell("started", rank=rank, pid=0)
         end = RankEnd(None, None, 0, outcome, b"", (), time.time(), stopped=stopped)
@@ -254,6 +269,7 @@ class Attempt:
             metrics.append(file, metrics.sample_line(sample))
 
         def gpu_broke() -> None:
+            log.info("%s: a GPU of rank %d is beyond hope", self.run_id, rank.rank)
             loop.call_soon_threadsafe(broken.set)
 
         async def followed(follower: _Follower, path: Path, send: _Send) -> None:
@@ -279,6 +295,7 @@ class Attempt:
                 end = await self._end_of(rank, kill)
             ended.set()
             killed = not ending.cancel()
+        log.debug("%s: rank %d: all that it wrote was sent", self.run_id, rank.rank)
         for problem in problems[:1]:
             text = f"the output of rank {rank.rank} is incomplete: {problem}"
             await self._tell("warning", text=text)
@@ -329,6 +346,14 @@ class Attempt:
 
     async def _report(self, rank: int, end: RankEnd, events: Sequence[GpuEvent] = ()) -> None:
         outcome = dict(end.outcome)
+        log.info(
+            "%s: rank %d ended: %s, %s%s",
+            self.run_id,
+            rank,
+            end.signal or f"exit code {end.exit_code}",
+            outcome.get("status", "told nothing"),
+            ", stopped" if end.stopped else "",
+        )
         told = was_told(self._directory / f"rank-{rank}")
         try:
             value = await self._value(rank, end.value)
@@ -336,6 +361,10 @@ class Attempt:
             value, outcome = _Told(), {"status": "value lost", "error": str(error)}
         # Before it is told: the next one may follow at once.
         self._ended.add(rank)
+        self._has_failed |= end.stopped or outcome.get("status") not in WELL
+        if self._has_failed and len(self._ended) == len(self._message["ranks"]):
+            # Before the last end, after which the driver hears nothing of this attempt.
+            await send_log(self._tell, None if self._keeper is None else self._keeper.pid)
         await self._tell(
             "ended",
             value.inline,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import time
@@ -21,6 +22,8 @@ from hopsgpu.linux import handles
 from hopsgpu.rank import main as rank_module
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.tracebacks import shows_all
+
+log = logging.getLogger(__name__)
 
 STOP_SECONDS = 5.0
 _FAILED_LOOK_SECONDS = 1.0
@@ -201,6 +204,7 @@ class RankProcess:
             self._excess = await asyncio.to_thread(watch.look)
             self._peak = watch.peak
         self._excess_at = time.time()
+        log.info("rank %d uses more memory than it may, and is killed", self.rank)
         self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     async def _end_failed(self, pid: int) -> None:
@@ -210,6 +214,7 @@ class RankProcess:
             await asyncio.sleep(_FAILED_LOOK_SECONDS)
         if json.loads(outcome.read_text())["status"] not in rank_module.WELL:
             await asyncio.sleep(STOP_SECONDS)
+            log.info("rank %d has failed, does not end and is killed", self.rank)
             self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:
@@ -250,11 +255,13 @@ class RankProcess:
             return
         if dump_stacks:
             await self._dump_stacks(pid)
+        log.debug("rank %d: SIGTERM; waits %g s for its end", self.rank, STOP_SECONDS)
         self._keeper.signal(pid, signal.SIGTERM, "group")
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._gone.wait()
         except TimeoutError:
+            log.debug("rank %d: SIGKILL", self.rank)
             self._keeper.signal(pid, signal.SIGKILL, "tree")
             await self._gone.wait()
 

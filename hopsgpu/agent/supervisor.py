@@ -7,7 +7,7 @@ Between hello and the end of the connection it answers:
               are forked                                    → preparing …, reserved {ports, ...}
     keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
-              reports, warning …, failing, saving …, ended
+              reports, warning …, failing, saving …, agent-log, ended
     prune     has the ranks of a trial know that it is to end
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
                                                             → (their ended, publish-failed)
@@ -30,14 +30,18 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import logging
 import os
+import platform
 import signal
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from hopsgpu import own_log
 from hopsgpu.agent.addresses import held_ports, reach
 from hopsgpu.agent.daemon_client import Keeper, connected
 from hopsgpu.agent.gpu_access import unopened
@@ -46,12 +50,15 @@ from hopsgpu.agent.model_upload import dump_left, dump_parts, left_in, upload_al
 from hopsgpu.agent.module_unpacker import Unpacked
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.rank_group import Attempt, spec_of
+from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, ChannelError, Message
 from hopsgpu.control.peer import Driver, given_out, greet, lake_environment
 from hopsgpu.core.rank_requirements import lacking
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+
+log = logging.getLogger(__name__)
 
 # The driver waits for an answer no longer than for some of these.
 _SIGN_SECONDS = 5.0
@@ -68,18 +75,28 @@ def run_agent(driver: Driver, watched: int | None = None) -> None:
         OSError: the driver cannot be reached.
         ChannelError: something else answered.
     """
-    asyncio.run(_serve(driver, watched))
+    with own_log.written(own_log.directory(Path("hopsgpu")) / own_log.AGENT, driver.log):
+        asyncio.run(_serve(driver, watched))
 
 
 async def _serve(driver: Driver, watched: int | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
     channel = await greet(driver)
+    container = os.environ.get("CONTAINER_ID", "a container")
+    log.info(
+        "agent of %s on %s serves the driver at %s:%d",
+        container,
+        platform.node(),
+        driver.address,
+        driver.port,
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             await Agent(channel, tasks, watched).serve()
     finally:
         await channel.close()
+        log.info("agent ends: %s", channel.reason or "by an error of its own")
 
 
 async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
@@ -146,6 +163,7 @@ class Agent:
             case "prune":
                 await self._prune(message)
             case "stop":
+                log.info("%s: told to stop", message["run_id"])
                 for slot in self._slots_of(message):
                     assert slot.attempt is not None
                     slot.unwanted.set()
@@ -169,15 +187,20 @@ class Agent:
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
     async def _prune(self, message: Message) -> None:
+        log.info("%s: the trial is to end early", message["run_id"])
         for slot in self._slots_of(message):
             assert slot.attempt is not None
             await slot.attempt.prune()
 
     async def _reserve(self, message: Message, slot: Slot) -> None:
         slot.meeting.close()
-        tell = functools.partial(self._channel.tell, "reserved", run_id=message["run_id"])
+        run_id, began = message["run_id"], time.monotonic()
+        say = functools.partial(self._channel.tell, run_id=run_id)
+        tell = functools.partial(say, "reserved")
         try:
             if closed := await asyncio.shield(self._opening):
+                log.info("%s: GPUs that cannot be opened: %s", run_id, ", ".join(closed))
+                await send_log(say, self._daemon)
                 await tell(unopened=closed)
                 return
             slot.home = await self._prepared(message)
@@ -190,8 +213,18 @@ class Agent:
             store = await self._store(spec, int(message["store"]), slot.meeting)
         except (ConfigError, OSError) as error:
             configured = isinstance(error, ConfigError)
+            log.info("%s: nothing reserved: %s", run_id, type(error).__name__)
+            await send_log(say, self._daemon)
             await tell(problem=str(error) or repr(error), configured=configured)
             return
+        log.info(
+            "%s: reserved %d ports of %s%s after %.2f s",
+            run_id,
+            len(slot.ports.ports),
+            there.address,
+            "" if store is None else " and a store",
+            time.monotonic() - began,
+        )
         await tell(
             ports=slot.ports.ports,
             store=store,
@@ -199,6 +232,11 @@ class Agent:
             interface=there.interface,
             lacks=await asyncio.to_thread(_lacking, message.fields.get("imports", ()), slot.home),
         )
+
+    @property
+    def _daemon(self) -> int | None:
+        """The pid of this container's process daemon, where there is one."""
+        return None if self._keeper is None else self._keeper.pid
 
     async def _prepared(self, message: Message) -> Home:
         """Return what ranks run with, once it is there; the driver is told that it takes its time.
@@ -215,6 +253,7 @@ class Agent:
         preparing = asyncio.ensure_future(keeper.prepare(env, os.environ))
         try:
             while not (await asyncio.wait([preparing], timeout=_SIGN_SECONDS))[0]:
+                log.debug("%s: waits for its Python environment", message["run_id"])
                 await self._channel.tell("preparing", run_id=message["run_id"])
             return preparing.result()
         finally:
@@ -257,6 +296,7 @@ class Agent:
             self._tasks.create_task(_look_after(attempt, slot.unpacked, slot.unpacked.given))
             await attempt.start(await self._keeper_here(), roots, slot.home)
         except OSError as error:
+            log.info("%s: its ranks cannot be started: %s", attempt.run_id, error)
             await attempt.refuse(error)
 
     async def _modules(self, message: Message, unpacked: Unpacked) -> list[str]:
@@ -278,6 +318,7 @@ class Agent:
             if self._keeper is None or self._keeper.lost:
                 keeper = connected(Path("hopsgpu"), self._watched)
                 self._keeper = await self._keeping.enter_async_context(keeper)
+                log.info("process daemon: %d", self._keeper.pid)
             return self._keeper
 
     async def _keep_tokens(self, message: Message) -> None:
@@ -287,8 +328,10 @@ class Agent:
         except (OSError, ValueError) as error:
             container = os.environ.get("CONTAINER_ID", "a container")
             text = f"renewed HDFS tokens could not be stored in {container}: {error}"
+            log.info("renewed HDFS tokens could not be stored: %s", type(error).__name__)
             await self._channel.tell("warning", run_id=message["run_id"], text=text)
             return
+        log.info("fresh HDFS tokens kept")
         digest = hashlib.sha256(message.payload).hexdigest()
         await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
 
@@ -298,7 +341,8 @@ class Agent:
         await self._channel.tell("left", dump_left(left), run_id=message["run_id"])
 
     async def _publish(self, message: Message, unwanted: threading.Event) -> None:
-        tell = functools.partial(self._channel.tell, run_id=message["run_id"])
+        run_id, began = message["run_id"], time.monotonic()
+        tell = functools.partial(self._channel.tell, run_id=run_id)
         try:
             directories = self._model_dirs(message)
             parts = await asyncio.to_thread(
@@ -306,10 +350,12 @@ class Agent:
             )
         except Exception as error:  # noqa: BLE001 - told to the driver, whatever it is
             reason = str(error) or repr(error)
+            log.info("%s: upload failed: %s", run_id, type(error).__name__)
             await tell("publish-failed", reason=reason, trouble=_trouble(error))
             return
         finally:
             unwanted.set()
+        log.info("%s: model files uploaded after %.1f s", run_id, time.monotonic() - began)
         await tell("uploaded", dump_parts(parts))
 
     def _model_dirs(self, message: Message) -> dict[int, Path]:

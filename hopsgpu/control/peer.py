@@ -16,6 +16,7 @@ from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.core.rank_requirements import DATA, LAKE, lacking
 from hopsgpu.gpu.container_gpus import read_given
 from hopsgpu.gpu.node.health import BAD
+from hopsgpu.own_log import INFO
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Driver:
         heartbeat: seconds without a sign of life after which either end takes the other as lost.
         certificate: the driver's (DER), where the channel is encrypted.
         modules: top-level ones; the driver is told which of them a container's Python lacks.
+        log: level at which the container's processes write their own log.
     """
 
     address: str
@@ -41,6 +43,7 @@ class Driver:
     heartbeat: float = HEARTBEAT_SECONDS
     certificate: bytes | None = field(default=None, repr=False)
     modules: tuple[str, ...] = ()
+    log: str = INFO
 
 
 async def greet(driver: Driver) -> Channel:

@@ -8,16 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import threading
+from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
+from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-LEVELS = {"info": logging.INFO, "debug": logging.DEBUG}
+# Of agents and of the tasks that hold executors until these come.
+AGENT = "hopsgpu-agent.log"
+INFO = "info"
+LEVELS = {INFO: logging.INFO, "debug": logging.DEBUG}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# Several processes of a container may write to one file.
+_FILE_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+_MOST = 2 * 2**20
 
 _ours = logging.getLogger(__name__.partition(".")[0])
 _lock = threading.Lock()
+_level = INFO
 
 
 class _Shown(logging.Handler):
@@ -51,17 +62,81 @@ def level_of(given: str | None) -> str | None:
 
 def show(level: str | None) -> None:
     """Shows the driver's log on stderr from now on; the level None changes nothing."""
+    global _level
     if level is None:
         return
     with _lock:
+        _level = level
         _ours.setLevel(LEVELS[level])
         if not any(isinstance(handler, _Shown) for handler in _ours.handlers):
             _ours.addHandler(_Shown())
 
 
-def shown_level() -> str:
-    """The level at which agents and process daemons write their files."""
-    with _lock:
-        is_debug = _ours.level == logging.DEBUG
-        is_shown = any(isinstance(handler, _Shown) for handler in _ours.handlers)
-    return "debug" if is_debug and is_shown else "info"
+def level() -> str:
+    """The level that processes which this one starts are to write at."""
+    return _level
+
+
+class _File(RotatingFileHandler):
+    """Writes to a file of a bounded size, and one more of what came before."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        super().__init__(
+            path, maxBytes=_MOST, backupCount=1, encoding="utf-8", errors="backslashreplace"
+        )
+        self.setFormatter(logging.Formatter(_FILE_FORMAT))
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """A full disk ends no rank, nor fills the container's stderr with complaints."""
+
+
+def daemon_file(pid: int) -> str:
+    """The name of the file of a process daemon."""
+    return f"hopsgpu-process-daemon-{pid}.log"
+
+
+def directory(own: Path) -> Path:
+    """Where this container's files are: where YARN collects its logs, else a directory of ours."""
+    first = os.environ.get("LOG_DIRS", "").partition(",")[0]
+    return Path(first) if first and Path(first).is_dir() else own
+
+
+def last_of(path: Path, most: int) -> bytes:
+    """The last whole lines of a file that `written` has written; b"" where there is none."""
+    kept = b""
+    for file in (path, path.with_name(f"{path.name}.1")):
+        with contextlib.suppress(OSError):
+            kept = file.read_bytes() + kept
+        if len(kept) > most:
+            return kept[-most:].partition(b"\n")[2]
+    return kept
+
+
+@contextlib.contextmanager
+def written(path: Path, level: str) -> Iterator[None]:
+    """While inside, this process's log goes to a file alone, unless it cannot be made.
+
+    Args:
+        path: of the file; what is there stays.
+        level: "info" or "debug".
+    """
+    global _level
+    try:
+        handler = _File(path)
+    except OSError:
+        yield
+        return
+    before = _level, _ours.level, _ours.propagate
+    _level = level
+    _ours.setLevel(LEVELS[level])
+    # The process may be Spark's, whose own logging is none of our business.
+    _ours.propagate = False
+    _ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        _ours.removeHandler(handler)
+        handler.close()
+        _level, previous, _ours.propagate = before
+        _ours.setLevel(previous)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hopsgpu.agent import sent_log
 from hopsgpu.backends.agent_registration import check_data
 from hopsgpu.backends.grant import Lease, refuse_duplicates
 from hopsgpu.backends.spark.token_renewal import Handover
@@ -129,6 +130,7 @@ class Training:
             self.trained.failure, self.trained.fault = meeting.failure, Fault.INFRASTRUCTURE
             self.trained.avoid = meeting.avoid
             self.trained.suspect = None if meeting.avoid.is_any else meeting.failure.host
+            self._outputs.keep_agent_logs()
             return self.trained
         self.meeting = meeting
         try:
@@ -210,6 +212,10 @@ class Training:
         if event is not None and event.message is None:
             self._connected.discard(event.peer)
             self._lease.gone.add(event.peer)
+        if event is not None and event.message and event.message.kind == sent_log.KIND:
+            index = self._world.of_container(event.peer)[0].node_rank
+            self._outputs.take_agent_log(index, event.message.payload)
+            return None
         return event
 
     def _event(self) -> Event | None:
@@ -374,6 +380,7 @@ class Training:
         """Which failure was the first, and whose fault it was."""
         conclusion = self._ends.conclude(self._call.timeout, self._reason)
         if conclusion is not None:
+            self._outputs.keep_agent_logs()
             self.trained.failure, self.trained.fault = conclusion.failure, conclusion.fault
             self.trained.avoid, self.trained.suspect = conclusion.avoid, conclusion.suspect
             log.info(

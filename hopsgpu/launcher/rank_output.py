@@ -253,11 +253,13 @@ class Outputs:
         }
         self._records = {rank: Spool() for rank in self._places}
         self._metrics = Metrics(self._places)
+        self._agents: dict[int, Spool] = {}
+        self._keeps_agents = False
         self._owned = contextlib.ExitStack()
 
     def __enter__(self) -> Outputs:
-        # Two files for each process, and its executor's connection.
-        allow_descriptors(3 * len(self._places))
+        # Two files for each process, and its executor's connection and its agent's log.
+        allow_descriptors(4 * len(self._places))
         for spool in (*(output.spool for output in self._ranks.values()), *self._records.values()):
             self._owned.callback(spool.close)
         return self
@@ -277,6 +279,23 @@ class Outputs:
     def take_record(self, rank: int, chunk: bytes) -> None:
         """Keeps what a rank's file of reports and GPU samples holds."""
         self._records[rank].write(chunk)
+
+    def take_agent_log(self, index: int, content: bytes) -> None:
+        """Keeps the end of an agent's own log, for an attempt that fails.
+
+        Args:
+            index: of its container in the gang.
+            content: which replaces what it sent before.
+        """
+        if (before := self._agents.pop(index, None)) is not None:
+            before.close()
+        spool = self._agents[index] = Spool()
+        self._owned.callback(spool.close)
+        spool.write(content)
+
+    def keep_agent_logs(self) -> None:
+        """Has the agents' own logs brought to the lake with the ranks': the attempt has failed."""
+        self._keeps_agents = True
 
     def take_reports(self, rank: int, folded: bytes) -> None:
         """Takes in what `follow_reports` sent."""
@@ -327,9 +346,12 @@ class Outputs:
         """What there is for the lake; it is the caller's from now on, and nothing can follow.
 
         A file `rank-<rank>.log` for each rank, and `metrics-<rank>.jsonl` where it reported
-        something or its GPUs were sampled.
+        something or its GPUs were sampled; `agent-<index>.log` of each container whose agent has
+        sent it, where these are kept.
         """
         self._owned.pop_all()
+        for spool in () if self._keeps_agents else self._agents.values():
+            spool.close()
         return Logs(self._files())
 
     def _files(self) -> dict[str, Spool]:
@@ -337,4 +359,5 @@ class Outputs:
         records = {
             record_name(rank): spool for rank, spool in self._records.items() if not spool.is_empty
         }
-        return logs | records
+        kept = self._agents.copy() if self._keeps_agents else {}
+        return logs | records | {f"agent-{index}.log": spool for index, spool in kept.items()}

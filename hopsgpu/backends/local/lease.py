@@ -22,6 +22,7 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.own_log import level
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,7 @@ def here_served(
     """
     secret = new_secret()
     with serve(secret, _HERE, ports, heartbeat=heartbeat) as server:
-        yield server, Driver(_HERE, server.port, secret, user, heartbeat=heartbeat)
+        yield server, Driver(_HERE, server.port, secret, user, heartbeat=heartbeat, log=level())
 
 
 def package_for(request: Request, directory: Path) -> Path | None:

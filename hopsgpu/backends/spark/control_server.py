@@ -11,6 +11,7 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import network_is_encrypted
 from hopsgpu.linux import allow_descriptors
+from hopsgpu.own_log import level
 
 
 @contextlib.contextmanager
@@ -38,6 +39,12 @@ def control_channel(
         yield (
             server,
             Driver(
-                address, server.port, secret, user, heartbeat=heartbeat, certificate=certificate
+                address,
+                server.port,
+                secret,
+                user,
+                heartbeat=heartbeat,
+                certificate=certificate,
+                log=level(),
             ),
         )

@@ -322,6 +322,17 @@ async def returned(channel: Channel, rank: int) -> None:
     await end(channel, b"value", **known)
 
 
+def test_the_log_of_an_agent_whose_rank_failed_is_kept(server: ControlServer) -> None:
+    async def fail(channel: Channel) -> None:
+        await channel.send("started", run_id="run-1", rank=0, pid=7)
+        await channel.send("agent-log", b"what it did", run_id="run-1", attempt=0)
+        await end(channel)
+
+    training, *_ = launch(server, fail)
+    assert training.run().failure is not None
+    assert training.log_sizes() == {"logs/agent-0.log": 11, "logs/rank-0.log": 0}
+
+
 def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishing(
     server: ControlServer,
 ) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,8 +20,9 @@ OURS = logging.getLogger("hopsgpu")
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test changes of the logger is taken back."""
+    monkeypatch.setattr(own_log, "_level", own_log.INFO)
     handlers, level, propagate = list(OURS.handlers), OURS.level, OURS.propagate
     yield
     OURS.handlers[:], OURS.propagate = handlers, propagate
@@ -67,14 +70,55 @@ def test_a_level_shows_the_log_on_stderr_once(capsys: pytest.CaptureFixture[str]
 
 
 def test_agents_write_more_where_the_driver_was_told_to_show_more() -> None:
-    assert own_log.shown_level() == "info"
+    assert own_log.level() == "info"
     # The user's own setting is for the driver.
     OURS.setLevel(logging.DEBUG)
-    assert own_log.shown_level() == "info"
+    assert own_log.level() == "info"
     own_log.show("info")
-    assert own_log.shown_level() == "info"
+    assert own_log.level() == "info"
     own_log.show("debug")
-    assert own_log.shown_level() == "debug"
+    assert own_log.level() == "debug"
+
+
+def test_a_file_takes_the_log_alone_and_is_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "logs" / own_log.AGENT
+    with own_log.written(file, "info"):
+        OURS.getChild("some").info("first")
+        OURS.getChild("some").debug("not written")
+        assert own_log.level() == "info"
+        for _ in range(6):
+            OURS.getChild("some").info("x" * 2**19)
+    OURS.getChild("some").warning("no longer")
+    assert [record.message for record in caplog.records] == ["no longer"]
+    assert OURS.propagate and OURS.level == 0
+    before = tmp_path / "logs" / f"{own_log.AGENT}.1"
+    assert f" INFO {os.getpid()} hopsgpu.some: first\n" in before.read_text()
+    assert all(3 * 2**19 < one.stat().st_size < 2 * 2**20 for one in (before, file))
+    with own_log.written(file, "debug"):
+        OURS.getChild("some").debug("at debug")
+        assert own_log.level() == "debug"
+    assert file.read_text().endswith("hopsgpu.some: at debug\n")
+    assert own_log.level() == "info"
+
+
+def test_a_file_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with own_log.written(tmp_path / "file" / own_log.AGENT, "debug"):
+        OURS.getChild("some").info("nowhere")
+        assert OURS.propagate
+
+
+def test_files_are_where_yarn_collects_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOG_DIRS", raising=False)
+    assert own_log.directory(Path("hopsgpu")) == Path("hopsgpu")
+    monkeypatch.setenv("LOG_DIRS", f"{tmp_path},/other")
+    assert own_log.directory(Path("hopsgpu")) == tmp_path
+    monkeypatch.setenv("LOG_DIRS", f"{tmp_path}/not-there")
+    assert own_log.directory(Path("hopsgpu")) == Path("hopsgpu")
 
 
 @pytest.mark.parametrize(
