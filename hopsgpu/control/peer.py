@@ -1,4 +1,6 @@
-"""What an executor's task needs to find and recognise the driver, and how it says hello."""
+"""What an executor's task needs to find and authenticate the driver, and how it introduces
+itself.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,18 @@ from hopsgpu.gpu.node.health import BAD
 
 @dataclass(frozen=True)
 class Driver:
-    """Where the driver listens, and what proves it.
+    """Where the driver listens, and what authenticates it.
 
     Attributes:
-        address: as the executors reach it.
-        port: of the control channel.
-        secret: the run's; never shown.
-        user: who submitted, for the lake on clusters without Kerberos; None with it.
-        job: names the job whose tasks they are; a late one of an earlier job is known by it.
-        heartbeat: seconds without a sign of life after which either end takes the other as lost.
-        certificate: the driver's (DER), where the channel is encrypted.
-        modules: top-level ones; the driver is told which of them a container's Python lacks.
+        address: address at which the executors reach it.
+        port: port of the control channel.
+        secret: the run's secret; never shown.
+        user: the submitting user, for the lake on clusters without Kerberos; None with Kerberos.
+        job: name of the job that the tasks belong to; it identifies a late task of an earlier job.
+        heartbeat: seconds without a sign of life after which either end considers the other lost.
+        certificate: the driver's certificate (DER) if the channel is encrypted.
+        modules: top-level modules; a container reports to the driver which of them its Python
+            lacks.
     """
 
     address: str
@@ -61,12 +64,12 @@ async def greet(driver: Driver) -> Channel:
 
 
 def _introduction(address: str, driver: Driver) -> dict[str, Any]:
-    """Return what the driver learns of this container.
+    """Return what the driver learns about this container.
 
     Args:
-        address: this end of the connection to the driver: of the interfaces of this node the one
-            that reaches the others.
-        driver: what it asks for.
+        address: address of this end of the connection to the driver: among the node's interfaces,
+            the one that reaches the others.
+        driver: the driver, which says what to report.
     """
     return {
         "container": os.environ.get("CONTAINER_ID", ""),
@@ -80,8 +83,10 @@ def _introduction(address: str, driver: Driver) -> dict[str, Any]:
 
 
 def given_out() -> list[dict[str, str]]:
-    """Return the fields of each GPU's `gang.Device`, as the discovery script left them in the container's
-    directory; none where it did not run.
+    """Return the fields of each GPU's `gang.Device`.
+
+    The discovery script left them in the container's directory; the list is empty if the script did
+    not run.
     """
     return [
         {
@@ -97,8 +102,8 @@ def given_out() -> list[dict[str, str]]:
 def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which HDFS clients of this container act for the submitting user.
 
-    Spark ships the submitter's Hadoop configuration into the container; the node's own, if
-    any, may not know the submitter's name services.
+    Spark ships the submitter's Hadoop configuration into the container; the node's own, if it has
+    one, may not know the submitter's name services.
     """
     added = {}
     if user is not None:
