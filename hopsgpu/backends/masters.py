@@ -1,4 +1,4 @@
-"""Which masters there are."""
+"""Spark masters."""
 
 from __future__ import annotations
 
@@ -8,5 +8,7 @@ _LOCAL = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?")
 
 
 def is_local(master: str | None) -> bool:
-    """Return whether a master is this machine, in the driver's own JVM: local, local[N] or local[*]."""
+    """Return whether a master is this machine, in the driver's own JVM: local, local[N],
+    local[*].
+    """
     return master is not None and _LOCAL.fullmatch(master.strip()) is not None

@@ -1,4 +1,4 @@
-"""What each component of a function is worth, as text and in a notebook."""
+"""What each component of a function contributes, as text and in a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = "(whole)"
 
 
 def text(result: AblationResult) -> str:
-    """Return a plain table, what is worth most first."""
+    """Return a plain table, the most valuable component first."""
     rows = [_headers(result), *(_cells(result, row) for row in _sorted(result))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -24,7 +24,7 @@ def text(result: AblationResult) -> str:
 
 
 def card(result: AblationResult) -> str:
-    """Return a table, what is worth most first."""
+    """Return a table for a notebook, the most valuable component first."""
     rows = [_cells(result, row) for row in _sorted(result)]
     return html.box(
         html.title("AblationResult", result.run_id, f"· {result.direction}"),
@@ -33,7 +33,7 @@ def card(result: AblationResult) -> str:
 
 
 def worth(result: AblationResult, row: AblationRow) -> float | None:
-    """Return how much better the metric is with a component than without; None where that is unknown."""
+    """Return how much better the metric is with a component than without; None if unknown."""
     if row.difference is None:
         return None
     return row.difference if result.direction == "minimize" else -row.difference

@@ -1,4 +1,4 @@
-"""What a notebook shows of a search's result; its page begins with the same."""
+"""What a notebook shows of a search's result; its page starts with the same."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WIDTH, _HEIGHT = 560, 130
 
 
 def search_card(result: SearchResult) -> str:
-    """Return a search's result."""
+    """Return a card of a search's result."""
     return html.box(*summary(result))
 
 
 def summary(result: SearchResult) -> Sequence[Html]:
-    """Return what is to be seen first of a result."""
+    """Return the first part of a result."""
     best = result.best
     name = f"best {result.metric or 'value'}"
     pairs: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""Standing in line: a gang asks YARN when it is its turn, and when it seems to fit."""
+"""The line of gangs: a gang asks YARN when it is its turn, and when it seems to fit."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LONGEST_PROBE = 600.0
 
 
 class Queueing:
-    """One gang in the line; use `queueing`, which leaves it on every path."""
+    """One gang in the line; use `queueing`, which leaves the line on every path."""
 
     def __init__(
         self, application: Application, request: Request, patience: Patience, place: Place | None
@@ -54,10 +54,10 @@ class Queueing:
 
     @contextlib.contextmanager
     def turn(self, has: int) -> Iterator[None]:
-        """Wait for the gang's turn, and has it while inside, or until YARN has granted all.
+        """Wait for the gang's turn, and hold it while inside, or until YARN has granted all.
 
         Args:
-            has: how many of the gang's executors are there already.
+            has: number of the gang's executors that are already there.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -78,7 +78,7 @@ class Queueing:
             self._give_back()
 
     def keep(self) -> bool:
-        """Renew the turn; False where the others had thought this gang dead, and it is lost."""
+        """Renew the turn; return False if it is lost, because others considered this gang dead."""
         kept = True
 
         def keep(place: Place) -> None:
@@ -89,14 +89,14 @@ class Queueing:
         return kept
 
     def granted(self) -> None:
-        """YARN has granted all, and they only have to start: the next gang may ask."""
+        """End the turn: YARN has granted all executors, and the next gang may ask."""
         self._give_back()
 
     def facts(self, held: int) -> Facts:
-        """Return who holds what, and what is free.
+        """Return who holds which GPUs, and what is free.
 
         Args:
-            held: how many of its executors YARN has granted.
+            held: number of its executors that YARN has granted.
         """
         try:
             return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
@@ -104,7 +104,7 @@ class Queueing:
             return Facts("", str(error))
 
     def hosts(self, executors: int) -> tuple[str, ...]:
-        """Return where executors are best asked for, one host for each; none leaves it to YARN."""
+        """Return the best host for each executor; if empty, YARN chooses."""
         if self._request.placement is None and self._request.hosts is None:
             return ()
         # YARN's client refuses a request with both, and Spark's application master ends by it.
@@ -117,11 +117,11 @@ class Queueing:
         return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
     def room(self, least: int, most: int) -> int:
-        """Return how many executors of those wanted seem to fit now.
+        """Return how many of the requested executors seem to fit now.
 
         Args:
-            least: so many are asked for whatever is free.
-            most: that are wanted.
+            least: number to request whatever is free.
+            most: largest number to request.
         """
         try:
             snapshot = self._snapshot(0.0)
@@ -135,11 +135,11 @@ class Queueing:
         return most_that_fit(least, most, fits)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
-        """Return how YARN stands on the nodes that will do."""
+        """Return the state of YARN on the nodes that the gang can use."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
     def _is_ours(self, has: int) -> bool:
-        """Look once, and tells; True when the gang is to ask YARN now."""
+        """Check once, and report; return True when the gang should ask YARN now."""
         self._patience.check(Grants(connected=has))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
@@ -161,7 +161,7 @@ class Queueing:
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
-        """Return whether the turn was taken, by the line on the lake or, where there is none, without."""
+        """Try to take the turn, by the line on the lake or, if there is none, without it."""
         alone = Turn(missing.bound is Bound.NONE or probe)
         if self._place is None:
             return alone
@@ -192,7 +192,7 @@ class Queueing:
         return turn if place.take(line) else Turn(False, "another gang was quicker")
 
     def _still(self, has: int, probe: bool) -> bool:
-        """Look again once the turn is taken: whoever had it before may have taken the rest."""
+        """Check again after taking the turn: the previous holder may have taken the rest."""
         if probe:
             return True
         try:
@@ -219,7 +219,7 @@ class Queueing:
             self._refused_since = None
 
     def _refused(self, error: StoreError, alone: Turn) -> Turn:
-        """Return the lake refuses: for a while that is waited for, and then the gang goes without."""
+        """Handle a failure of the lake: wait for a while, then go on without the line."""
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
             return Turn(False, f"the line of waiting gangs cannot be read ({error})")
@@ -232,13 +232,13 @@ class Queueing:
 def queueing(
     application: Application, request: Request, patience: Patience, *, grows: bool = False
 ) -> Iterator[Queueing]:
-    """A gang's place in the line of its cluster, left on every path.
+    """Provide a gang's place in the line of its cluster; leave the line on every path.
 
     Args:
-        application: in which it runs.
-        request: what it asks for.
+        application: application in which it runs.
+        request: the request.
         patience: how long it may take.
-        grows: whether it is a search that could do without, and stands behind all gangs.
+        grows: whether it is for more executors of a running search, which stands behind all gangs.
     """
     with contextlib.ExitStack() as stack:
         place = None
@@ -265,7 +265,7 @@ def _without_line(error: StoreError) -> str:
 
 
 def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number in [least, most] that fits, where fewer fit if more do; else `least`."""
+    """Return the largest number in [least, most] that fits, or `least`; `fits` is monotonic."""
     low, high = least, most
     while low < high:
         middle = (low + high + 1) // 2
