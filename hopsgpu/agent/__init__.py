@@ -1,1 +1,1 @@
-"""Supervises the ranks of one container: processes, ports, output, memory, uploads."""
+"""The supervisor of one container's ranks: processes, ports, output, memory, uploads."""

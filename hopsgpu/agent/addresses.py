@@ -1,4 +1,4 @@
-"""Addresses at which other containers reach this one, and ports held for its ranks.
+"""Addresses at which other containers reach this one, and ports reserved for its ranks.
 
 Linux only: interfaces and their addresses come from ioctl(SIOCGIFCONF), netdevice(7), and from
 /proc/net/if_inet6, whose columns are address, index, prefix length, scope, flags and name.
@@ -30,11 +30,11 @@ _TRIES = 20
 
 @dataclass(frozen=True)
 class Reach:
-    """How others reach this container.
+    """How other containers reach this one.
 
     Attributes:
         address: IPv4 or IPv6.
-        interface: that has it.
+        interface: interface that has the address.
     """
 
     address: str
@@ -42,10 +42,10 @@ class Reach:
 
 
 def interface_addresses() -> dict[str, tuple[str, ...]]:
-    """Return every interface of this node with its addresses, IPv4 before IPv6.
+    """Return the interfaces of this node with their addresses, IPv4 before IPv6.
 
-    An interface without an address has none; IPv6 link-local addresses are left out, for they
-    mean nothing to another node.
+    An interface without an address has an empty tuple. IPv6 link-local addresses are left out,
+    because other nodes cannot use them.
     """
     found: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
     for name, address in (*_ipv4_addresses(), *_ipv6_addresses()):
@@ -104,16 +104,17 @@ def address_towards(peer: str) -> str:
 
 
 def reach(address: str, interface: str | None = None, others: Sequence[str] = ()) -> Reach:
-    """Return how others reach this container.
+    """Return how other containers reach this one.
 
     Args:
-        address: of this end of the connection to the driver.
-        interface: that an administrator wants (`spark.hopsgpu.interface`), or None for the one
-            that has the address.
+        address: address of this end of the connection to the driver.
+        interface: interface that the administrator chose (`spark.hopsgpu.interface`), or None for
+            the one that has the address.
         others: addresses with which the gang's other containers introduced themselves.
 
     Raises:
-        ConfigError: this node lacks the interface, or it has no address; what there is is named.
+        ConfigError: this node lacks the interface, or it has no address; the message lists what is
+            available.
         OSError: there is no route to the others.
     """
     peer = peer_to_reach(address, others)
@@ -122,9 +123,9 @@ def reach(address: str, interface: str | None = None, others: Sequence[str] = ()
 
 
 def choose(address: str, interface: str | None, interfaces: Mapping[str, Sequence[str]]) -> Reach:
-    """As `reach`, given the node's interfaces with their addresses.
+    """Like `reach`, with the node's interfaces and their addresses given.
 
-    Of several addresses of a wanted interface one of the given address's family is taken.
+    If the chosen interface has several addresses, one of the given address's family is taken.
     """
     if not interface:
         return Reach(address, _owner(address, interfaces))
@@ -147,15 +148,15 @@ def _shown(interfaces: Mapping[str, Sequence[str]]) -> str:
 
 
 def peer_to_reach(address: str, others: Sequence[str]) -> str | None:
-    """Return the peer that tells a container its real address, or None where it has one.
+    """Return the peer towards which a container finds its real address; None if it has one.
 
-    A driver's name may be a loopback address on the driver's own node (127.0.1.1 in Debian's
-    /etc/hosts): a container there introduces itself with an address that is another machine to
-    the others. It then asks `address_towards` one of them.
+    A driver's host name may be a loopback address on the driver's own node (127.0.1.1 in Debian's
+    /etc/hosts). A container there introduces itself with an address that means another machine to
+    the others; it then calls `address_towards` with one of them.
 
     Args:
-        address: with which the container introduced itself.
-        others: those of the gang's other containers.
+        address: address with which the container introduced itself.
+        others: addresses of the gang's other containers.
     """
     if not ipaddress.ip_address(address).is_loopback:
         return None
@@ -163,7 +164,7 @@ def peer_to_reach(address: str, others: Sequence[str]) -> str | None:
 
 
 class HeldPorts:
-    """Ports that nobody else is given while a rank may bind them. Made by `held_ports`."""
+    """Ports reserved for a rank, which no other process gets. Made by `held_ports`."""
 
     def __init__(self, holders: Mapping[int, socket.socket], address: str) -> None:
         self._holders = dict(holders)
@@ -171,14 +172,14 @@ class HeldPorts:
 
     @property
     def ports(self) -> tuple[int, ...]:
-        """Those that are held, in the order in which they were bound."""
+        """The held ports, in the order in which they were bound."""
         return tuple(self._holders)
 
     def check(self) -> None:
-        """Bind each as the next rank will.
+        """Bind each port as the next rank will.
 
         Raises:
-            OSError: one is in use, as by a process that an earlier rank has left.
+            OSError: a port is in use, for example by a process that an earlier rank left running.
         """
         for port in self.ports:
             try:
@@ -187,7 +188,7 @@ class HeldPorts:
                 raise OSError(error.errno, f"port {port}: {error.strerror}") from None
 
     def release(self, port: int) -> None:
-        """Let go of one port.
+        """Release one port.
 
         Raises:
             KeyError: it is not held.
@@ -195,24 +196,24 @@ class HeldPorts:
         self._holders.pop(port).close()
 
     def close(self) -> None:
-        """Let go of all."""
+        """Release all ports."""
         for port in self.ports:
             self.release(port)
 
 
 @contextlib.contextmanager
 def held_ports(count: int, address: str = "") -> Iterator[HeldPorts]:
-    """Hold so many free TCP ports.
+    """Reserve a number of free TCP ports.
 
-    They are bound with SO_REUSEADDR and do not listen: another binder with SO_REUSEADDR (the
-    servers of torch, grpc and Python) takes a port, others and the kernel's own choice are kept
-    out, and a stray connection is refused. They are bound on every address, IPv4 and IPv6, as
-    those servers bind them. A port that cannot be bound so at the address itself is let go
-    for another.
+    The ports are bound with SO_REUSEADDR and do not listen: another program that binds with
+    SO_REUSEADDR (the servers of torch, grpc and Python) gets a port, other programs and the
+    kernel's own choice do not, and a stray connection is refused. Like those servers, the ports are
+    bound on every address, IPv4 and IPv6. A port that cannot also be bound at the address itself is
+    released, and another one is tried.
 
     Args:
-        count: of ports.
-        address: at which the others will reach them; "" for any.
+        count: number of ports.
+        address: address at which the others will reach them; "" for any.
 
     Raises:
         OSError: this node does not have the address, or no port is free.

@@ -1,4 +1,4 @@
-"""A task's way to the keeper of its container, which it starts where there is none."""
+"""A task's connection to the process daemon of its container, which the task starts if needed."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _MOST_LINE = 2**20
 
 
 class KeeperLost(ConnectionError):
-    """The keeper has ended, and with it the ranks that it had started."""
+    """The process daemon has ended, and with it the ranks that it had started."""
 
 
 @dataclass(frozen=True)
 class Started:
-    """A rank that runs.
+    """A running rank.
 
     Attributes:
-        pid: of its process, which leads a session.
-        warning: why it could not be forked and is a fresh interpreter instead, or None.
+        pid: pid of its process, which leads a session.
+        warning: why it is a fresh interpreter rather than forked, or None.
     """
 
     pid: int
@@ -57,8 +57,8 @@ class Store:
     """A torch TCPStore that serves on all interfaces until its process is ended.
 
     Attributes:
-        port: TCP.
-        pid: of its process; ended by a signal like a rank.
+        port: TCP port.
+        pid: pid of its process, which is ended by a signal like a rank.
     """
 
     port: int
@@ -66,13 +66,13 @@ class Store:
 
 
 class Keeper:
-    """A connection to the keeper; `connected` opens it. What is started over it ends with it.
+    """A connection to the process daemon, opened by `connected`; what it starts ends with it.
 
     Attributes:
-        pid: the keeper's.
-        token: marks its ranks (`marking`).
+        pid: the daemon's.
+        token: mark of its ranks (`marking`).
         lost: whether the connection has ended.
-        warnings: what a person should know; whoever tells it takes it out.
+        warnings: warnings for people; whoever reports one removes it.
     """
 
     def __init__(
@@ -94,26 +94,26 @@ class Keeper:
         self._ends: dict[int, asyncio.Future[Ended]] = {}
 
     async def warm(self, spec: ServerSpec) -> str | None:
-        """Has a fork server started and waits until it may fork; why it may not, or None.
+        """Have a fork server started, and wait until it may fork; return why it may not, or None.
 
         Raises:
-            KeeperLost: the keeper ended.
+            KeeperLost: the daemon ended.
         """
         answer = await self._ask("warm", server=spec.as_fields())
         return None if answer["warning"] is None else str(answer["warning"])
 
     async def prepare(self, env: PythonEnv, variables: Mapping[str, str]) -> Home:
-        """Has a Python environment unpacked, once for all of an application on this node.
+        """Have a Python environment unpacked, once for the whole application on this node.
 
-        It goes on where nobody waits for it any more.
+        Unpacking continues if nobody waits for it any more.
 
         Args:
-            env: which.
-            variables: with which the lake is reached.
+            env: the environment.
+            variables: variables with which the lake is reached.
 
         Raises:
             ConfigError: ranks cannot run with it here.
-            OSError: it did not come, or the keeper ended.
+            OSError: it could not be fetched, or the daemon ended.
         """
         path = os.pathsep.join(filter(None, (package_path(), variables.get("PYTHONPATH"))))
         given = {**variables, "PYTHONPATH": path}
@@ -128,26 +128,26 @@ class Keeper:
         """Start a rank (`rank`): forked from the spec's server, else a fresh interpreter.
 
         Args:
-            spec: what it shares with other ranks.
-            directory: the rank's, with its call and working directory in it; has its log, and
-                temporary files, for which TMPDIR is a short path until `forget`.
-            environment: its own variables.
+            spec: what the rank shares with other ranks.
+            directory: directory of the rank, with its call, working directory, log and temporary
+                files; TMPDIR is a short path to these until `forget`.
+            environment: the rank's own variables.
 
         Raises:
-            OSError: it cannot be started, or the keeper ended.
+            OSError: the rank cannot be started, or the daemon ended.
         """
         own = {"directory": str(directory), "environment": dict(environment)}
         answer = await self._ask("spawn", server=spec.as_fields(), **own)
         return Started(answer["pid"], answer["warning"])
 
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
-        """Start a torch TCPStore for a process group; None where no fork server can.
+        """Start a torch TCPStore for a process group; return None if no fork server can.
 
-        It cannot without torch, or where it hangs, which becomes a warning. `torch.distributed`
-        joins the store where TORCHELASTIC_USE_AGENT_STORE is "True".
+        That is the case without torch, or if the server hangs, which becomes a warning.
+        `torch.distributed` joins the store if TORCHELASTIC_USE_AGENT_STORE is "True".
 
         Raises:
-            OSError: it cannot be started, or the keeper ended.
+            OSError: it cannot be started, or the daemon ended.
         """
         answer = await self._ask("store", server=spec.as_fields(), world_size=world_size)
         if answer["port"] is not None:
@@ -157,9 +157,10 @@ class Keeper:
         return None
 
     async def ended(self, pid: int) -> Ended:
-        """Wait for the end of what was started; as killed where the keeper was.
+        """Wait for the end of a process; if the daemon was killed, report it as killed.
 
-        Nothing of it is left then but what went into a session of its own while other ranks run.
+        Then none of its processes is left, except those that entered their own session while other
+        ranks run.
         """
         try:
             return await asyncio.shield(self._ends[pid])
@@ -168,12 +169,12 @@ class Keeper:
                 del self._ends[pid]
 
     def signal(self, pid: int, number: int, scope: Scope) -> None:
-        """Send a signal to what was started; nothing where it has ended.
+        """Send a signal to a process that was started; do nothing if it has ended.
 
         Args:
-            pid: its.
-            number: the signal's.
-            scope: its process, its process group, or "tree": SIGKILL to all that descends from it.
+            pid: pid of the process.
+            number: number of the signal.
+            scope: the process, its process group, or "tree": SIGKILL to all its descendants.
         """
         if not self.lost:
             self._send(do="signal", pid=pid, signal=int(number), scope=scope)
@@ -182,7 +183,7 @@ class Keeper:
         """Remove the short paths of ranks' directories.
 
         Args:
-            directory: above them; about to be removed.
+            directory: directory that contains them and is about to be removed.
         """
         if not self.lost:
             self._send(do="forget", directory=str(directory))
@@ -211,7 +212,7 @@ class Keeper:
         return told
 
     async def listen(self) -> None:
-        """Take what the keeper tells until it ends; then none of its ranks is left."""
+        """Receive messages until the daemon ends; then none of its ranks is left."""
         try:
             with contextlib.suppress(ConnectionError):
                 while line := await self._reader.readline():
@@ -236,7 +237,7 @@ class Keeper:
                 end.set_result(Ended(pid, signal.SIGKILL, 0))
 
     async def _is_dead(self) -> bool:
-        """Wait a little for the keeper's end; one that lives on ends our ranks by itself."""
+        """Wait briefly for the daemon's end; a daemon that lives on ends our ranks by itself."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 await readable(self._pidfd)
@@ -260,22 +261,22 @@ class Keeper:
             self._abandon(told)
 
     def _abandon(self, told: Mapping[str, Any]) -> None:
-        """End what was started for somebody who no longer waits for it."""
+        """End a process that was started for a caller who no longer waits for it."""
         if (pid := told.get("pid")) is not None:
             self.signal(pid, signal.SIGKILL, "tree")
 
 
 @contextlib.asynccontextmanager
 async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[Keeper]:
-    """A connection to this container's keeper, which is started where there is none.
+    """Connect to this container's process daemon, and start it if there is none.
 
     Args:
-        parent: the keeper's directory is made in it.
-        watched: pid of the process with which the keeper ends; by default the executor's JVM
-            above this process, or this process where there is no JVM above it.
+        parent: directory in which the daemon's directory is made.
+        watched: pid of the process with which the daemon ends; by default the executor's JVM above
+            this process, or this process if there is no JVM above it.
 
     Raises:
-        OSError: there is none, and it cannot be started.
+        OSError: there is no daemon, and it cannot be started.
     """
     watched = watched or ancestor("java") or os.getpid()
     directory = (parent / f"keeper-{watched}").absolute()

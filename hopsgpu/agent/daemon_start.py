@@ -1,4 +1,4 @@
-"""Starts a container's keeper from a task's event loop."""
+"""Start a container's process daemon from a task's event loop."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _START_SECONDS = 60.0
 
 
 async def start_keeper(directory: Path, watched: int) -> None:
-    """Start a keeper, unless another task does at the same time; return when there is one.
+    """Start a daemon, unless another task does at the same time; return when there is one.
 
     Args:
-        directory: the keeper's.
+        directory: the daemon's.
         watched: pid of the process with which it ends.
 
     Raises:
-        OSError: it did not start.
+        OSError: the daemon did not start.
     """
     path = os.pathsep.join(filter(None, (package_path(), os.environ.get("PYTHONPATH"))))
     began, pidfd = time.monotonic(), os.pidfd_open(watched)
@@ -70,7 +70,7 @@ async def exited(pid: int) -> None:
 
 
 async def readable(descriptor: int) -> None:
-    """Wait until a descriptor can be read, a pidfd until its process has exited."""
+    """Wait until a descriptor is readable; a pidfd is when its process has exited."""
     loop = asyncio.get_running_loop()
     done = asyncio.Event()
     loop.add_reader(descriptor, done.set)

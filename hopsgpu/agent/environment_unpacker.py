@@ -1,4 +1,6 @@
-"""A keeper's preparation of Python environments: each by a process that outlives who wanted it."""
+"""Preparation of Python environments, each by a process that outlives the task that requested
+it.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,8 @@ def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
     """Return the application's directories on each disk of the node: an environment may lie there.
 
     Args:
-        environ: of the container; YARN names them in LOCAL_DIRS.
-        container: its own directory, for where there are none.
+        environ: environment of the container; YARN names the directories in LOCAL_DIRS.
+        container: its own directory, used if there are none.
     """
     named = [Path(part) for part in environ.get("LOCAL_DIRS", "").split(",") if part]
     return [place / _DIRECTORY for place in named or [container]]
@@ -39,13 +41,13 @@ def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
 class Preparing:
     """The processes that unpack environments for a container's ranks.
 
-    A holder begins it while the gang waits, and its agent takes it over: so who hangs up ends
-    nothing.
+    A placeholder requests it while the gang waits, and its agent takes it over, so a requester that
+    disconnects ends nothing.
 
     Args:
-        directory: the keeper's.
-        mark: variables that tell whose they are.
-        reaper: of the keeper's children.
+        directory: the daemon's.
+        mark: variables that mark the processes.
+        reaper: reaper of the daemon's children.
     """
 
     def __init__(self, directory: Path, mark: Mapping[str, str], reaper: Reaper) -> None:
@@ -55,15 +57,15 @@ class Preparing:
         self._replies: dict[int, tuple[str, list[_Reply]]] = {}
 
     def prepare(self, env: Mapping[str, Any], variables: Mapping[str, str], reply: _Reply) -> None:
-        """Has an environment unpacked, unless it is.
+        """Have an environment unpacked, unless it already is.
 
         Args:
-            env: its fields.
-            variables: of the task that wants it, with which it reaches the lake.
-            reply: is told `home`, or `problem` and `configured`.
+            env: fields of the environment.
+            variables: variables of the requesting task, with which it reaches the lake.
+            reply: receives `home`, or `problem` and `configured`.
 
         Raises:
-            OSError: no process can be started.
+            OSError: no process could be started.
         """
         digest = str(env["digest"])
         places = places_of(variables, self._directory)
@@ -94,7 +96,7 @@ class Preparing:
         self._replies[pid] = (digest, [reply])
 
     def reaped(self, end: Ended) -> None:
-        """Take note of a child's end."""
+        """Handle a child's end."""
         if end.pid not in self._replies:
             return
         digest, replies = self._replies.pop(end.pid)

@@ -1,4 +1,4 @@
-"""What a fork server and its child have to do with each other until the child is set up."""
+"""The protocol between a fork server and its child until the child is set up."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MOST_AT_ONCE = 64 * 1024
 
 
 def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) -> int:
-    """Set this child up and run its body; what goes wrong before that is told to the server.
+    """Set this child up and run its body; report errors during the setup to the server.
 
     Args:
-        prepare: sets it up.
-        body: gives the exit code.
-        report: descriptor to the server; closed by the set-up's end, which tells that it went well.
+        prepare: sets the child up.
+        body: returns the exit code.
+        report: descriptor to the server; closed at the end of the setup, which means success.
     """
     try:
         prepare()
@@ -32,7 +32,7 @@ def set_up(prepare: Callable[[], None], body: Callable[[], int], report: int) ->
 
 
 def read_report(descriptor: int) -> bytes | None:
-    """Return what a child writes until its set-up's end, or None where that takes too long."""
+    """Return what a child writes until its setup ends, or None if that takes too long."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     parts: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Whether a process that has imported frameworks may fork ranks."""
+"""Checks whether a process that has imported frameworks may fork ranks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BAD_FORK = 1
 
 
 def unsafe(modules: Mapping[str, Any]) -> str | None:
-    """In words why this process may not fork ranks, or None where it may.
+    """Return why this process may not fork ranks, for people, or None if it may.
 
-    It forks once to find out. Threads of libraries that know of fork (OpenBLAS) are ended by that
-    and come again when they are needed; what is left then would be missing in a rank.
+    It forks once to find out. Libraries that handle fork (OpenBLAS) end their threads then and
+    restart them when needed; any remaining threads would be missing in a rank.
 
     Args:
-        modules: those that are loaded, `sys.modules`.
+        modules: the loaded modules, `sys.modules`.
     """
     bad_fork = _in_a_fork(modules)
     return (
@@ -33,20 +33,20 @@ def unsafe(modules: Mapping[str, Any]) -> str | None:
 
 
 def stray_threads(names: Iterable[str]) -> str | None:
-    """In words which threads, besides the main one, a fork would lose.
+    """Return which threads, besides the main one, a fork would lose, for people.
 
     Args:
-        names: of all but the main thread.
+        names: names of all but the main thread.
     """
     stray = sorted(set(names) - _HARMLESS)
     return f"importing started threads ({', '.join(stray)})" if stray else None
 
 
 def cuda_use(modules: Mapping[str, Any], devices: Iterable[str], driver: bool) -> str | None:
-    """In words how CUDA was touched; a child of this process could not use it then.
+    """Return how CUDA was touched, for people; a child of this process could not use it then.
 
     Args:
-        modules: those that are loaded.
+        modules: the loaded modules.
         devices: GPU devices that this process has open.
         driver: whether the CUDA driver has been initialised.
     """
@@ -60,7 +60,7 @@ def cuda_use(modules: Mapping[str, Any], devices: Iterable[str], driver: bool) -
 
 
 def _in_a_fork(modules: Mapping[str, Any]) -> str | None:
-    """Ask torch in a child whether it was forked too late."""
+    """Ask torch in a child whether the fork came too late."""
     cuda = modules.get("torch.cuda")
     child = os.fork()
     if child == 0:
@@ -98,7 +98,7 @@ def _devices() -> list[str]:
 
 
 def _driver_is_initialised() -> bool:
-    """Return whether somebody has called cuInit: only then does the driver count devices."""
+    """Return whether cuInit was called: only then does the driver count devices."""
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
     except OSError:

@@ -1,17 +1,17 @@
-"""A fork server: imports frameworks once, never computes, and forks ranks at its keeper's word.
+"""A fork server: it imports frameworks once, never computes, and forks ranks for its daemon.
 
-Started by the keeper as `python -m hopsgpu.agent.fork_server DESCRIPTOR KEEPER_PID MODULES…` with
-the variables that its ranks share; DESCRIPTOR is a stream socket to the keeper. It says `ready`,
-with the reason where it may not fork and what it has imported. Then it is told
+The process daemon starts it as `python -m hopsgpu.agent.fork_server DESCRIPTOR DAEMON_PID MODULES…`
+with the variables that its ranks share; DESCRIPTOR is a stream socket to the daemon. It says
+`ready`, with the reason if it may not fork and what it has imported. Then it receives
 
     spawn    forks a rank                  → id, pid | id, error
     store    forks a torch TCPStore        → id, pid, port | id, error
     signal   sends a signal to a rank
 
-and tells when one has `ended`. It is single-threaded and has no event loop, so that a child
-inherits nothing that has to be undone.
+and reports when one has `ended`. It is single-threaded and has no event loop, so that a child
+inherits nothing that must be undone.
 
-Once it has forked a rank it forks the next one ahead: a spare (see `spare`).
+Once it has forked a rank, it forks the next one ahead: a spare (see `spare_child`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _SPARE_MS = 50
 
 
 class ForkServer:
-    """Forks at its keeper's word; must run in the main thread of a single-threaded process."""
+    """Forks at its daemon's request; must run in the main thread of a single-threaded process."""
 
     def __init__(self, lines: Lines, birth: forked_child.Birth) -> None:
         self._lines = lines
@@ -55,7 +55,7 @@ class ForkServer:
         self._wants_spare = False
 
     def serve(self) -> None:
-        """Answer until the keeper hangs up."""
+        """Answer requests until the daemon closes the connection."""
         with linux.arrivals([signal.SIGCHLD]) as arrived:
             poll = select.poll()
             poll.register(self._lines.connection, select.POLLIN)
@@ -107,7 +107,7 @@ class ForkServer:
             self._reaper.kept.add(self._spare.pid)
 
     def _hand_over(self, number: int, directory: Path, environment: Mapping[str, str]) -> bool:
-        """Has the spare become a rank; False where there is none, or it has died."""
+        """Turn the spare into a rank; return False if there is no spare, or it has died."""
         taken, self._spare = self._spare, None
         if taken is None:
             return False
@@ -166,7 +166,7 @@ class ForkServer:
         serves: bool = False,
         **told: Any,
     ) -> None:
-        """Fork, wait until the child is set up, and tells the keeper of it."""
+        """Fork, wait until the child is set up, and report it to the daemon."""
         reading, writing = os.pipe()
         server = os.getpid()
         try:
@@ -187,13 +187,13 @@ class ForkServer:
         self._answer(number, child, problem, **told)
 
     def _answer(self, number: int, child: int, problem: bytes | None, **told: Any) -> None:
-        """Tell the keeper of a child, and end one whose set-up took too long.
+        """Report a child to the daemon, and end one whose setup took too long.
 
         Args:
-            number: of what was asked for.
+            number: number of the request.
             child: pid.
-            problem: of its set-up, as JSON; empty for none, None where that took too long.
-            **told: told beside the pid.
+            problem: problem of its setup, as JSON; empty for none, None if the setup took too long.
+            **told: sent along with the pid.
         """
         if problem is None:
             self._reaper.signal(child, signal.SIGKILL, "tree")
@@ -234,7 +234,7 @@ def _until_killed() -> int:
 
 
 def _import(name: str) -> None:
-    """Import a module; one that is not there is for the user's function to miss."""
+    """Import a module; a missing one is left for the user's function to report."""
     if "." not in name:
         if importlib.util.find_spec(name) is not None:
             importlib.import_module(name)
@@ -250,9 +250,10 @@ def _import(name: str) -> None:
 
 
 def _keep_exits_to_itself() -> None:
-    """Has ranks not run at their exit what was to be undone of objects of this process.
+    """Keep ranks from running, at their exit, the exit functions of this process.
 
-    Temporary directories, say, are not theirs; and torch's 150 finalizers take them 30 ms.
+    Those clean up objects of this process, such as temporary directories, which are not the ranks';
+    and torch's 150 finalizers take 30 ms.
     """
     finalizers: Mapping[weakref.finalize[Any, Any], object]
     finalizers = weakref.finalize._registry  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A keeper's fork servers at work: started when they are wanted, ended when they are in the way."""
+"""The running fork servers of a container: started on demand, ended when they are in the way."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Pool:
     """The fork servers of a container.
 
     Args:
-        directory: the keeper's.
-        temporary: of fork servers, by a short path.
+        directory: the daemon's.
+        temporary: directory for temporary files of fork servers, by a short path.
         mark: variables that are set for every server and rank.
-        selector: of the keeper's loop, which calls what is registered with it.
-        reaper: of the keeper's children.
-        without_server: does what is wanted without a server, or says why that cannot be: the
-            second argument tells why, None where nothing is wrong.
-        tell_end: is told of the end of a server's rank.
+        selector: selector of the daemon's loop, which calls what is registered with it.
+        reaper: reaper of the daemon's children.
+        without_server: serves a request without a server, or reports why it cannot; the second
+            argument says why there is no server, None if nothing is wrong.
+        tell_end: is notified of the end of a server's rank.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class Pool:
         self._left: list[tuple[Request, str | None]] = []
 
     def patience(self) -> float | None:
-        """Return seconds until the first deadline of a server, None where there is none."""
+        """Return the seconds until the first deadline of a server, None if there is none."""
         deadlines = [s.deadline for s in self._servers if s.deadline is not None]
         return max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
 
     def serve(self, request: Request) -> None:
-        """Has a fork server do it, now or when it is ready, or does it without one."""
+        """Serve a request with a fork server, now or when it is ready, or without one."""
         now = time.monotonic()
         spec = request.spec
         if (reason := self._unsafe.get(spec.identity)) is not None:
@@ -91,10 +91,10 @@ class Pool:
             server.waiting.append(request)
 
     def _start_server(self, spec: ServerSpec, now: float) -> Server:
-        """Return a new fork server, in the place of another where there are many.
+        """Start a fork server, in place of another one if there are many.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the server cannot be started.
         """
         surplus = fork_servers.to_end(self._servers)
         if surplus is not None:
@@ -117,12 +117,12 @@ class Pool:
         return server
 
     def forget_owner(self, owner: object) -> None:
-        """Take back what somebody wanted who is gone."""
+        """Withdraw the requests of an owner that is gone."""
         for server in self._servers:
             server.waiting = [r for r in server.waiting if r.owner is not owner]
 
     def reaped(self, end: Ended) -> tuple[int, ...]:
-        """Take note of a child's end; the ranks that a server left, which are the keeper's now."""
+        """Handle a child's end; return the ranks that a server left, which are now the daemon's."""
         for server in [s for s in self._servers if s.pid == end.pid]:
             # What it has said last.
             while server in self._servers and server.lines.connection in self._selector.get_map():
@@ -140,7 +140,7 @@ class Pool:
         return tuple(left)
 
     def end_late(self) -> None:
-        """End servers that have passed their deadlines; does without them what they have left."""
+        """End servers that have passed their deadlines, and serve their requests without them."""
         now = time.monotonic()
         for server in tuple(self._servers):
             if server.deadline is not None and server.deadline <= now:
@@ -229,7 +229,7 @@ class Pool:
             os.kill(server.pid, signal.SIGKILL)
 
     def _drop(self, server: Server, reason: str) -> None:
-        """End a server that is of no use; what waits for it is done without it."""
+        """End a server that is of no use, and serve its waiting requests without it."""
         self._forget(server)
         if not server.ready:
             self._unsafe[server.spec.identity] = reason
@@ -239,5 +239,5 @@ class Pool:
 
 
 def _known_to_ranks(request: Request, reason: str) -> str | None:
-    """Return a reason to do without a server; None where all ranks will be told of it as well."""
+    """Return why there is no server; None if all ranks report it as well."""
     return None if request.do == "store" else reason

@@ -1,4 +1,4 @@
-"""A keeper's fork servers: which one serves whom, which one has to go, and how one is started."""
+"""The choice of fork servers: which one serves a request, which one must end, how one starts."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST_SAID = 1000
 
 @dataclass(frozen=True)
 class Request:
-    """Something that a fork server is wanted for.
+    """A request for a fork server.
 
     Attributes:
-        owner: who wants it.
+        owner: who requested it.
         do: "warm", "spawn" or "store".
-        spec: of the server.
-        fields: of the message that asked for it.
-        reply: takes the answer's fields.
+        spec: spec of the server.
+        fields: fields of the request's message.
+        reply: receives the answer's fields.
     """
 
     owner: object
@@ -49,18 +49,18 @@ class Server:
 
     Attributes:
         spec: what it was started from.
-        pid: of the process.
+        pid: pid of the process.
         lines: the connection to it.
-        log: what its imports write.
-        deadline: the clock's reading at which it must be ready, have answered or have ended, if it
-            must.
-        used: the clock's reading when it was last wanted.
-        imported: top-level modules that it has or has been asked for: one that is not there is not
-            looked for again.
+        log: file for the output of its imports.
+        deadline: the clock's reading by which it must be ready, have answered or have ended, or
+            None.
+        used: the clock's reading at the last request for it.
+        imported: top-level modules that it has or was asked for; a missing one is not looked for
+            again.
         has: top-level modules that it has, once it is ready.
-        ready: whether it has said that it may fork.
-        waiting: what it is wanted for once it is ready.
-        asked: what it has been told to do, by number.
+        ready: whether it has reported that it may fork.
+        waiting: requests to serve once it is ready.
+        asked: requests that it is serving, by number.
         ranks: pids of its children.
     """
 
@@ -79,19 +79,19 @@ class Server:
 
     @property
     def idle(self) -> bool:
-        """Whether nobody would miss it now."""
+        """Whether the server has no requests and no ranks."""
         return not (self.waiting or self.asked or self.ranks)
 
     def log_tail(self) -> str:
-        """Return the end of the last line that it wrote, "" where there is none."""
+        """Return the end of the last line that it wrote, or ""."""
         lines = self.log.read_text(errors="backslashreplace").splitlines()
         return lines[-1][-_MOST_SAID:] if lines else ""
 
 
 def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
-    """Return the server that may fork for a spec: same interpreter and variables, all its packages.
+    """Return the server that may fork for a spec: same interpreter and variables, all packages.
 
-    What it lacks of the modules below these, the rank imports itself.
+    The rank itself imports the modules below these that the server lacks.
     """
     for server in servers:
         own = server.spec
@@ -102,7 +102,7 @@ def serving(spec: ServerSpec, servers: Iterable[Server]) -> Server | None:
 
 
 def to_end(servers: Iterable[Server], most: int = MOST_SERVERS) -> Server | None:
-    """Return the idle server that was not wanted for longest, where no room is left for another."""
+    """Return the idle server with the oldest last request, if there is no room for another."""
     there = list(servers)
     if len(there) < most:
         return None
@@ -117,18 +117,18 @@ def start(
     number: int,
     now: float,
 ) -> Server:
-    """Start a fork server as a child of this process, in a session of its own.
+    """Start a fork server as a child of this process, in its own session.
 
     Args:
         spec: what it shares with its ranks.
-        mark: variables that tell whose it is.
-        directory: of the keeper; what frameworks leave at home while they are imported lies there.
-        temporary: for temporary files; made where it is not there.
-        number: tells its log from others'.
+        mark: variables that mark the process.
+        directory: directory of the daemon, used as home by frameworks while they are imported.
+        temporary: directory for temporary files; created if missing.
+        number: number in the name of its log.
         now: the clock's reading.
 
     Raises:
-        OSError: it cannot be started.
+        OSError: the server cannot be started.
     """
     home = directory / "home"
     for path in (home, temporary):
@@ -161,13 +161,13 @@ def started(
     stdin: int | IO[bytes] = subprocess.DEVNULL,
     **options: Any,
 ) -> int:
-    """Return the pid of a child that leads a session and writes errors to its stdout.
+    """Start a child that leads a session and writes errors to its stdout; return its pid.
 
     Args:
-        command: and its arguments.
-        env: its variables, as `rank_environment` gives them.
-        stdin: what it reads, nothing by default.
-        **options: of subprocess.Popen.
+        command: command and its arguments.
+        env: its variables, as returned by `rank_environment`.
+        stdin: its standard input, empty by default.
+        **options: options of subprocess.Popen.
 
     Raises:
         OSError: it cannot be started.

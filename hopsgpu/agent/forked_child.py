@@ -1,4 +1,4 @@
-"""What makes a forked process like a fresh interpreter, before the user's code."""
+"""Setup that makes a forked process like a fresh interpreter, before the user's code runs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hopsgpu.rank import main as rank
 
 @dataclass(frozen=True)
 class Birth:
-    """What a fork server had when it started, before it imported anything for its ranks.
+    """The state of a fork server when it started, before it imported anything for its ranks.
 
     Attributes:
         path: `sys.path` without the working directory and the entries of PYTHONPATH.
         umask: file mode mask.
-        locale: LC_CTYPE, which Python sets where it finds the C locale (PEP 538); or None.
+        locale: LC_CTYPE, which Python sets if it finds the C locale (PEP 538), or None.
     """
 
     path: tuple[str, ...]
@@ -32,7 +32,7 @@ class Birth:
 
     @classmethod
     def now(cls) -> Birth:
-        """Of this process; it has the mask for a moment changed."""
+        """Return the state of this process; this changes its umask for a moment."""
         umask = os.umask(0o077)
         os.umask(umask)
         given = _entries(os.environ)
@@ -41,11 +41,11 @@ class Birth:
 
 
 def cut_off(server: int, keep: Sequence[int] = ()) -> None:
-    """Cut a forked child off from its fork server: it leads a session, and dies with the server.
+    """Detach a forked child from its fork server: it leads a session, and dies with the server.
 
     Args:
         server: pid.
-        keep: descriptors that stay open, beside the first three.
+        keep: descriptors that stay open, besides the first three.
     """
     os.setsid()
     linux.die_with(server)
@@ -58,10 +58,10 @@ def cut_off(server: int, keep: Sequence[int] = ()) -> None:
 
 
 def write_to(log: Path) -> None:
-    """Has this process read nothing and write to a file.
+    """Make this process read nothing and write to a file.
 
     Args:
-        log: appended to, in the order in which C and Python write.
+        log: file to append to, in the order in which C and Python write.
 
     Raises:
         OSError: it cannot be opened.
@@ -75,12 +75,12 @@ def write_to(log: Path) -> None:
 
 
 def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -> None:
-    """Make the interpreter of this forked child what `python -m hopsgpu.rank.main` would be.
+    """Make this forked child's interpreter like that of `python -m hopsgpu.rank.main`.
 
     Args:
         directory: the rank's.
         environment: all its variables.
-        birth: the fork server's.
+        birth: the fork server's state.
     """
     os.environb.clear()
     os.environb.update(as_bytes(environment))
@@ -108,9 +108,10 @@ def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -
 
 
 def _forget_directories() -> None:
-    """As importlib.invalidate_caches(), but for zip files, of which Spark's path has large ones.
+    """Like importlib.invalidate_caches(), except for zip files.
 
-    Reading their directories again takes tens of milliseconds, and they do not change.
+    Spark's path has large zip files. Reading their directories again takes tens of milliseconds,
+    and they do not change.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if finder is None:

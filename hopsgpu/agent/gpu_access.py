@@ -1,8 +1,8 @@
-"""Whether a container's processes can open its GPUs, as CUDA will, tried before any rank starts.
+"""A check that a container's processes can open its GPUs, as CUDA will, before any rank starts.
 
-`python -m hopsgpu.agent.gpu_access` is the try of one GPU, the one that CUDA_VISIBLE_DEVICES names:
-a process of its own, since CUDA keeps what it has opened and may hang. It prints why the GPU
-cannot be opened, or nothing.
+`python -m hopsgpu.agent.gpu_access` checks the one GPU that CUDA_VISIBLE_DEVICES names. It runs in
+its own process, because CUDA keeps what it has opened and may hang. It prints why the GPU cannot be
+opened, or nothing.
 
 Source of the calls and codes: the CUDA Driver API reference, "Initialization", "Device
 Management" and "Primary Context Management".
@@ -28,9 +28,9 @@ _SUCCESS = 0
 
 
 async def unopened(gpus: Sequence[str]) -> dict[str, str]:
-    """Return why GPUs cannot be opened, by address; all are tried at once.
+    """Return why GPUs cannot be opened, by address; all are checked at once.
 
-    Simulated ones are not tried.
+    Simulated GPUs are not checked.
     """
     simulated = read_given().simulated
     real = [gpu for gpu in gpus if gpu not in simulated]
@@ -70,7 +70,7 @@ async def _tried(gpu: str) -> str:
 
 
 def why_not(cuda: Any) -> str:
-    """Return why the one visible GPU cannot be opened, "" where it can.
+    """Return why the one visible GPU cannot be opened, "" if it can.
 
     Args:
         cuda: the driver's library.
@@ -98,7 +98,7 @@ def _error(cuda: Any, code: int) -> str:
 def tried(load: Callable[[str], Any]) -> str:
     """Return why the one visible GPU cannot be opened; "" if it can, or nothing can try it.
 
-    Where neither of the driver's libraries is found, the ranks' own variables may lead to them.
+    If neither of the driver's libraries is found, the ranks' own variables may still lead to them.
 
     Args:
         load: loads a library by its name.

@@ -1,15 +1,15 @@
-"""The file of Hadoop's tokens in a container, kept fresh with those that the driver hands over.
+"""The file of Hadoop's tokens in a container, updated with those that the driver sends.
 
-YARN names it in HADOOP_TOKEN_FILE_LOCATION. HDFS clients read it; it is replaced under its name, so
-that ranks which run already find the new tokens too. Of what YARN put into it the tokens of other
-services stay. The format is that of Hadoop's `Credentials`, as Writables:
+YARN names the file in HADOOP_TOKEN_FILE_LOCATION, and HDFS clients read it. It is replaced under
+its name, so that running ranks also find the new tokens. The tokens of other services that YARN put
+into it stay. The format is that of Hadoop's `Credentials`, as Writables:
 
     "HDTS", 0
     vint      number of tokens; of each: alias, identifier, password, kind, service
     vint      number of secret keys; of each: alias, key
 
-Everything in it is a vint, the length, and so many bytes. Built to Hadoop's source, and untried
-with a real KDC.
+Each item is a vint, the length, followed by that many bytes. Written according to Hadoop's source;
+not tested with a real KDC.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _KEY_PARTS = 2
 
 
 def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: Path) -> None:
-    """Replace the container's tokens of the services for which there are fresh ones.
+    """Replace the container's tokens of the services for which there are renewed ones.
 
     Args:
-        fresh: tokens, in Hadoop's format.
-        environment: of this process, which ranks inherit; it names the file afterwards.
-        directory: for a file of our own, where YARN's cannot be written; absolute.
+        fresh: renewed tokens, in Hadoop's format.
+        environment: environment of this process, which ranks inherit; it names the file afterwards.
+        directory: directory for our own file if YARN's cannot be written; absolute.
 
     Raises:
-        OSError: neither can be written.
-        ValueError: what is fresh is in another format.
+        OSError: neither file can be written.
+        ValueError: the renewed tokens are in another format.
     """
     given = environment.get(VARIABLE)
     content = merged(_present(given), fresh)
@@ -56,12 +56,12 @@ def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: 
 
 
 def merged(before: bytes, fresh: bytes) -> bytes:
-    """Return a file's content with the fresh tokens in place of those of the same services.
+    """Return a file's content with the renewed tokens in place of those of the same services.
 
-    What was before is left out where it is in no format that is known here.
+    The previous content is dropped if its format is unknown.
 
     Raises:
-        ValueError: what is fresh is in another format.
+        ValueError: the renewed tokens are in another format.
     """
     new = _Tokens.parse(fresh)
     try:
@@ -79,7 +79,7 @@ def merged(before: bytes, fresh: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class _Tokens:
-    """A file's content: parts of each token, and of each secret key, by its alias."""
+    """A file's content: the parts of each token, and of each secret key, by its alias."""
 
     tokens: dict[bytes, tuple[bytes, ...]]
     keys: dict[bytes, tuple[bytes, ...]]
@@ -106,7 +106,7 @@ def _whose(token: tuple[bytes, ...]) -> tuple[bytes, bytes]:
 
 
 def _entries(content: bytes, at: int, parts: int) -> tuple[dict[bytes, tuple[bytes, ...]], int]:
-    """Entries of so many parts each, by the first of them, and where they end."""
+    """Return entries of a number of parts each, by their first part, and where they end."""
     number, at = _read_vint(content, at)
     found = {}
     for _ in range(number):
@@ -136,7 +136,7 @@ def _read_vint(content: bytes, at: int) -> tuple[int, int]:
 
 
 def _vint(number: int) -> bytes:
-    """Return a length, as Hadoop's WritableUtils writes it."""
+    """Return a length as Hadoop's WritableUtils writes it."""
     if number <= 127:
         return bytes([number])
     size = (number.bit_length() + 7) // 8
@@ -151,7 +151,7 @@ def _present(path: str | None) -> bytes:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Make or replaces a file of secrets; readers see the old content or the new, whole."""
+    """Create or replace a file of secrets atomically."""
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""Messages between the processes of one container: JSON objects, one a line."""
+"""Messages between the processes of one container: JSON objects, one per line."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class Lines:
-    """A connected stream socket, from which is read only when there is something.
+    """A connected stream socket that is read only when data is available.
 
     Args:
-        connection: closed by its owner. A peer that takes nothing for 10 s counts as gone.
+        connection: the socket, which its owner closes. A peer that reads nothing for 10 s counts as
+            gone.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -27,7 +28,7 @@ class Lines:
         self._rest = b""
 
     def send(self, **fields: Any) -> bool:
-        """Send one message; False where the peer is gone, which `receive` tells too."""
+        """Send one message; return False if the peer is gone, which `receive` also reports."""
         try:
             self.connection.sendall(json.dumps(fields).encode() + b"\n")
         except OSError:
@@ -41,7 +42,7 @@ class Lines:
         """Return the messages that one read completes, or None at the end of the connection.
 
         Raises:
-            ValueError: something else than JSON came.
+            ValueError: something other than JSON arrived.
         """
         try:
             read = self.connection.recv(_CHUNK)

@@ -1,8 +1,8 @@
-"""What a rank's processes use of the node's memory, each shared page counted once.
+"""The node memory that a rank's processes use, counting each shared page once.
 
-The kernel's proportional set size (proc(5), smaps_rollup) charges a page that n processes map
-with 1/n to each. It is read page by page, so it is read only where the resident sets (statm),
-whose sum is never less, leave a doubt. Memory of GPUs and files that are not mapped do not count.
+The kernel's proportional set size (proc(5), smaps_rollup) charges a page that n processes map with
+1/n to each. It is read page by page, so it is read only where the resident sets (statm), whose sum
+is never less, leave a doubt. GPU memory and files that are not mapped do not count.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _INIT = 1
 
 @dataclass(frozen=True)
 class Use:
-    """What processes use at a moment, in bytes by pid.
+    """The memory that processes use at a moment, in bytes by pid.
 
     Attributes:
         resident: resident sets; pages that processes share are counted in each.
-        proportional: proportional sets; empty where they were not read.
+        proportional: proportional sets; empty if they were not read.
         names: commands (proc(5), comm); empty with `proportional`.
     """
 
@@ -48,14 +48,14 @@ class Use:
 
 
 def look(root: int, doubt: int) -> Use:
-    """Return what a process and those that descend from it use now.
+    """Return what a process and its descendants use now.
 
-    A process that vanishes meanwhile counts 0, one that may not be looked into (setuid) counts
-    its resident set.
+    A process that ends meanwhile counts 0; a process that may not be inspected (setuid) counts its
+    resident set.
 
     Args:
         root: pid of the leader of a session.
-        doubt: bytes; proportional sets are read where the resident sets are more than this.
+        doubt: bytes; proportional sets are read only if the resident sets exceed this.
     """
     parents = tree(root)
     resident = {pid: _resident(pid) for pid in parents}
@@ -72,10 +72,10 @@ def look(root: int, doubt: int) -> Use:
 
 
 def settled(before: Use, now: Use) -> Use:
-    """Of `now` the processes that were there at the look before.
+    """Return the processes of `now` that also existed at the previous look.
 
-    What has only just come does not count yet: look() cannot always tell a child between vfork
-    and exec from its parent, where other threads allocate meanwhile.
+    New processes do not count yet: look() cannot always tell a child between vfork and exec from
+    its parent, while other threads allocate memory.
     """
     return Use(
         {pid: size for pid, size in now.resident.items() if pid in before.resident},
@@ -85,15 +85,15 @@ def settled(before: Use, now: Use) -> Use:
 
 
 def excess(before: Use, now: Use, limit: int) -> str | None:
-    """In words by how much processes are over a limit, or None where they are not.
+    """Return by how much processes exceed a limit, for people, or None if they do not.
 
-    Both looks must show it: processes are read one after the other, and pages that they share
-    are counted more than once in a look during which one of them ends.
+    Both looks must show the excess: processes are read one after the other, and pages that they
+    share are counted more than once in a look during which one of them ends.
 
     Args:
-        before: the look before.
+        before: the previous look.
         now: the latest look.
-        limit: bytes allowed to all of them.
+        limit: bytes that all of them may use together.
     """
     sizes = settled(before, now).proportional
     used = sum(sizes.values())
@@ -109,11 +109,11 @@ def excess(before: Use, now: Use, limit: int) -> str | None:
 
 
 class Watch:
-    """Looks again and again at one rank's processes.
+    """Repeated looks at one rank's processes.
 
     Attributes:
-        peak: bytes, the most that was seen; between looks and for growth below a quarter it can
-            have been more.
+        peak: largest number of bytes seen; the real peak may be higher, between looks or by less
+            than a quarter.
         pause: seconds until the next look.
     """
 
@@ -126,7 +126,7 @@ class Watch:
         self._read = 0
 
     def look(self) -> str | None:
-        """Look once; in words by how much the processes are over their limit, or None."""
+        """Look once; return by how much the processes exceed their limit, for people, or None."""
         began = time.monotonic()
         # Newer kernels keep a process's counts per core and give statm a sum that is a bit stale.
         doubt = self._limit - self._limit // 16
@@ -146,7 +146,7 @@ class Watch:
 
 
 def _amounts(used: int, limit: int) -> str:
-    """Both in a unit in which they differ."""
+    """Return both amounts in a unit in which they differ."""
     if limit < _GIB or used < 1.1 * limit:
         return f"{-(-used // MIB):,} MiB of {limit // MIB:,} MiB"
     return f"{used / _GIB:,.1f} GiB of {limit / _GIB:,.1f} GiB"
@@ -156,8 +156,8 @@ def tree(root: int) -> dict[int, int]:
     """Return the parent by pid, of a process, its descendants, and its session's orphans with
     theirs.
 
-    Orphans are looked for where the kernel puts them: below init, or below this process or the
-    root's parent where that is a subreaper.
+    Descendants of orphans are included. The kernel puts orphans below init, or below this process
+    or the root's parent if that is a subreaper.
     """
     adopters = dict.fromkeys((_INIT, os.getpid(), parent_of(root)))
     todo = [(pid, parent) for parent in adopters for pid in children(parent)]
@@ -171,11 +171,11 @@ def tree(root: int) -> dict[int, int]:
 
 
 def kill_tree(root: int) -> None:
-    """SIGKILL to a process that leads a group, to its group and to what descends from it.
+    """Send SIGKILL to a process that leads a group, its group and its descendants.
 
-    But not to what cleans up after them, which ends by itself.
+    Processes that clean up after others are spared; they end by themselves.
 
-    `root` must not have been reaped, or its number may be a stranger's.
+    `root` must not have been reaped, or its number may belong to another process.
     """
     pids = tree(root)
     spared = cleaners(pids)
@@ -188,7 +188,7 @@ def kill_tree(root: int) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process, of all its threads; none where it has ended."""
+    """Return the children of all threads of a process; none if it has ended."""
     # Each thread has the children that it forked.
     tasks = f"/proc/{pid}/task"
     try:
@@ -203,7 +203,7 @@ def children(pid: int) -> list[int]:
 
 
 def session(pid: int) -> int | None:
-    """Return the pid of the leader of a process's session, None where the process has ended."""
+    """Return the pid of a process's session leader, None if the process has ended."""
     try:
         return os.getsid(pid)
     except OSError:
@@ -218,7 +218,7 @@ def _resident(pid: int) -> int:
 
 
 def _rollup(pid: int) -> bytes | None:
-    """Return what the kernel says of a process; b"" of one that is gone, None where it refuses."""
+    """Return the smaps_rollup of a process; b"" if it is gone, None if the kernel refuses."""
     try:
         return _read(f"/proc/{pid}/smaps_rollup")
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What the ranks of one container leave of a model: looked at, and uploaded where it lies."""
+"""The models that the ranks of one container leave: inspected and uploaded on the node."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Left:
     """What a rank left in its model directory.
 
     Attributes:
-        files: how many.
-        bytes: of all of them.
-        problem: why they cannot be published, or "".
-        trouble: the kind of that, as of a StoreError.
+        files: number of files.
+        bytes: bytes of all files.
+        problem: why the files cannot be published, or "".
+        trouble: kind of the problem, as of a StoreError.
     """
 
     files: int
@@ -35,7 +35,7 @@ class Left:
 
 
 def left_in(directories: Mapping[int, Path]) -> dict[int, Left]:
-    """Return what lies in the model directory of each rank, or why it cannot be published."""
+    """Return what is in the model directory of each rank, or why it cannot be published."""
     return {rank: _left(directory) for rank, directory in directories.items()}
 
 
@@ -50,15 +50,15 @@ def _left(directory: Path) -> Left:
 def upload_all(
     directories: Mapping[int, Path], staging_url: str, stop: threading.Event
 ) -> dict[int, dict[str, Facts]]:
-    """Upload the model directory of each rank; at the first problem the others stop.
+    """Upload the model directory of each rank; at the first problem stop the others.
 
     Args:
-        directories: by rank.
-        staging_url: as `publication.begin` gave it.
-        stop: set when the upload is no longer wanted.
+        directories: directories by rank.
+        staging_url: URL that `publication.begin` returned.
+        stop: event that cancels the upload.
 
     Returns:
-        By rank what `publication.upload` told of the files.
+        What `publication.upload` returned about the files, by rank.
 
     Raises:
         HopsGpuError: as `publication.upload`.
@@ -80,7 +80,7 @@ def upload_all(
 
 
 def dump_left(left: Mapping[int, Left]) -> bytes:
-    """For the control channel: JSON (RFC 8259), read by `load_left`."""
+    """Serialise for the control channel as JSON (RFC 8259), which `load_left` reads."""
     return json.dumps({rank: astuple(one) for rank, one in left.items()}).encode()
 
 
@@ -90,7 +90,7 @@ def load_left(payload: bytes) -> dict[int, Left]:
 
 
 def dump_parts(parts: Mapping[int, Mapping[str, Facts]]) -> bytes:
-    """For the control channel: JSON (RFC 8259), read by `load_parts`."""
+    """Serialise for the control channel as JSON (RFC 8259), which `load_parts` reads."""
     return json.dumps(
         {
             rank: {name: [facts.bytes, facts.digest] for name, facts in part.items()}

@@ -1,4 +1,4 @@
-"""The user's modules as files in the container, for the ranks of one attempt after the other."""
+"""The user's modules as files in the container, for the ranks of successive attempts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _State = dict[str, tuple[int, int] | None]
 
 
 class Unpacked:
-    """A directory with what an archive holds, unpacked again only where it is not that any more.
+    """A directory with the content of an archive, unpacked again only if that has changed.
 
-    A launch on a held gang mostly brings the modules of the one before, and unpacking hundreds of
-    them takes longer than all the rest. What a rank has written there is gone for the next; only
-    Python's compiled files stay, which go by the sources beside them. Threads may use it at the
-    same time.
+    A launch on a held gang mostly brings the modules of the previous launch, and unpacking hundreds
+    of them takes longer than everything else. Files that a rank has written there are removed for
+    the next attempt; only Python's compiled files stay, which depend on the sources beside them.
+    The class is thread-safe.
 
     Attributes:
-        given: how many attempts were given it.
+        given: number of attempts that received the directory.
     """
 
     def __init__(self) -> None:
@@ -39,15 +39,15 @@ class Unpacked:
         self._same_until = float("-inf")
 
     def close(self) -> None:
-        """Remove it."""
+        """Remove the directory."""
         with self._lock:
             self._remove()
 
     def look(self, given: int) -> None:
-        """Look what the ranks of an attempt have done there, once they are gone.
+        """Check what the ranks of an attempt have changed there, once they are gone.
 
         Args:
-            given: as it was when they got it; where others have it by now, nothing is done.
+            given: its value when they got the directory; if others have it by now, nothing is done.
         """
         with self._lock:
             if given == self.given and self._is_same():
@@ -57,12 +57,12 @@ class Unpacked:
         """Return the directories to import from.
 
         Args:
-            name: different for different archives.
+            name: name that differs for different archives.
             archive: a zip with the top-level directories "0", "1", …
-            count: how many of them there are.
+            count: number of these directories.
 
         Raises:
-            OSError: they cannot be written.
+            OSError: the files cannot be written.
         """
         with self._lock:
             same = time.monotonic() < self._same_until or self._is_same()

@@ -1,4 +1,4 @@
-"""Processes that the kernel killed for want of memory, as a container's control group counts them.
+"""The number of processes that the kernel killed for lack of memory, from the control group.
 
 Source: the kernel's documentation, cgroup-v2 ("memory.events": oom_kill) and cgroup-v1/memory
 ("memory.oom_control": oom_kill).
@@ -19,8 +19,8 @@ def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
     counts.
 
     Args:
-        own: the process's groups (proc(5), cgroup).
-        root: where the groups are mounted.
+        own: file of the process's groups (proc(5), cgroup).
+        root: mount point of the groups.
     """
     for line in _read(own).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -36,7 +36,7 @@ def oom_kills(own: Path = _OWN, root: Path = _ROOT) -> int:
 
 
 def _read(file: Path) -> str:
-    """Return its content; nothing where it is not there or not for us."""
+    """Return a file's content, "" if it is missing or not readable."""
     try:
         return file.read_text()
     except OSError:

@@ -1,4 +1,6 @@
-"""Finds the processes of a container's ranks by a variable, when their keeper was killed."""
+"""Find the processes of a container's ranks by a variable, after their process daemon was
+killed.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,9 @@ _PF_EXITING = 0x4
 
 
 def marked(token: str) -> list[int]:
-    """Living processes that were started with a keeper's token in their environment.
+    """Return living processes that were started with a daemon's token in their environment.
 
-    Those that have cleared their environment at an exec are not found.
+    Processes that have cleared their environment at an exec are not found.
     """
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_marked(entry, token)]
 
@@ -36,7 +38,7 @@ def _is_marked(process: Path, token: str) -> bool:
 
 
 def sweep(token: str) -> int:
-    """Kill all processes with a keeper's token and wait for their end; how many there were."""
+    """Kill all processes with a daemon's token and wait for their end; return their number."""
     count = 0
     cleaned = False
     while pids := marked(token):
@@ -75,7 +77,7 @@ def _opened(pid: int, stack: contextlib.ExitStack) -> int | None:
 
 
 def _await_ends(descriptors: Iterable[int]) -> None:
-    """Wait for the end of processes, for as long as one ends every five seconds."""
+    """Wait for processes to end, for as long as one ends every five seconds."""
     poll = select.poll()
     waiting = 0
     for descriptor in descriptors:
@@ -88,7 +90,7 @@ def _await_ends(descriptors: Iterable[int]) -> None:
 
 
 def _ending() -> list[int]:
-    """This user's processes that have begun to end; whose they were cannot be told any more."""
+    """Return this user's processes that are ending; their token can no longer be read."""
     return [int(entry.name) for entry in Path("/proc").glob("[0-9]*") if _is_ending(entry)]
 
 

@@ -1,4 +1,4 @@
-"""The holder: the task that keeps an executor until the gang is whole."""
+"""The placeholder: the task that keeps an executor until the gang is whole."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Warm:
-    """What the ranks of the gang will want of a fork server.
+    """What the ranks of the gang will need from a fork server.
 
     Attributes:
         modules: top-level modules to import meanwhile.
-        environment: variables that all ranks are given, `env_vars` and OMP_NUM_THREADS among them;
-            a rank's own (RANK, say) do no harm and count for nothing.
-        python_env: that they run with, or None.
+        environment: variables of all ranks, including `env_vars` and OMP_NUM_THREADS; a rank's own
+            variables, such as RANK, are ignored.
+        python_env: Python environment that they run with, or None.
     """
 
     modules: tuple[str, ...] = ()
@@ -39,11 +39,11 @@ class Warm:
 
 
 def run_holder(driver: Driver, warm: Warm | None = None) -> None:
-    """Connect to the driver and hold the task's slot until the driver hangs up.
+    """Connect to the driver and hold the task's slot until the driver closes the connection.
 
     Args:
         driver: where it listens.
-        warm: what to have imported while the gang waits.
+        warm: what to import while the gang waits.
 
     Raises:
         OSError: the driver cannot be reached.

@@ -1,9 +1,9 @@
-"""The keeper: one process per container that starts ranks and outlives the tasks that want them.
+"""The process daemon: one process per container that starts ranks and outlives the tasks.
 
-Started by a task's process as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD`; it leaves
-that process's session and family, and ends with the process that PIDFD stands for (the executor's
-JVM), with all that descends from it. On the unix socket `socket` in DIRECTORY it first says `token`
-and `pid`, and is then told
+A task's process starts it as `python -m hopsgpu.agent.process_daemon DIRECTORY PIDFD`. It leaves
+that process's session and family, and ends, with all its descendants, when the process behind PIDFD
+(the executor's JVM) ends. On the unix socket `socket` in DIRECTORY it first says `token` and `pid`,
+and then receives
 
     warm     starts a fork server               → id, warning
     spawn    starts a rank                      → id, pid, warning | id, error, errno; later ended
@@ -13,7 +13,7 @@ and `pid`, and is then told
     signal   sends a signal to a rank
     forget   removes the short paths of ranks' directories, which are about to be removed
 
-A rank ends with the connection over which it was started.
+A rank ends with the connection that started it.
 """
 
 from __future__ import annotations
@@ -69,20 +69,20 @@ class Client:
 
 @dataclass(frozen=True)
 class Charge:
-    """A rank: who wanted it and who reaps it (None: the keeper)."""
+    """A rank: its owner, and who reaps it (None: the daemon)."""
 
     client: Client
     server: Server | None
 
 
 class Keeper:
-    """Acts for the tasks of one container; must run in the main thread of its process.
+    """Serves the tasks of one container; must run in the main thread of its process.
 
     Args:
-        directory: its own.
-        listener: on which tasks connect.
-        token: marks its processes.
-        links: by which TMPDIR has a short path.
+        directory: the daemon's own directory.
+        listener: socket on which tasks connect.
+        token: mark of its processes.
+        links: links that give TMPDIR a short path.
 
     Raises:
         OSError: there is no short path.
@@ -207,7 +207,7 @@ class Keeper:
         self._pool.serve(Request(client, message["do"], spec, message, reply))
 
     def _temporary(self, client: Client, directory: Path) -> Path:
-        """Return the short path of a rank's directory for temporary files, which is made."""
+        """Return the short path of a rank's directory for temporary files, and create it."""
         (directory / rank.TEMPORARY).mkdir(mode=0o700)
         link = self._links.add(directory)
         client.links.add(link)
@@ -280,7 +280,7 @@ class Keeper:
 
 
 def main(directory: Path, watched: int) -> None:
-    """Become the keeper of a directory, unless it has one; return when there is one."""
+    """Become the daemon of a directory, unless it has one; return when there is one."""
     os.chdir(directory)  # the path may be longer than a socket's name may be
     with contextlib.ExitStack() as stack:
         lock = stack.enter_context(Path(_LOCK).open("w"))

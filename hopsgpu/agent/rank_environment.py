@@ -1,4 +1,4 @@
-"""Ranks' variables: what they inherit, and what they share with others of their container."""
+"""Ranks' variables: what they inherit, and what they share with the ranks of their container."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ IMPORT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What a fork server is started from; ranks of equal specs share one.
+    """What a fork server is started from; ranks with equal specs share one.
 
     Attributes:
         executable: the Python interpreter.
         environment: the variables that its ranks share.
-        modules: to import, those that are there: top-level ones, and dotted ones below these.
-        import_seconds: after which its ranks start without it.
+        modules: modules to import if they exist: top-level ones, and dotted ones below these.
+        import_seconds: seconds after which its ranks start without it.
     """
 
     executable: str
@@ -63,16 +63,16 @@ class ServerSpec:
 
     @property
     def packages(self) -> frozenset[str]:
-        """Those of the modules that are top-level ones."""
+        """The top-level modules."""
         return frozenset(name for name in self.modules if "." not in name)
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """Hashable; the same for specs whose servers would be the same."""
+        """A hashable value, equal for specs with equal servers."""
         return self.executable, tuple(sorted(self.environment.items())), frozenset(self.modules)
 
     def as_fields(self) -> dict[str, Any]:
-        """For a message; `from_fields` reads it."""
+        """Return the fields for a message, which `from_fields` reads."""
         return {
             "executable": self.executable,
             "environment": dict(self.environment),
@@ -88,10 +88,10 @@ class ServerSpec:
 def rank_environment(
     executor: Mapping[str, str], given: Mapping[str, str], python_path: Sequence[str]
 ) -> dict[str, str]:
-    """Return a rank's variables: the executor's, without leftovers, under those that are given.
+    """Return a rank's variables: the given ones over the executor's, cleaned up.
 
-    Nor does it inherit directories of caches that this user cannot use: an image may name those of
-    the user that it was made for.
+    Directories of caches that this user cannot use are not inherited either: an image may name
+    those of the user that built it.
     """
     kept = {
         name: os.fsencode(value).decode("utf-8", "surrogateescape")
@@ -110,7 +110,7 @@ def as_bytes(environment: Mapping[str, str]) -> dict[bytes, bytes]:
     ASCII.
 
     Args:
-        environment: as `rank_environment` gives it.
+        environment: variables, as returned by `rank_environment`.
     """
     return {_utf8(name): _utf8(value) for name, value in environment.items()}
 
@@ -137,14 +137,14 @@ def server_spec(
     modules: Sequence[str],
     packages: Sequence[str] = (),
 ) -> ServerSpec:
-    """Return the fork server of a container's ranks; the same in each of its Spark tasks.
+    """Return the spec of a container's fork server; it is the same in each of its Spark tasks.
 
     Args:
-        executor: the variables of a Spark task.
-        shared: those that all ranks are given.
+        executor: variables of a Spark task.
+        shared: variables of all ranks.
         executable: the ranks' Python.
-        modules: what they will import.
-        packages: directories that come before others on their `sys.path`.
+        modules: modules that they will import.
+        packages: directories that precede others on their `sys.path`.
     """
     lasting = {n: v for n, v in executor.items() if not _NOT_SHARED.fullmatch(n)}
     environment = rank_environment(lasting, shared, [*packages, package_path()])
@@ -152,7 +152,7 @@ def server_spec(
 
 
 def own_part(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
-    """Return those of a rank's variables that it does not share."""
+    """Return the variables of a rank that it does not share."""
     shared = spec.environment
     return {name: value for name, value in environment.items() if shared.get(name) != value}
 

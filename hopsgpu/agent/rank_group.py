@@ -1,4 +1,4 @@
-"""One attempt's ranks in one container: started, listened to, ended, and what they left."""
+"""One attempt's ranks in one container: started, observed, ended, and what they left."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class _Told:
-    """What the driver is told of a value."""
+    """What is sent to the driver of a value."""
 
     inline: bytes = b""
     file: Mapping[str, str] | None = None
@@ -73,14 +73,14 @@ class Attempt:
     """The ranks of one `run` message.
 
     Attributes:
-        run_id: of its run.
-        begun: set once a rank was started, or could not be.
-        over: set once the ends of all ranks are told, or about to be.
+        run_id: ID of its run.
+        begun: event, set once a rank was started or failed to start.
+        over: event, set once the ends of all ranks are reported, or about to be.
 
     Args:
-        channel: to the driver.
-        tasks: in which they are watched.
-        message: what is to be run.
+        channel: channel to the driver.
+        tasks: task group in which the ranks are watched.
+        message: the `run` message.
     """
 
     def __init__(self, channel: Channel, tasks: asyncio.TaskGroup, message: Message) -> None:
@@ -104,12 +104,12 @@ class Attempt:
         self.over = asyncio.Event()
 
     async def start(self, keeper: Keeper, roots: Sequence[str], python: Home) -> None:
-        """Start the ranks, each watched by a task; what goes wrong is told as a rank's end.
+        """Start the ranks, each watched by a task; report what fails as the end of the rank.
 
         Args:
-            keeper: starts them.
+            keeper: process daemon that starts them.
             roots: directories to import the user's modules from.
-            python: what they run with.
+            python: Python environment that they run with.
         """
         message = self._message
         ranks = ", ".join(str(described["context"]["rank"]) for described in message["ranks"])
@@ -147,7 +147,7 @@ class Attempt:
             self._watching.append(self._tasks.create_task(running))
 
     async def refuse(self, error: OSError) -> None:
-        """Tell that none of the ranks can be started."""
+        """Report that none of the ranks can be started."""
         for described in self._message["ranks"]:
             # Those that were started tell of themselves.
             if (rank := described["context"]["rank"]) not in self._ranks:
@@ -155,19 +155,19 @@ class Attempt:
         self.begun.set()
 
     async def stop(self, *, dump_stacks: bool = False) -> None:
-        """End the ranks: SIGTERM, SIGKILL after 5 s; their ends are told.
+        """End the ranks with SIGTERM, and SIGKILL after 5 s; report their ends.
 
-        What they have saved is still brought to the lake, for a bounded time: a next attempt, or a
-        later run, goes on from it.
+        Checkpoints that they have saved are still uploaded, within bounded time, because a later
+        attempt or run may resume from them.
 
         Args:
-            dump_stacks: have each write first where its threads are.
+            dump_stacks: whether each rank first writes the stacks of its threads.
         """
         self._stopping.set()
         await asyncio.gather(*(rank.stop(dump_stacks=dump_stacks) for rank in self._ranks.values()))
 
     async def prune(self) -> None:
-        """Has the ranks know that their trial is to end; they are not stopped."""
+        """Let the ranks know that their trial should end; they are not stopped."""
         for rank in self._ranks.values():
             try:
                 ask_to_end(rank.directory)
@@ -175,7 +175,7 @@ class Attempt:
                 await self._warn(f"rank {rank.rank} could not be asked to end its trial: {error}")
 
     async def end(self) -> None:
-        """End what still runs, and removes what the ranks left here."""
+        """End the ranks that still run, and remove their files here."""
         await self.stop()
         if self._watching:
             await asyncio.wait(self._watching)
@@ -184,14 +184,14 @@ class Attempt:
 
     @property
     def is_trial(self) -> bool:
-        """Whether it is one of a search."""
+        """Whether the attempt belongs to a search."""
         return self._message["ranks"][0]["context"].get("trial") is not None
 
     async def give_way(self, begun: asyncio.Event) -> None:
-        """As `end`, for a next attempt; where all ranks have ended, that is not held up.
+        """Like `end`, for a next attempt, which is not delayed if all ranks have ended.
 
         Args:
-            begun: what is left here is removed after that one's beginning.
+            begun: event of the start of the next attempt; files are removed after it.
         """
         if len(self._ended) < len(self._message["ranks"]):
             await self.end()
@@ -203,7 +203,7 @@ class Attempt:
             self._tasks.create_task(self._remove_after(begun, left))
 
     def _forget(self) -> None:
-        """Give up the short paths of the ranks' directories."""
+        """Release the short paths of the ranks' directories."""
         if self._keeper is not None:
             self._keeper.forget(self._directory)
 
@@ -217,7 +217,7 @@ class Attempt:
             await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
 
     def model_dir(self, rank: int) -> Path:
-        """Return where a rank left its model."""
+        """Return the directory of a rank's model."""
         return self._ranks[rank].model_dir
 
     async def _run(self, keeper: Keeper, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
@@ -311,7 +311,7 @@ class Attempt:
         await self._report(rank.rank, explained, seen.events)
 
     async def _tell_entry(self, rank: RankProcess, ended: asyncio.Event) -> None:
-        """Tell that the user's function runs, before the rank's end is told."""
+        """Report that the user's function runs, before the rank's end is reported."""
         if (at := await rank.entered(ended)) is not None:
             await self._tell("entered", rank=rank.rank, time=at)
 
@@ -319,7 +319,7 @@ class Attempt:
         await self._tell("warning", text=text)
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
-        """Tell, once in this container, why something may befall its GPUs unnoticed."""
+        """Warn, once in this container, why events of its GPUs may go unnoticed."""
         simulated = read_given().simulated if problems else ()
         real = {problem for gpu, problem in problems.items() if gpu not in simulated}
         for problem in sorted(real - self._unwatched):
@@ -385,10 +385,10 @@ class Attempt:
             self.over.set()
 
     async def _value(self, rank: int, value: bytes) -> _Told:
-        """Return the value for the driver; a large one goes by the run's directory.
+        """Return the value for the driver; a large one goes through the run's directory.
 
         Raises:
-            StoreError: the lake refused it.
+            StoreError: the lake failed to store it.
         """
         if len(value) <= MOST_INLINE:
             return _Told(value)
@@ -404,13 +404,13 @@ class Attempt:
 
 
 def _cut(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
-    """Return the parts of a payload, of these sizes."""
+    """Return the parts of a payload, of the given sizes."""
     ends = list(itertools.accumulate(sizes, initial=0))
     return [payload[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
-    """Kill a rank whose GPU is beyond hope: it may wait for it for ever."""
+    """Kill a rank whose GPU is broken: it might wait for the GPU forever."""
     await broken.wait()
     await asyncio.sleep(_BROKEN_SECONDS)
     kill()
@@ -419,7 +419,7 @@ async def _kill_when(broken: asyncio.Event, kill: Callable[[], None]) -> None:
 def _explained(
     end: RankEnd, problems: Sequence[OSError], killed_for: Sequence[GpuEvent]
 ) -> RankEnd:
-    """Return a rank's end; with the cause where it says none, as it could not."""
+    """Return a rank's end, with the cause if it gives none itself."""
     if "status" in end.outcome or end.stopped:
         return end
     fatal = [event for event in killed_for if event.is_fatal]

@@ -1,4 +1,4 @@
-"""What a rank writes into its files, on the way to the driver: its output and its reports."""
+"""The output and reports that a rank writes to files, sent on to the driver."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _UP = re.compile(r"\x1b\[[0-9]*[AF]")
 async def follow(log: Path, ended: asyncio.Event, send: Callable[[bytes], Awaitable[None]]) -> None:
     """Send what is appended to a file, in order, until `ended` is set and all is sent.
 
-    The rank writes to the file and never waits for the driver. A `send` that takes long delays
-    the following alone.
+    The rank writes to the file and never waits for the driver. A slow `send` delays only the
+    following.
 
     Args:
-        log: the file; made where it is not there yet.
-        ended: to be set when nobody writes to the file any more.
-        send: is given at most 256 KiB at a time.
+        log: the file; created if missing.
+        ended: event, set when nobody writes to the file any more.
+        send: receives at most 256 KiB at a time.
     """
     with _opened(log) as file:
         async for chunk in _appended(file.fileno(), ended):
@@ -49,11 +49,11 @@ async def follow_output(
     *,
     keep_own: bool = False,
 ) -> None:
-    """As `follow`, without hopsgpu's own frames in the stacks of a crash.
+    """Like `follow`, without hopsgpu's own frames in the stacks of a crash.
 
     Args:
-        log, ended, send: as of `follow`.
-        keep_own: whether these frames are to stay.
+        log, ended, send: as for `follow`.
+        keep_own: whether to keep these frames.
     """
     shown = OwnFrames(keep=keep_own)
 
@@ -72,15 +72,15 @@ async def follow_reports(
     send: Callable[[bytes], Awaitable[None]],
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Send what a rank's reports and GPU samples come to, at most some 20 times a second.
+    """Send a rank's latest reports and GPU samples, at most about 20 times a second.
 
-    Of a metric that was reported several times in between, only the last value is sent; the file
-    keeps all.
+    If a metric was reported several times in between, only the last value is sent; the file keeps
+    all.
 
     Args:
-        file: of `measures.append`; made where it is not there yet.
-        ended: to be set when nobody writes to the file any more.
-        send: is given what `measures.Metrics.take` takes.
+        file: file of `measures.append`; created if missing.
+        ended: event, set when nobody writes to the file any more.
+        send: receives what `measures.Metrics.take` accepts.
         clock: seconds.
     """
     fold = Fold()
@@ -100,7 +100,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 async def _appended(descriptor: int, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Give what is appended to a file, and b"" whenever it has come to the file's end."""
+    """Yield what is appended to a file, and b"" whenever the end of the file is reached."""
     offset = 0
     while True:
         last = ended.is_set()
@@ -121,11 +121,11 @@ async def _appended(descriptor: int, ended: asyncio.Event) -> AsyncIterator[byte
 
 
 class LineSplitter:
-    """Lines to show, from chunks of a rank's output that may end anywhere.
+    """Splits chunks of a rank's output, which may end anywhere, into lines to show.
 
-    Bytes that are not UTF-8 are shown as `\\xff`. A line longer than 64 Ki characters comes in
-    pieces, with `…` where it was cut. Of a line that rewrites itself with carriage returns, as a
-    progress bar does, only the latest state is shown, once a second, and its last one.
+    Bytes that are not UTF-8 are shown as `\\xff`. A line longer than 64 Ki characters is split,
+    with `…` at the cuts. Of a line that rewrites itself with carriage returns, such as a progress
+    bar, only the latest state is shown, once a second, and finally the last state.
 
     Args:
         clock: seconds.
@@ -140,7 +140,7 @@ class LineSplitter:
         self._shown_at = float("-inf")
 
     def lines(self, chunk: bytes) -> list[str]:
-        """Return what `chunk` adds to what is to be shown."""
+        """Return the lines that `chunk` adds to the display."""
         text = self._rest + self._decoder.decode(chunk)
         *whole, self._rest = text.split("\n")
         plain = "\r" not in text and "\x1b" not in text and not self._begun
@@ -150,7 +150,7 @@ class LineSplitter:
         return whole + self._overlong() + self.due()
 
     def due(self) -> list[str]:
-        """Return the state of a line that rewrites itself, where it is time to show it again."""
+        """Return the state of a line that rewrites itself, if it is time to show it again."""
         if "\r" not in self._rest or self._is_early():
             return []
         state = as_shown(self._rest)
@@ -160,21 +160,21 @@ class LineSplitter:
         return [state]
 
     def rest(self) -> list[str]:
-        """Return the last line, where it did not end."""
+        """Return the last line, if it did not end."""
         rest = self._rest + self._decoder.decode(b"", final=True)
         self._rest = ""
         return self._finish(rest) if rest else []
 
     @property
     def _begun(self) -> bool:
-        """Whether something of the line that has not ended was shown."""
+        """Whether a part of the unfinished line was shown."""
         return self._cut or self._shown is not None
 
     def _is_early(self) -> bool:
         return self._clock() - self._shown_at < _STATE_SECONDS
 
     def _finish(self, line: str) -> list[str]:
-        """Return what is still to be shown of a line that has ended."""
+        """Return what must still be shown of a line that has ended."""
         cut, shown = self._cut, self._shown
         self._cut, self._shown = False, None
         state = as_shown(line)
@@ -199,7 +199,7 @@ class LineSplitter:
 
 
 def _newest(rest: str) -> str:
-    """Return a line that rewrites itself, without the states that are written over."""
+    """Return a line that rewrites itself, without its overwritten states."""
     before, rewritten, state = rest.rpartition("\r")
     if state.strip() or not before:
         return rewritten + state
@@ -207,7 +207,7 @@ def _newest(rest: str) -> str:
 
 
 def _pieces(line: str, begun: bool, ended: bool) -> list[str]:
-    """Return a part of a line in pieces, with marks where there is more before or behind."""
+    """Return a part of a line in pieces, with marks where the line continues."""
     parts = [line[start : start + _LONGEST] for start in range(0, len(line), _LONGEST)] or [""]
     befores = [_MARK if begun else "", *(_MARK for _ in parts[1:])]
     behinds = [*(_MARK for _ in parts[1:]), "" if ended else _MARK]

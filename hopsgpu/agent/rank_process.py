@@ -40,18 +40,18 @@ class RankEnd:
     """How a rank's process ended.
 
     Attributes:
-        exit_code: None where a signal ended it.
-        signal: its name, or None.
+        exit_code: exit code, None if a signal ended it.
+        signal: name of the signal, or None.
         peak_memory: bytes, the larger of the largest resident set of one process (wait4's
-            ru_maxrss) and the most that was seen of all together (memory.Watch).
+            ru_maxrss) and the largest total that was seen (memory.Watch).
         outcome: what the rank left: "status", and "error" and "traceback" where it failed;
-            with "besides", of what its log tells besides an exception that it raised;
-            "over memory" where it left nothing because we killed it for that; else empty.
-        value: the pickled value, b"" where there is none.
-        log_tail: the last lines of its output, as `stacks.last_lines` has them.
-        time: when it failed or, where it does not tell, when it had ended; seconds since the epoch
-            by this node's clock.
-        stopped: whether we ended it.
+            "besides" with what its log contains besides the exception; "over memory" if it left
+            nothing because we killed it for exceeding its memory; else empty.
+        value: the pickled value, or b"".
+        log_tail: the last lines of its output, as returned by `stack_filter.last_lines`.
+        time: when it failed or, if unknown, when it had ended; seconds since the epoch by this
+            node's clock.
+        stopped: whether hopsgpu ended it.
     """
 
     exit_code: int | None
@@ -65,21 +65,21 @@ class RankEnd:
 
 
 class RankProcess:
-    """One rank; its directory holds its home, temporary files, model and log.
+    """One rank; its directory contains its home, temporary files, model and log.
 
     Attributes:
         rank: in [0, world_size).
-        directory, log, model_dir: its own.
-        context: what it is told of its gang.
-        stopped: whether we have ended it, or kept it from starting.
+        directory, log, model_dir: its own paths.
+        context: description of the gang for the rank.
+        stopped: whether hopsgpu has ended it, or prevented its start.
 
     Args:
-        keeper: starts it.
-        directory: made by the caller.
-        context: what the rank is told of its gang.
-        spec: of the fork server: what it shares with other ranks.
-        environment: its own variables.
-        memory: bytes that the process and its descendants may use, None for no bound.
+        keeper: process daemon that starts it.
+        directory: created by the caller.
+        context: description of the gang for the rank.
+        spec: spec of the fork server: what the rank shares with others.
+        environment: the rank's own variables.
+        memory: bytes that the process and its descendants may use, None for no limit.
     """
 
     def __init__(
@@ -138,22 +138,23 @@ class RankProcess:
 
     @property
     def shows_all_frames(self) -> bool:
-        """Whether stacks in its output are to have hopsgpu's own frames too."""
+        """Whether stacks in its output keep hopsgpu's own frames."""
         return shows_all({**self._spec.environment, **self._environment})
 
     @property
     def _pid(self) -> int | None:
-        """The process's number, None where it has not been started."""
+        """The process's pid, None before the start."""
         spawning = self._spawning
         if spawning is None or not spawning.done() or spawning.cancelled():
             return None
         return None if spawning.exception() else spawning.result().pid
 
     async def entered(self, ended: asyncio.Event) -> float | None:
-        """Wait until the function runs; since when, in seconds since the epoch.
+        """Wait until the function runs; return since when, in seconds since the epoch.
 
         Args:
-            ended: set once the process has; None then, where the function never ran.
+            ended: event, set once the process has ended; the result is None if the function never
+                ran.
         """
         while (at := rank_module.entered(self.directory)) is None and not ended.is_set():
             with contextlib.suppress(TimeoutError):
@@ -162,9 +163,9 @@ class RankProcess:
         return at
 
     async def wait(self) -> RankEnd:
-        """Wait for the end of the process, and of what it left in its process group.
+        """Wait for the end of the process and of its process group.
 
-        Meanwhile the process is killed if it uses more memory than it may.
+        The process is killed if it exceeds its memory limit meanwhile.
         """
         pid = self._pid
         assert pid is not None, "call start() first"
@@ -208,7 +209,7 @@ class RankProcess:
         self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     async def _end_failed(self, pid: int) -> None:
-        """Kill a rank that has failed and does not end: its threads wait for something, say."""
+        """Kill a rank that has failed but does not end, for example because its threads wait."""
         outcome = self.directory / rank_module.OUTCOME
         while not outcome.exists():
             await asyncio.sleep(_FAILED_LOOK_SECONDS)
@@ -236,12 +237,12 @@ class RankProcess:
         return left, pickled, told_at
 
     async def stop(self, *, dump_stacks: bool = False) -> None:
-        """SIGTERM to the rank's process group, SIGKILL to all that descends from it after 5 s.
+        """Send SIGTERM to the rank's process group, and SIGKILL to all descendants after 5 s.
 
-        Returns when it is gone.
+        Return when the process is gone.
 
         Args:
-            dump_stacks: have the stacks of all threads written to its log first.
+            dump_stacks: whether to write the stacks of all threads to its log first.
         """
         if self._gone.is_set():
             return

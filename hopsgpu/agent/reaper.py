@@ -1,4 +1,4 @@
-"""Who forked ranks reaps them: until then their numbers are theirs and no stranger's."""
+"""The reaper of ranks: until a process is reaped, its pid cannot belong to another process."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Ended:
     """How a child ended.
 
     Attributes:
-        pid: its number, free again.
-        status: as wait(2) tells it.
-        peak_memory: bytes, its largest resident set.
-        time: seconds since the epoch, when that was seen.
+        pid: its pid, free again.
+        status: status as returned by wait(2).
+        peak_memory: largest resident set, in bytes.
+        time: when the end was seen, in seconds since the epoch.
     """
 
     pid: int
@@ -34,13 +34,13 @@ class Ended:
 class Reaper:
     """The children of this process, which must be single-threaded and a subreaper.
 
-    A rank leads a session. With the rank ends what is left of its session and, once there is no
-    rank, all that its ranks have left: a process that has gone into a session of its own can no
-    longer be told from another rank's.
+    A rank leads a session. When a rank ends, the rest of its session is killed and, once no rank is
+    left, everything that its ranks have left: a process that entered its own session can no longer
+    be distinguished from another rank's.
 
     Attributes:
-        ranks: pids of children that are ranks and not reaped; see `add`.
-        kept: pids of other children that are to stay.
+        ranks: pids of children that are ranks and not yet reaped; see `add`.
+        kept: pids of other children to keep.
     """
 
     def __init__(self) -> None:
@@ -53,20 +53,20 @@ class Reaper:
         self._cleaning: dict[int, float] = {}
 
     def add(self, rank: int, *, serves: bool = False) -> None:
-        """Take in a child that is a rank, or one that serves ranks and starts nothing itself."""
+        """Add a child that is a rank, or that serves ranks and starts no processes itself."""
         self.ranks.add(rank)
         self._ended.discard(rank)
         if serves:
             self._serving.add(rank)
 
     def signal(self, pid: int, number: int, scope: str) -> None:
-        """Send a signal to a rank that has not been reaped; to another pid nothing.
+        """Send a signal to a rank that has not been reaped; ignore other pids.
 
         Args:
             pid: the rank's.
-            number: the signal's.
-            scope: "process", "group" (the rank's process group) or "tree" (all that descends
-                from the rank is killed, whatever the number).
+            number: number of the signal.
+            scope: "process", "group" (the rank's process group) or "tree" (all descendants of the
+                rank are killed, whatever the number).
         """
         if pid not in self.ranks:
             return
@@ -78,7 +78,7 @@ class Reaper:
             send(pid, number)
 
     def collect(self) -> list[Ended]:
-        """Reap all that have ended, adopted ones too; `sweep` comes next."""
+        """Reap all children that have ended, adopted ones too; call `sweep` next."""
         ended = []
         while (pid := _first_ended()) is not None:
             # Others may fail of it at once: which was the first is told by time.
@@ -95,7 +95,7 @@ class Reaper:
         return ended
 
     def sweep(self) -> None:
-        """Kill what ended ranks have left; but what cleans up after them may do so first."""
+        """Kill what ended ranks have left, except processes that clean up, which finish first."""
         # Each that dies of this hands its children to us, and has us called again.
         left = {pid for stray in self._strays() for pid in tree(stray)}
         now = time.monotonic()
@@ -105,7 +105,7 @@ class Reaper:
         _kill(pid for pid in left if self._cleaning.get(pid, now) <= now)
 
     def adopt(self, ranks: Iterable[int]) -> list[int]:
-        """Take in a dead child's ranks; those that it had reaped, or that have been reaped here.
+        """Take over a dead child's ranks; return those that it, or this process, had reaped.
 
         Args:
             ranks: pids.
@@ -121,7 +121,7 @@ class Reaper:
         return gone
 
     def kill_all(self) -> None:
-        """Kill and reap every descendant; wait for their end, and for what cleans up before."""
+        """Kill and reap every descendant, after those that clean up have finished."""
         spared = cleaners(tree(os.getpid()))
         if spared:
             _kill(tree(os.getpid()).keys() - spared - {os.getpid()})
@@ -132,7 +132,7 @@ class Reaper:
                 os.wait()
 
     def _strays(self) -> list[int]:
-        """Adopted children that were a rank's which has ended."""
+        """Return adopted children of ranks that have ended."""
         ours = self.ranks | self.kept
         adopted = [pid for pid in children(os.getpid()) if pid not in ours]
         if not adopted:

@@ -1,8 +1,8 @@
-"""Processes that remove what others have left in shared memory, once these have ended.
+"""Processes that clean up shared memory that others have left, once these have ended.
 
-What a rank leaves in /dev/shm takes the node's memory until somebody removes it. Python's resource
-tracker, joblib's and torch's manager do so when the last process that talks to them has ended. They
-are below the rank, and are not killed before they have done it.
+Files that a rank leaves in /dev/shm use the node's memory until somebody removes them. The managers
+of joblib and torch and Python's resource tracker remove them when the last process that uses them
+has ended. They are descendants of the rank, and are not killed before they have finished.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _CLEANER = re.compile(rb"\.resource_tracker import main|^([^\0]*/)?torch_shm_man
 
 
 def cleaners(pids: Iterable[int]) -> frozenset[int]:
-    """Return those of some processes that clean up after others."""
+    """Return which of the processes clean up after others."""
     return frozenset(pid for pid in pids if _CLEANER.search(_command_line(pid)))
 
 
 def await_cleaners(pids: Iterable[int]) -> None:
-    """Wait for processes to end by themselves, six seconds at most for all of them."""
+    """Wait for processes to end by themselves, at most six seconds for all."""
     deadline = time.monotonic() + CLEANING_SECONDS
     with contextlib.ExitStack() as stack:
         poll = select.poll()

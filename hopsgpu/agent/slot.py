@@ -1,4 +1,4 @@
-"""A slot: what one attempt after the other has in an agent, beside other slots' attempts."""
+"""A slot: what successive attempts use in an agent, beside the attempts of other slots."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hopsgpu.packaging.python_env.environment import Home
 
 @dataclass
 class Slot:
-    """Of an agent. A launch has slot 0; trials that share its GPUs have one each.
+    """A slot of an agent. A launch uses slot 0; each of the trials that share its GPUs has one.
 
     Attributes:
         meeting: ports and store of the attempt.
-        ports: of the meeting, that its ranks may bind.
-        reserving: what fills it.
-        home: what the attempt's ranks run with.
-        attempt: the last one.
-        unwanted: set when an upload of the attempt is to end.
+        ports: ports of the meeting, which its ranks may bind.
+        reserving: task that fills the slot.
+        home: Python environment of the attempt's ranks.
+        attempt: the last attempt.
+        unwanted: event that cancels an upload of the attempt.
         unpacked: the user's modules. Not shared with other slots, whose ranks may change them.
     """
 
@@ -36,7 +36,7 @@ class Slot:
     unpacked: Unpacked = field(default_factory=Unpacked)
 
     async def close(self) -> None:
-        """End what runs, and gives back what is held."""
+        """End what runs, and release what is held."""
         self.unwanted.set()
         # A fork server that serves the store may still be importing.
         if self.reserving is not None:

@@ -1,7 +1,7 @@
-"""A child that a fork server has forked ahead, and that waits for the rank that it is to become.
+"""A child that a fork server has forked in advance, and that waits to become a rank.
 
-The larger a framework is, the longer a fork takes. Whatever a rank has to itself it gets when it
-becomes one, so that it does not differ from one that was forked at the call.
+The larger a framework is, the longer a fork takes. The child receives everything of its own when it
+becomes a rank, so it does not differ from one that was forked on request.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ Become = Callable[[Path, Mapping[str, str]], None]
 
 @dataclass(frozen=True)
 class Spare:
-    """A child that waits, as its fork server sees it.
+    """A waiting child, as its fork server sees it.
 
     Attributes:
-        pid: its number; its own until the server has reaped it.
-        connection: takes what it is to become, and tells how its set-up went. It ends with this.
+        pid: its pid, valid until the server has reaped it.
+        connection: receives which rank to become, and reports the result of its setup; the child
+            ends with it.
     """
 
     pid: int
     connection: socket.socket
 
     def hand_over(self, directory: Path, environment: Mapping[str, str]) -> bytes | None:
-        """Has it become a rank; what it reports as `forking.read_report` has it.
+        """Turn it into a rank; return its report, as `fork_protocol.read_report` does.
 
         Args:
             directory: the rank's.
             environment: all its variables.
 
         Raises:
-            OSError: it has died before it began, or was killed since it does not listen.
+            OSError: it died before it started, or was killed because it did not respond.
         """
         told = json.dumps({"directory": str(directory), "environment": dict(environment)})
         with self.connection as connection:
@@ -65,20 +66,21 @@ class Spare:
         return None if said is None else said.removeprefix(_TAKEN)
 
     def close(self) -> None:
-        """Let go of it in its server."""
+        """Release it in its server."""
         self.connection.close()
 
     def forget(self) -> None:
-        """Let go of it in another child, whose files may have the connection's number."""
+        """Release it in another child, whose files may reuse the connection's number."""
         self.connection.detach()
 
 
 def fork(begin: Callable[[], None], become: Become) -> Spare | None:
-    """Fork a spare; None where that is not possible: if that lasts, who wants a rank is told.
+    """Fork a spare; return None if that fails, since a lasting problem is reported to the next
+    rank.
 
     Args:
-        begin: is called in it first.
-        become: makes it the rank of a directory with an environment.
+        begin: is called in the child first.
+        become: turns the child into the rank of a directory with an environment.
     """
     server = os.getpid()
     try:

@@ -1,7 +1,7 @@
-"""Stacks in what a rank writes: without hopsgpu's frames, and behind what was said before them.
+"""A filter of stacks in a rank's output: it removes hopsgpu's frames and keeps what precedes them.
 
-Python's faulthandler writes them where native code crashes, and for `run_timeout`; the C++ of
-torch, TensorFlow and JAX writes its own. Why the process ends stands before both.
+Python's faulthandler writes stacks when native code crashes, and for `run_timeout`; the C++ code of
+torch, TensorFlow and JAX writes its own. The reason for the end of the process precedes both.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ _NATIVE = re.compile(
 
 
 class OwnFrames:
-    """Leaves hopsgpu's frames out of the stacks that faulthandler writes, wherever chunks end.
+    """Removes hopsgpu's frames from the stacks that faulthandler writes, wherever chunks end.
 
     Args:
-        keep: whether they are to stay.
+        keep: whether to keep them.
     """
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -84,7 +84,7 @@ class OwnFrames:
         return bytes(left)
 
     def rest(self) -> bytes:
-        """Return what was kept back, at the end."""
+        """Return what was held back, at the end."""
         rest, self._rest = self._rest, b""
         return self._line(rest) if rest else b""
 
@@ -122,8 +122,8 @@ def is_own(file: str, *, after_own: bool) -> bool:
     """Return whether a frame is hopsgpu's, or runs its modules.
 
     Args:
-        file: of its code.
-        after_own: whether the frame that it called is so.
+        file: file of its code.
+        after_own: whether the frame that it called is hopsgpu's.
     """
     return file.startswith(tracebacks.homes()) or (after_own and file == _RUNPY)
 
@@ -154,12 +154,12 @@ class _Line:
 def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
     """Return the last 20 lines of a log, as a terminal shows them.
 
-    Of stacks there is, besides them, where the thread was that crashed or was asked; without
-    hopsgpu's frames.
+    Of stacks, only the frames of the thread that crashed or was asked are added, without hopsgpu's
+    frames.
 
     Args:
-        text: of the log, or its end.
-        keep_own: whether hopsgpu's frames are to stay.
+        text: the log, or its end.
+        keep_own: whether to keep hopsgpu's frames.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if lines and not lines[-1]:
@@ -175,11 +175,11 @@ def besides(text: str, *, keep_own: bool = False) -> str | None:
     """Return what a log tells besides the exception that its process raised, below a line that
     says what.
 
-    That is the last crash of a process that it had started, with what was said just before it, or
-    an assertion that failed on a GPU, which CUDA's error does not repeat; None for neither.
+    It is the last crash of a child process, with the lines just before it, or an assertion that
+    failed on a GPU, which CUDA's error does not repeat; None if there is neither.
 
     Args:
-        text, keep_own: as of `last_lines`.
+        text, keep_own: as for `last_lines`.
     """
     lines = [as_shown(line) for line in text.split("\n")]
     if asserted := next(filter(_ON_GPU.fullmatch, lines), None):
@@ -196,7 +196,7 @@ def besides(text: str, *, keep_own: bool = False) -> str | None:
 
 
 def _bounded(lines: list[str]) -> tuple[str, ...]:
-    """Return the last of them that are not too much together."""
+    """Return the last lines that are not too much together."""
     left = _MOST_CHARACTERS
     kept: list[str] = []
     for line in reversed(lines):
@@ -229,7 +229,7 @@ def _condensed(lines: Iterable[str], keep_own: bool) -> Iterator[_Line]:
 
 
 def _frames(rest: _Lines, keep_own: bool) -> Iterator[_Line]:
-    """Yield the frames of a thread, which are taken, as far as they are shown."""
+    """Take the frames of a thread, and yield those to show."""
     most = sys.maxsize if keep_own else _MOST_FRAMES
     own, shown = False, 0
     for line in rest.until(""):
@@ -245,7 +245,7 @@ def _frames(rest: _Lines, keep_own: bool) -> Iterator[_Line]:
 
 
 class _Lines:
-    """Lines to be taken one after the other, with a look ahead."""
+    """Lines to take one after the other, with a lookahead."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._lines = list(lines)
@@ -268,7 +268,7 @@ class _Lines:
             next(self)
 
     def is_before_stack(self) -> bool:
-        """Return whether the next line that is not empty begins a stack, or names modules."""
+        """Return whether the next line that is not empty starts a stack, or lists modules."""
         for line in self._lines[self._at :]:
             if line:
                 begins = _THREAD.fullmatch(line) or line.startswith((_CRASHED, _EXTENSIONS))

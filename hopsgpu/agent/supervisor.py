@@ -1,4 +1,4 @@
-"""The agent: the barrier task that supervises a container's ranks at the driver's word.
+"""The agent: the barrier task that supervises a container's ranks for the driver.
 
 Between hello and the end of the connection it answers:
 
@@ -16,12 +16,12 @@ Between hello and the end of the connection it answers:
     left      looks at ranks' model directories             → left
     publish   uploads them                                  → uploaded | publish-failed
 
-What belongs to a run bears its id, in both directions: on a gang that serves several launches a
-late word of one is not taken for the next one's. `reserve` and `run` name a slot too, and replace
-only what was in that one: trials that share a GPU run beside each other. A `run` of one rank may
-follow another one without a `reserve`, with what was reserved for that.
+Messages that belong to a run carry its ID, in both directions: on a gang that serves several
+launches, a late message of one is not mistaken for one of the next. `reserve` and `run` also name a
+slot, and replace only what is in that slot: trials that share a GPU run beside each other. A `run`
+of one rank may follow another one without a `reserve`, and uses what was reserved before.
 
-A lost connection is the same as stop and end.
+A lost connection means stop and end.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ _SIGN_SECONDS = 5.0
 
 
 def run_agent(driver: Driver, watched: int | None = None) -> None:
-    """Serve the driver until it hangs up or is gone. Must run in the main thread.
+    """Serve the driver until it closes the connection or is gone; call it in the main thread.
 
     Args:
         driver: where it listens.
-        watched: pid of the process with which its keeper ends, as of `connected`.
+        watched: pid of the process with which its daemon ends, as for `connected`.
 
     Raises:
         OSError: the driver cannot be reached.
@@ -100,13 +100,13 @@ async def _serve(driver: Driver, watched: int | None) -> None:
 
 
 async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
-    """Look at the modules once the ranks have ended; the next attempt would wait for it."""
+    """Check the modules once the ranks have ended, so that the next attempt need not wait."""
     await attempt.over.wait()
     await asyncio.to_thread(unpacked.look, given)
 
 
 def _lacking(modules: Sequence[str], home: Home) -> list[str]:
-    """Top-level modules that ranks lack; none of those with another Python, which nobody asks."""
+    """Return top-level modules that ranks lack; none if they use a Python that is not checked."""
     if home.executable is not None:
         return []
     brought = list(home.packages)
@@ -119,7 +119,7 @@ def _trouble(error: Exception) -> str:
 
 
 class Agent:
-    """Ranks of one container and what the driver wants of them."""
+    """Controls the ranks of one container as the driver requests."""
 
     def __init__(
         self, channel: Channel, tasks: asyncio.TaskGroup, watched: int | None = None
@@ -139,7 +139,7 @@ class Agent:
         self._warming: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
-        """Answer until the driver hangs up; then no rank is left."""
+        """Answer requests until the driver closes the connection; then no rank is left."""
         try:
             while (message := await self._channel.receive()) is not None:
                 await self._answer(message)
@@ -182,7 +182,7 @@ class Agent:
                 raise ChannelError(f"the driver sent {other!r}, which this agent does not know")
 
     def _slots_of(self, message: Message) -> list[Slot]:
-        """Return the slot with the attempt of a message's run; none where it has been replaced."""
+        """Return the slot with the attempt of a message's run; none if it has been replaced."""
         run_id = message["run_id"]
         return [s for s in self._slots.values() if s.attempt and s.attempt.run_id == run_id]
 
@@ -239,11 +239,11 @@ class Agent:
         return None if self._keeper is None else self._keeper.pid
 
     async def _prepared(self, message: Message) -> Home:
-        """Return what ranks run with, once it is there; the driver is told that it takes its time.
+        """Return the environment of the ranks once it is ready; tell the driver that it takes time.
 
         Raises:
-            ConfigError: they cannot run with it here.
-            OSError: it did not come.
+            ConfigError: ranks cannot run with it here.
+            OSError: it could not be fetched.
         """
         fields = message.fields.get("python_env")
         if fields is None:
@@ -275,7 +275,7 @@ class Agent:
         return store.port
 
     async def _warm(self, spec: ServerSpec) -> None:
-        """Has the keeper and a fork server there, while the user's modules come."""
+        """Start the process daemon and a fork server while the user's modules arrive."""
         with contextlib.suppress(OSError):  # what wants them is told, and tells
             await (await self._keeper_here()).warm(spec)
 
@@ -303,7 +303,7 @@ class Agent:
         """Return the directories to import the user's modules from.
 
         Raises:
-            ChannelError: others were to be kept.
+            ChannelError: other modules were announced.
             OSError: they cannot be written.
         """
         name, archive = self._kept
@@ -313,7 +313,7 @@ class Agent:
         return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
 
     async def _keeper_here(self) -> Keeper:
-        """This container's keeper; another one where it has been killed."""
+        """Return this container's process daemon; a new one if it has been killed."""
         async with self._connecting:
             if self._keeper is None or self._keeper.lost:
                 keeper = connected(Path("hopsgpu"), self._watched)
@@ -336,7 +336,7 @@ class Agent:
         await self._channel.tell("kept-tokens", run_id=message["run_id"], digest=digest)
 
     async def _left(self, message: Message) -> None:
-        """Tell what the ranks have left in their model directories."""
+        """Report what the ranks have left in their model directories."""
         left = await asyncio.to_thread(left_in, self._model_dirs(message))
         await self._channel.tell("left", dump_left(left), run_id=message["run_id"])
 

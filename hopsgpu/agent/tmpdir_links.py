@@ -1,8 +1,8 @@
-"""Short paths of ranks' directories, for TMPDIR: a unix socket's name may have 107 bytes (unix(7)).
+"""Short paths of ranks' directories, for TMPDIR: a unix socket's path has at most 107 bytes.
 
-A DataLoader's workers, multiprocessing's managers and torch's shared memory bind sockets below
-TMPDIR, and the path of a container on YARN alone is longer than that. So TMPDIR leads through a
-symbolic link with a short path, and the files stay on the container's disk.
+A DataLoader's workers, multiprocessing's managers and torch's shared memory bind sockets (unix(7))
+below TMPDIR, and the path of a YARN container alone is longer than that. So TMPDIR is a short path
+through a symbolic link, and the files stay on the container's disk.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _REFRESH_SECONDS = 3600.0
 
 
 class Links:
-    """Symbolic links to directories, with paths of some 25 bytes; use `links`.
+    """Symbolic links to directories, with paths of about 25 bytes; use `links`.
 
     Args:
-        places: directories for them, the first one that takes a link is used. They are private.
+        places: private directories for them; the first one that accepts a link is used.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -41,10 +41,10 @@ class Links:
         self._refreshed = time.monotonic()
 
     def add(self, target: Path) -> Path:
-        """Return a new link to a directory.
+        """Create a link to a directory.
 
         Raises:
-            OSError: no place takes one.
+            OSError: no place accepts one.
         """
         number = str(next(self._numbers))
         problem: OSError | None = None
@@ -69,7 +69,7 @@ class Links:
         return [link for link, target in self._there.items() if target.is_relative_to(directory)]
 
     def refresh(self, now: float) -> None:
-        """Keep cleaners of old files off, once an hour.
+        """Protect the links from cleaners of old files, once an hour.
 
         Args:
             now: the clock's reading.
@@ -83,17 +83,17 @@ class Links:
                 os.utime(path, follow_symlinks=False)
 
     def patience(self, now: float) -> float:
-        """Return seconds until `refresh` has something to do."""
+        """Return the seconds until `refresh` must be called."""
         return max(self._refreshed + _REFRESH_SECONDS - now, 0.0)
 
 
 @contextlib.contextmanager
 def links(own: Path, shared: Path = SHARED) -> Iterator[Links]:
-    """Links of this process, removed at the end; what killed processes have left is removed first.
+    """Provide links of this process, removed at the end; first remove those of killed processes.
 
-    They lie in a directory of `shared` whose name nobody can know beforehand. Where that cannot be
-    used they lie in `own`, which this process keeps open: proc(5) gives it a short path, for
-    processes of this user.
+    They lie in a directory of `shared` with an unpredictable name. If that cannot be used, they lie
+    in `own`, which this process keeps open: proc(5) gives it a short path, for processes of this
+    user.
 
     Args:
         own: a private directory of this process; its path may be long.
@@ -106,7 +106,7 @@ def links(own: Path, shared: Path = SHARED) -> Iterator[Links]:
 
 
 def _reserved(shared: Path, stack: contextlib.ExitStack) -> Path | None:
-    """Return a private directory in a shared one, None where that is not safe or not possible."""
+    """Return a private directory in a shared one, None if that is unsafe or impossible."""
     if not _is_safe(shared):
         return None
     for _ in range(_MOST_TRIES):
@@ -123,7 +123,7 @@ def _reserved(shared: Path, stack: contextlib.ExitStack) -> Path | None:
 
 
 def _is_safe(shared: Path) -> bool:
-    """Return whether no other user can replace what this user makes in a directory."""
+    """Return whether no other user can replace what this user creates in a directory."""
     try:
         found = shared.stat()
     except OSError:
@@ -143,7 +143,7 @@ def _opened(own: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def sweep(shared: Path = SHARED) -> None:
-    """Remove places of this user whose processes were killed."""
+    """Remove the places of this user's processes that were killed."""
     for place in shared.glob(f"{_PREFIX}*"):
         if (lock := _locked(place)) is not None:
             try:
@@ -153,10 +153,10 @@ def sweep(shared: Path = SHARED) -> None:
 
 
 def _locked(place: Path) -> int | None:
-    """Return a descriptor that has the lock of a directory of this user, None where another has it.
+    """Return a descriptor that locks a directory of this user, None if another has the lock.
 
-    The kernel drops a lock when its process ends, however that ends. systemd-tmpfiles leaves
-    directories alone that are locked.
+    The kernel drops a lock when its process ends, however it ends. systemd-tmpfiles ignores locked
+    directories.
     """
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""What a rank leaves for the lake while it runs, its checkpoints and logs, brought by its agent."""
+"""Upload of what a rank saves while it runs: its checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _Tell = Callable[[str], Awaitable[None]]
 
 @dataclass(eq=False)
 class _Way:
-    """One of the two ways to the lake, in a thread of its own: it takes as long as it takes."""
+    """One of the two uploads, in its own thread, so that it can block."""
 
     pool: ThreadPoolExecutor
     stop: threading.Event = field(default_factory=threading.Event)
@@ -50,7 +50,7 @@ class _Way:
         self.task = asyncio.create_task(bringing)
 
     def overdue(self, now: float) -> None:
-        """End it where its time is over, gently first."""
+        """End it if its time is over, first gently."""
         if self.task is None or self.task.done():
             return
         if now >= self.until:
@@ -60,13 +60,13 @@ class _Way:
 
 
 class Bringing:
-    """Brings what a rank saves and logs to the lake. A context manager; ended by `finish`.
+    """Uploads what a rank saves and logs to the lake. A context manager; ended by `finish`.
 
     Args:
         directory: the rank's.
-        context: what it is told of its gang.
-        hurry: set when the attempt is to end.
-        warn: told what a person should know.
+        context: description of the gang for the rank.
+        hurry: event, set when the attempt must end.
+        warn: receives warnings for people.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class Bringing:
         return bool(self._saves.pending())
 
     async def finish(self, sign: Callable[[], Awaitable[None]], *, returned: bool) -> None:
-        """Wait until all is there, for a bounded time; what is not by then is warned of.
+        """Wait, within bounded time, until all is uploaded; warn of what is not.
 
         Args:
             sign: awaited every second meanwhile.
-            returned: whether the rank came to its end by itself, and well.
+            returned: whether the rank ended by itself, and successfully.
         """
         self._ended.set()
         now = time.monotonic()

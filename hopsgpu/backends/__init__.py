@@ -1,1 +1,1 @@
-"""Who gives executors: the interface that a launch uses. Implementations: `spark`, `local`."""
+"""The interface through which a launch gets executors. Implementations: `spark`, `local`."""

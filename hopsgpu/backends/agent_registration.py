@@ -22,11 +22,11 @@ def is_hello(message: Message, job: str) -> bool:
 
 
 def greeted(event: Event, hello: Message, request: Request) -> Container:
-    """Return the container that has introduced itself, which is to serve a request.
+    """Return the container that has introduced itself to serve a request.
 
     Raises:
-        ConfigError: it cannot serve; what it lacks is named.
-        DiscoveryError: its GPUs were not given out by hopsgpu's discovery script.
+        ConfigError: it cannot serve; the message names what it lacks.
+        DiscoveryError: hopsgpu's discovery script did not assign its GPUs.
     """
     gpus = request.shape.gpus
     if len(hello["devices"]) != gpus:
@@ -61,10 +61,10 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
 
 
 def check_data(container: Container, needs: Collection[str]) -> None:
-    """Check whether the Python of a container has what ranks with data need.
+    """Check that the Python of a container has the modules that ranks with data need.
 
     Raises:
-        ConfigError: it lacks some, which are named.
+        ConfigError: it lacks some; the message names them.
     """
     if lacks := [name for name in needs if name in container.lacks]:
         raise ConfigError(

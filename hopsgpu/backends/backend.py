@@ -1,4 +1,4 @@
-"""Where gangs run, as far as a launch knows: on YARN, or on this machine."""
+"""Where gangs run, as a launch sees it: on YARN, or on this machine."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 
 @dataclass(frozen=True)
 class Fit:
-    """The containers of a gang, which can be had.
+    """The containers of a gang that can be granted.
 
     Attributes:
         spec: the gang, as it will run there.
-        executors: how many containers.
-        ranks_per_executor: ranks in each.
-        shape: what each container asks for.
-        queue: YARN's; "" where there is none.
-        hosts: nodes that have GPUs of the wanted type; None where any will do.
-        warnings: what a person should know before.
+        executors: number of containers.
+        ranks_per_executor: number of ranks in each.
+        shape: resources of each container.
+        queue: YARN's queue, or "".
+        hosts: nodes with GPUs of the requested type; None if any node will do.
+        warnings: warnings for people.
     """
 
     spec: GangSpec
@@ -42,23 +42,23 @@ class Fit:
 
 
 class Site(Protocol):
-    """A Spark application and what its gangs run on."""
+    """A Spark application and the resources that its gangs run on."""
 
     @property
     def context(self) -> SparkContext:
-        """Spark's, in which data is written."""
+        """The SparkContext in which data is written."""
 
     @property
     def jvm(self) -> Jvm:
-        """Its JVM."""
+        """The JVM of the application."""
 
     @property
     def id(self) -> str:
-        """Spark's id of the application."""
+        """Spark's ID of the application."""
 
     @property
     def user(self) -> str:
-        """Whose it is, as the lake knows it."""
+        """The owner of the application, as the lake knows the user."""
 
     @property
     def versions(self) -> dict[str, str]:
@@ -66,7 +66,7 @@ class Site(Protocol):
 
     @property
     def root(self) -> str:
-        """Where runs and models go."""
+        """The root of runs and models."""
 
     @property
     def files(self) -> str | None:
@@ -74,25 +74,27 @@ class Site(Protocol):
 
     @property
     def added(self) -> Path:
-        """The directory of what `addPyFile` and `--py-files` have brought to the driver."""
+        """The directory of the files that `addPyFile` and `--py-files` have brought to the
+        driver.
+        """
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
-        """Of top-level modules those that the executors' Python is known to lack already."""
+        """Return the top-level modules that the executors' Python is already known to lack."""
 
     @property
     def interface(self) -> str | None:
-        """The network interface that gloo, NCCL and addresses go by; None for any."""
+        """The network interface of gloo, NCCL and addresses; None for any."""
 
     @property
     def retries_code_too(self) -> bool:
-        """Whether `retries` also serve errors that all ranks raise at once."""
+        """Whether `retries` also apply to errors that all ranks raise at once."""
 
     @property
     def keeps_data(self) -> bool:
-        """Whether what launches write of `data=` stays on the lake when they have ended."""
+        """Whether the data that launches write for `data=` stays on the lake afterwards."""
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record tells of an error that ended a run; it raises nothing."""
+        """Return what a record says about the error that ended a run; never raise."""
 
     def option(self, name: str) -> str | None:
         """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
@@ -100,37 +102,37 @@ class Site(Protocol):
         """
 
     def fit(self, spec: GangSpec) -> Fit:
-        """Return the containers of a gang; asks for nothing.
+        """Return the containers of a gang, without requesting them.
 
         Raises:
-            ConfigError, CapacityError: it can never be had.
+            ConfigError, CapacityError: the gang can never be granted.
         """
 
     def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
-        """Check whether the gang of a plan can be had without what is to be avoided.
+        """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
 
         Raises:
-            CapacityError: it can never be had so.
-            HopsGpuError: that is not known.
+            CapacityError: it can never be granted.
+            HopsGpuError: the answer is unknown.
         """
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        """Return what can acquire executors for a gang; all are released on every way out.
+        """Provide what acquires executors for a gang, and release all of them on exit.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
     def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        """Return what can bring a search's executors one by one; all are released on every way out.
+        """Provide what acquires a search's executors one by one, and release all of them on exit.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
     def goes_on(self, application_id: str) -> bool:
-        """Return whether another application, which left a record that goes on, is there still.
+        """Return whether another application, whose record is not final, is still running.
 
         Raises:
-            HopsGpuError: that is not known.
+            HopsGpuError: the answer is unknown.
         """

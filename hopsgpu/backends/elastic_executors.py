@@ -1,4 +1,4 @@
-"""Executors that come and go one by one, each with an agent: what a search runs on."""
+"""Executors that arrive and leave one by one, each with an agent; a search runs on them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MOST_ASIDE = 8
 
 
 class ElasticLease(ABC):
-    """Brings executors and lets them go while a search goes on.
+    """Acquires and releases executors during a search.
 
-    One thread calls it, that of the search. What takes time is done in others.
+    Only the thread of the search calls it; slow operations run in other threads.
 
     Args:
-        request: of whom; its shape is that of each executor.
+        request: the search's request; its shape is that of each executor.
         server: their control channel.
 
     Attributes:
@@ -49,43 +49,43 @@ class ElasticLease(ABC):
 
     @property
     def aside(self) -> int:
-        """Executors that get no trial."""
+        """The number of executors that cannot run trials."""
         return len(self._aside)
 
     @property
     @abstractmethod
     def held(self) -> int:
-        """Executors that have come and are not known to be gone, those that get no trial too."""
+        """The number of executors that arrived and are not known to be gone."""
 
     @property
     @abstractmethod
     def waiting_for(self) -> str:
-        """Why there are not more; "" where no more are asked for."""
+        """Why more executors have not arrived; "" if no more are requested."""
 
     @abstractmethod
     def want(self, executors: int, at_once: int) -> None:
-        """How many to have from now on; those that are here stay. Returns at once.
+        """Set how many executors to have from now on; those that are here stay. Returns at once.
 
         Args:
-            executors: in all.
-            at_once: of those that are missing so many are asked for together.
+            executors: total number.
+            at_once: how many of the missing ones are requested together.
         """
 
     @abstractmethod
     def _let_go(self, leaving: Mapping[int, Container]) -> None:
-        """Has executors, that were hung up on, given back; returns at once."""
+        """Have executors that were disconnected given back; return at once."""
 
     @abstractmethod
     def _lost(self, job: Job) -> None:
-        """Note that the agent of a job is gone, for now at least."""
+        """Record that the agent of a job is gone, at least for now."""
 
     @abstractmethod
     def _job_of(self, hello: Message) -> Job | None:
-        """Return what runs the agent that introduces itself; None for one of an earlier time."""
+        """Return the job of the agent that introduces itself; None for one of an earlier job."""
 
     @abstractmethod
     def _come(self) -> None:
-        """Note that one more is here."""
+        """Record that one more executor is here."""
 
     @abstractmethod
     def _why_lost(self, reason: str, host: str) -> str:
@@ -105,10 +105,10 @@ class ElasticLease(ABC):
         self._let_go(leaving)
 
     def avoid(self, blamed: Avoid) -> list[int]:
-        """Put aside what is to blame for a failure; the keys of agents that get no trial more.
+        """Exclude what caused a failure; return the keys of agents that get no more trials.
 
         Raises:
-            HopsGpuError: so many are aside that there is no sense in it.
+            HopsGpuError: too many are excluded to continue.
         """
         self.request = replace(self.request, avoid=self.request.avoid | blamed)
         found = []
@@ -119,20 +119,20 @@ class ElasticLease(ABC):
         return found
 
     def check(self) -> None:
-        """Check whether executors can come.
+        """Check that executors can arrive.
 
         Raises:
-            HopsGpuError: what keeps them from it, and will.
+            HopsGpuError: they cannot arrive; the message says why.
         """
         with self._lock:
             if self._problem is not None:
                 raise self._problem
 
     def take(self, event: Event) -> Container | None:
-        """Take in what comes from the control channel; the executor that is ready by it.
+        """Handle an event of the control channel; return the executor that it makes ready.
 
         Raises:
-            ConfigError, DiscoveryError: it cannot serve, or has a GPU that another one has.
+            ConfigError, DiscoveryError: the executor cannot serve, or has a GPU of another one.
         """
         if event.message is None:
             if event.peer in self.here or event.peer in self._aside:
@@ -174,11 +174,11 @@ class ElasticLease(ABC):
             )
 
     def of(self, keys: Collection[int], wire: Wire) -> Lease:
-        """Return executors of a trial, as a gang's.
+        """Return executors of a trial, as a gang's lease.
 
         Args:
-            keys: of their agents.
-            wire: gives what these say of the trial.
+            keys: keys of their agents.
+            wire: provides their messages about the trial.
         """
         jobs = tuple(self._jobs[key] for key in dict.fromkeys(keys))
         containers = tuple(self.here[key] for key in dict.fromkeys(keys))
@@ -209,7 +209,7 @@ class _EndOfAny(threading.Event):
 
 @dataclass
 class _Jobs:
-    """Those of a trial of several executors; a `Job` that has ended when one has."""
+    """The jobs of a trial of several executors; a `Job` that has ended when one of them has."""
 
     jobs: tuple[Job, ...]
 
@@ -222,5 +222,5 @@ class _Jobs:
 
 
 def _keep(keys: Collection[int]) -> bool:
-    """`Lease.let_go`: the search lets them go."""
+    """Implement `Lease.let_go` without releasing: the search releases executors."""
     return False

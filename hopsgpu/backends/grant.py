@@ -1,4 +1,4 @@
-"""A gang's executors once they are there, and what a launch wants of whoever brings them."""
+"""A gang's executors once they are granted, and the interface of their owner."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Job(Protocol):
     """What runs the agents of a gang: Spark's barrier job, or processes of this machine.
 
     Attributes:
-        ended: set when it is over.
+        ended: event, set when the job is over.
     """
 
     ended: threading.Event
 
     def reason(self, seconds: float) -> str:
-        """Return what a person needs of its end; waits so long for it to be known."""
+        """Return why the job ended, for people; wait up to so many seconds for it."""
 
 
 class Wire(Protocol):
@@ -35,19 +35,19 @@ class Wire(Protocol):
 
     @property
     def certificate(self) -> bytes | None:
-        """What agents must see of TLS (DER); None where the channel is not encrypted."""
+        """The TLS certificate (DER) that agents must see; None if not encrypted."""
 
     def next_event(self, seconds: float) -> Event | None:
-        """Return the next event, or None when none came within `seconds`."""
+        """Return the next event, or None if none arrives within `seconds`."""
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; False where its connection is gone."""
+        """Send to a peer; return False if its connection is gone."""
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
-        """Has a peer keep some bytes, as `ControlServer.keep`."""
+        """Have a peer keep some bytes, as `ControlServer.keep` does."""
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Close the connections of some peers."""
+        """Disconnect some peers."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Lease:
         server: the control channel; agents are its peers.
         containers: one per agent.
         job: what runs the agents; it ends when an executor is lost.
-        why_lost: says why an executor was lost, given the job's reason and the host.
-        let_go: lets executors go that the gang needs no more, by the keys of their agents, while
-            the others go on; whether the ResourceManager has shown them gone. The gang is not
-            whole then.
-        tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" where there are none.
-        gone: keys of the agents whose connection has ended, as far as it was noticed.
+        why_lost: returns why an executor was lost, given the job's reason and the host.
+        let_go: releases executors that the gang no longer needs, by the keys of their agents, while
+            the others continue; returns whether the ResourceManager has confirmed that they are
+            gone. The gang is then no longer whole.
+        tokens: reads the submitter's HDFS tokens, in Hadoop's format; b"" if there are none.
+        gone: keys of the agents whose connection is known to have ended.
     """
 
     server: Wire
@@ -75,7 +75,7 @@ class Lease:
     gone: set[int] = field(default_factory=set)
 
     def is_whole(self) -> bool:
-        """Return whether no executor was lost since; to be asked between launches only."""
+        """Return whether no executor was lost; call it between launches only."""
         keys = {container.key for container in self.containers}
         while (event := self.server.next_event(0.0)) is not None:
             if event.message is None and event.peer in keys:
@@ -84,11 +84,11 @@ class Lease:
 
 
 class Owner(ABC):
-    """Who brings the executors of a gang, and has them until the end of its context.
+    """Acquires the executors of a gang, and owns them until the end of its context.
 
     Attributes:
-        request: of whom it acquires for, and tells; that of the launch at hand, where a gang is
-            held for several.
+        request: the request that it serves and notifies; the current launch's if a gang is held for
+            several.
     """
 
     def __init__(self, request: Request) -> None:
@@ -97,11 +97,11 @@ class Owner(ABC):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds all executors, as far as is known; to be asked between launches only."""
+        """Whether it holds all executors, as far as is known; use it between launches only."""
         return self._lease is not None and self._lease.is_whole()
 
     def whole(self, request: Request) -> Lease:
-        """Return the gang: at once where it is whole still, else once what it lacks has come.
+        """Return the gang: at once if it is whole, else once the missing executors have arrived.
 
         Raises:
             HopsGpuError: as `acquire`.
@@ -118,15 +118,15 @@ class Owner(ABC):
 
     @abstractmethod
     def acquire(self, request: Request) -> Lease:
-        """Bring all executors, with an agent on each; those that are still there are kept.
+        """Acquire all executors, with an agent on each; keep those that are already there.
 
         Args:
-            request: for whom; of the lease's own shape and number of executors.
+            request: the request, with the lease's own shape and number of executors.
 
         Raises:
-            GangTimeout: not all came in time.
-            Cancelled: the gang is no longer wanted.
-            ConfigError: a container cannot serve (what it lacks is named).
+            GangTimeout: not all arrived in time.
+            Cancelled: the gang was cancelled.
+            ConfigError: a container cannot serve; the message names what it lacks.
         """
 
     @abstractmethod
@@ -139,12 +139,12 @@ Leasing = Callable[[Request], AbstractContextManager[Owner]]
 
 @contextlib.contextmanager
 def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
-    """What gives the whole gang of one launch, again and again; released on every way out.
+    """Provide a function that returns the whole gang of one launch, and release it on exit.
 
-    What it is given to avoid has no part in the gang.
+    Executors that the function is told to avoid have no part in the gang.
 
     Args:
-        lease: gives what can acquire for a request.
+        lease: provides what acquires executors for a request.
         request: the launch's.
 
     Raises:
@@ -155,10 +155,10 @@ def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Avoid], Lease
 
 
 def refuse_duplicates(containers: Sequence[Container]) -> None:
-    """Check whether each GPU is in one container only.
+    """Check that each GPU is in one container only.
 
     Raises:
-        DiscoveryError: two containers were given the same one; both are named.
+        DiscoveryError: two containers have the same GPU; the message names both.
     """
     twice = duplicate_gpu(containers)
     if twice is not None:

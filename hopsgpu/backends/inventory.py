@@ -1,7 +1,7 @@
-"""The cluster's GPUs: where they are, who has them, and what one could get.
+"""The cluster's GPUs: where they are, who has them, and what a user could get.
 
-Asks the ResourceManager's and the NodeManagers' REST interfaces alone; neither Spark nor a JVM is
-started.
+It asks only the REST interfaces of the ResourceManager and the NodeManagers; it starts neither
+Spark nor a JVM.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _HOSTS_SHOWN = 4
 
 
 class Observer:
-    """Looks at a cluster's GPUs, again and again: what does not change is asked once.
+    """Looks at a cluster's GPUs repeatedly; what does not change is asked once.
 
     Args:
-        setting: a property of Hadoop's configuration, or None.
-        user: for whom; by default the caller, as YARN would know it.
+        setting: returns a property of Hadoop's configuration, or None.
+        user: the user to report for; by default the caller, as YARN knows it.
 
     Raises:
-        ConfigError: the configuration names a file that cannot be read, or the user is no name.
+        ConfigError: the configuration names a file that cannot be read, or the user is not a name.
     """
 
     def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
@@ -57,7 +57,7 @@ class Observer:
         """Return the GPUs now.
 
         Raises:
-            HopsGpuError: the ResourceManager does not answer, or wants Kerberos.
+            HopsGpuError: the ResourceManager does not answer, or requires Kerberos.
         """
         if self._user is None:
             self._user = _caller(self._manager, self._setting)
@@ -71,22 +71,23 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
     """Return the GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many
     are free.
 
-    In a session on a local master, and without one where `session()` would make it, they are this
-    machine's: one node, or none without a GPU, where gangs have those that are leased; no users
-    and no queues.
+    With a local master, of the active session or of the one that `session()` would create, these
+    are this machine's GPUs: one node, or none without a GPU, no users and no queues. There, the
+    used GPUs are those that gangs have leased.
 
     Args:
-        user: for whom to say what could be had; by default the caller.
+        user: the user whose obtainable GPUs are reported; by default the caller.
 
     Returns:
-        nodes, users, queues and sums. A NodeManager that does not answer is one of `problems`, and
-        its node has no types.
+        Nodes, users, queues and sums. A NodeManager that does not answer is listed in `problems`,
+        and its node has no types.
 
     Raises:
         ConfigError: spark-submit or spark-defaults.conf names YARN and HADOOP_CONF_DIR is not set,
-            or has no yarn-site.xml; or Kerberos is wanted and `hopsgpu[kerberos]` is not installed.
+            or has no yarn-site.xml; or Kerberos is required and `hopsgpu[kerberos]` is not
+            installed.
         DiscoveryError: this machine's GPUs cannot be listed.
-        HopsGpuError: the ResourceManager does not answer, or refuses the caller.
+        HopsGpuError: the ResourceManager does not answer, or rejects the caller.
     """
     if _runs_here():
         from hopsgpu.backends.local.machine_gpus import gpus_here
@@ -97,7 +98,7 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
 
 
 def _runs_here() -> bool:
-    """Return whether a launch of this process would be on this machine."""
+    """Return whether a launch of this process would run on this machine."""
     from hopsgpu.backends.masters import is_local
     from hopsgpu.backends.spark.session import default_master
 
@@ -113,7 +114,7 @@ def _check_user(user: object) -> None:
 
 
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
-    """Return who asks, as YARN would know it: by Kerberos, else as Hadoop's clients find it."""
+    """Return the caller's name as YARN knows it: by Kerberos, else as Hadoop's clients find it."""
     if setting("hadoop.security.authentication") == "kerberos":
         found = manager.user()
         # Without Kerberos on the web pages everybody is this user.
@@ -135,12 +136,12 @@ def own_name() -> str:
 
 
 def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> ClusterGpus:
-    """Return what was looked at, put together. Pure.
+    """Combine what was observed. Pure.
 
     Args:
-        overview: the ResourceManager's.
-        told: by the NodeManagers.
-        user: for whom.
+        overview: the ResourceManager's answers.
+        told: the NodeManagers' answers.
+        user: the user to report for.
         now: seconds since the epoch.
     """
     nodes = sorted(_present(overview.nodes), key=lambda node: _natural(node.host))
@@ -165,12 +166,12 @@ def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> Clust
 
 
 def asked_nodes(nodes: Iterable[Node]) -> list[Node]:
-    """Return those with GPUs whose NodeManager is there to tell of them."""
+    """Return the nodes with GPUs whose NodeManager is running and can describe them."""
     return [node for node in nodes if node.total.gpus and node.web and node.state not in _GONE]
 
 
 def _present(nodes: Sequence[Node]) -> list[Node]:
-    """Without those that were removed on purpose, and without what a restart left behind."""
+    """Return the nodes without those removed on purpose, or replaced by a restart."""
     # A NodeManager that comes back on another port is a new node, and the old one is LOST.
     alive = {node.host for node in nodes if node.state not in _GONE}
     return [
@@ -181,7 +182,7 @@ def _present(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _natural(host: str) -> list[tuple[int, str]]:
-    """Sort node2 before node10."""
+    """Return a sort key that puts node2 before node10."""
     return [
         (int(part or 0), "") if i % 2 else (0, part)
         for i, part in enumerate(re.split(r"(\d+)", host))
@@ -268,12 +269,12 @@ def _state(queue: Queue, states: dict[str, str]) -> str:
 class _Rooms:
     """What a user would get in each queue of a label.
 
-    Of the nodes only sums count, the same ones for all queues, and there may be hundreds of queues
-    and thousands of nodes: they are summed up once.
+    Only sums over the nodes matter, and they are the same for all queues. With hundreds of queues
+    and thousands of nodes, they are computed once.
 
     Args:
-        standings: the user's, in each leaf queue.
-        executor: what is asked for.
+        standings: the user's standing in each leaf queue.
+        executor: the requested executor.
     """
 
     def __init__(self, standings: Sequence[Snapshot], executor: Amount) -> None:
@@ -283,7 +284,7 @@ class _Rooms:
         self._sums: dict[Amount, tuple[Node, ...]] = {}
 
     def obtainable(self, standing: Snapshot | None, state: str) -> tuple[int | None, str, str]:
-        """GPUs, what bounds them, and the queue whose limit that is."""
+        """Return the number of GPUs, what bounds it, and the queue whose limit applies."""
         if standing is None:
             return None, "", ""
         if state != "RUNNING":
@@ -301,7 +302,7 @@ class _Rooms:
 
 
 def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
-    """For each label a node with all that its running nodes have, and room for as many as they."""
+    """Return, for each label, one node with the resources and room of all its running nodes."""
     sums: dict[str, tuple[Amount, int]] = {}
     for node in nodes:
         if node.state == "RUNNING":
@@ -315,7 +316,7 @@ def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
 
 
 def _problems(nodes: Sequence[Node], told: Told) -> tuple[str, ...]:
-    """Return a line for each reason: a switch that is down takes a rack with it."""
+    """Return one line per reason, since a broken switch affects a whole rack."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:
         if node.id in told.problems:

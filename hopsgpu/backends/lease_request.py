@@ -1,4 +1,4 @@
-"""What a lease is asked for, whom it tells, and how long it may take."""
+"""What a lease is requested for, who is notified, and how long it may take."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ _MOST_TOLD = 5
 
 
 class Watcher(Protocol):
-    """Who is told of what happens to a lease."""
+    """Is notified of the events of a lease."""
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        """A state was reached, with the hosts granted so far; repeated while it waits, and why."""
+        """Report a state, with the hosts granted so far; repeated while waiting, with the
+        reason.
+        """
 
     def mark(self, point: str) -> None:
-        """A point of the timeline was passed now."""
+        """Report that a point of the timeline was passed now."""
 
     def arrived(self, times: Sequence[float]) -> None:
-        """Executors came, at these seconds since the epoch."""
+        """Report when executors arrived, in seconds since the epoch."""
 
     def warn(self, text: str) -> None:
-        """Something that a person should know of in the result."""
+        """Report something that people should find in the result."""
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,18 @@ class Request:
     """What to acquire, for whom, until when.
 
     Attributes:
-        run_id: of the gang.
-        shape: of each executor.
-        executors: how many.
+        run_id: ID of the gang's run.
+        shape: shape of each executor.
+        executors: number of executors.
         placement: "pack", "spread" or None.
-        timeout: seconds the gang may wait, or None.
-        cancelled: set when the gang is no longer wanted.
-        watcher: told of what happens.
-        avoid: what gets no rank.
-        gpu_type: that each GPU's product name must contain, or None.
-        hosts: nodes that have GPUs of the type; None for all nodes.
-        warm: what executors import while they wait for the others, or None.
-        needs: modules that the executors' Python must have besides those for the lake.
+        timeout: seconds that the gang may wait, or None.
+        cancelled: event that cancels the gang.
+        watcher: receives the events.
+        avoid: nodes and GPUs that get no rank.
+        gpu_type: words that each GPU's product name must contain, or None.
+        hosts: nodes with GPUs of the type; None for all nodes.
+        warm: what executors import while they wait for others, or None.
+        needs: modules that the executors' Python must have, besides those for the lake.
         imports: top-level modules that it must have to unpickle the call.
     """
 
@@ -74,13 +76,13 @@ class Request:
     def unwanted(self, container: Container) -> str | None:
         """Return why a container gets no rank, or None.
 
-        It is held aside until the gang is whole, or YARN would give it again.
+        Such a container is held aside until the gang is whole, or YARN would grant it again.
         """
         return unwanted(container, self.avoid, self.gpu_type)
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
-    """Return what a gang wants of YARN."""
+    """Return what a gang requests from YARN."""
     return Demand(container_of(shape), executors, spread=placement == "spread")
 
 
@@ -88,8 +90,8 @@ class Patience:
     """How long one acquisition may still take, and what it has waited for.
 
     Args:
-        request: of the acquisition.
-        since: the clock's reading when it began; None for now.
+        request: the request of the acquisition.
+        since: the clock's reading at its start; None for now.
     """
 
     def __init__(self, request: Request, since: float | None = None) -> None:
@@ -101,7 +103,7 @@ class Patience:
         self._aside: set[str] = set()
 
     def held_aside(self, reason: str) -> None:
-        """Has it told from now on why an executor got no rank, also once a part is given back."""
+        """From now on, also report why an executor got no rank, even after a part is given back."""
         self._aside.add(reason)
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
@@ -120,22 +122,22 @@ class Patience:
         """Return what to do next.
 
         Raises:
-            Cancelled: the gang is no longer wanted.
-            GangTimeout: it is not whole, and its time is over.
+            Cancelled: the gang was cancelled.
+            GangTimeout: the gang is not whole, and its time is over.
         """
         if self._request.cancelled.is_set():
             raise Cancelled(f"{self._request.run_id} was cancelled while it waited for executors")
         return self.check_time(grants)
 
     def wait_for_ever(self) -> None:
-        """From now on there is no bound."""
+        """Remove the time limit."""
         self._deadline = None
 
     def check_time(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
-        """As `check`, wanted or not.
+        """Like `check`, but without regard to cancellation.
 
         Raises:
-            GangTimeout: it is not whole, and its time is over.
+            GangTimeout: the gang is not whole, and its time is over.
         """
         request = self._request
         verdict = decide_acquire(

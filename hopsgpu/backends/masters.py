@@ -1,4 +1,4 @@
-"""Which masters there are."""
+"""Spark masters."""
 
 from __future__ import annotations
 

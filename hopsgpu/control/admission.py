@@ -1,4 +1,4 @@
-"""Strangers at the driver's port: so many at a time, so that a flood keeps no agent out."""
+"""A limit on unauthenticated connections to the driver, so that a flood keeps no agent out."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def displaced(since: Mapping[Any, float], *, most: int, now: float) -> float | N
     room.
 
     Args:
-        since: the clock's reading at the arrival of each, the oldest first.
-        most: how many there may be.
+        since: the clock's reading at the arrival of each connection, the oldest first.
+        most: how many connections are allowed.
         now: the clock's reading.
     """
     if len(since) < most:
@@ -35,7 +35,7 @@ def displaced(since: Mapping[Any, float], *, most: int, now: float) -> float | N
 
 
 class Admission:
-    """The connections that have not proved the secret yet; of one event loop."""
+    """The connections of one event loop that have not yet proved that they know the secret."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -48,12 +48,12 @@ class Admission:
         self._since[task] = self._loop.time()
 
     def leave(self, task: asyncio.Task[None]) -> None:
-        """No longer counts one that has proved itself or ended; more than once does no harm."""
+        """Stop counting a connection that is authenticated or has ended; idempotent."""
         if self._since.pop(task, None) is not None:
             self._left.set()
 
     async def room(self) -> None:
-        """Wait until one more may come; where none leaves in time, the oldest is sent away."""
+        """Wait until one more connection may enter; if none leaves in time, close the oldest."""
         while True:
             wait = displaced(self._since, most=self._most, now=self._loop.time())
             if wait is None:

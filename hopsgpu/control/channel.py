@@ -10,8 +10,8 @@ bytes:
     …         JSON (UTF-8, in which lone surrogates pass), payload
     32 bytes  HMAC-SHA256 under the direction's key
 
-A frame without any JSON or payload is a sign of life (`hopsgpu.control.heartbeat`); the channel
-gives and takes those by itself. It hides what it carries only where TLS is below it
+A frame without JSON and payload is a heartbeat (`hopsgpu.control.heartbeat`), which the channel
+sends and consumes by itself. The channel hides its content only if TLS is below it
 (`hopsgpu.control.tls`), and it never unpickles anything.
 """
 
@@ -44,7 +44,7 @@ _LENGTHS = struct.Struct("!IQ")
 
 
 class ChannelError(Exception):
-    """The peer is not who it should be, or does not speak the protocol."""
+    """The peer is not authentic, or does not speak the protocol."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Message:
     """One frame.
 
     Attributes:
-        kind: what it is about.
+        kind: type of the message.
         fields: the rest of the JSON object.
-        payload: bytes beside it.
-        size: bytes of JSON and payload that it took on the wire; 0 where it came otherwise.
+        payload: bytes that accompany the JSON.
+        size: bytes of JSON and payload on the wire; 0 if it did not arrive over a channel.
     """
 
     kind: str
@@ -68,12 +68,12 @@ class Message:
 
 
 def new_secret() -> bytes:
-    """Return a fresh secret of 32 bytes."""
+    """Return a new random secret of 32 bytes."""
     return secrets.token_bytes(32)
 
 
 def mac(key: bytes, *parts: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) of the parts, one after the other; 32 bytes."""
+    """Return the HMAC-SHA256 (RFC 2104) of the concatenated parts, 32 bytes."""
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for part in parts:
         digest.update(part)
@@ -113,14 +113,14 @@ class Channel:
 
     @property
     def local_address(self) -> str:
-        """The address of this end, at which other nodes reach this one."""
+        """The address of this end, where other nodes can reach it."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     async def send(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send one frame and wait until the transport takes more.
+        """Send one frame, and wait until the transport accepts more.
 
         Raises:
-            ChannelError: the frame is over the limits; nothing was sent.
+            ChannelError: the frame exceeds the limits; nothing was sent.
             OSError: the connection is lost.
         """
         # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
@@ -148,20 +148,19 @@ class Channel:
         self._writer.writelines((head, body, payload, tag))
 
     async def tell(self, kind: str, payload: bytes = b"", **fields: Any) -> None:
-        """Send one frame, if somebody is there: `receive` says where nobody is.
+        """Send one frame if the peer is connected; `receive` reports when it is not.
 
         Raises:
-            ChannelError: the frame is over the limits; nothing was sent.
+            ChannelError: the frame exceeds the limits; nothing was sent.
         """
         with contextlib.suppress(OSError):
             await self.send(kind, payload, **fields)
 
     async def receive(self) -> Message | None:
-        """Return the next message, or None at the end of the connection; `reason` tells its cause.
+        """Return the next message, or None at the end of the connection, whose cause is `reason`.
 
         Raises:
-            ChannelError: a frame over the limits, one that the peer did not send so, or one
-                that is no message.
+            ChannelError: a frame exceeds the limits, was not sent by the peer, or is not a message.
         """
         try:
             while (message := await self._frame()) is None:
@@ -180,7 +179,7 @@ class Channel:
         return None
 
     async def _frame(self) -> Message | None:
-        """Return the next frame; None for a sign of life."""
+        """Return the next frame, or None for a heartbeat."""
         head = await self._inbox.readexactly(_LENGTHS.size)
         body_length, payload_length = _LENGTHS.unpack(head)
         if body_length > MOST_JSON or payload_length > MOST_PAYLOAD:
@@ -197,7 +196,7 @@ class Channel:
         return _message(body, payload) if body or payload else None
 
     def _look(self) -> None:
-        """Give a sign of life where one is due, and ends a connection that gives none."""
+        """Send a heartbeat if one is due, and end a connection whose peer sends none."""
         transport = self._writer.transport
         if self.reason or transport.is_closing():
             return
@@ -225,12 +224,12 @@ class Channel:
         self._looking.cancel()
 
     def abort(self, reason: str = "closed by this side") -> None:
-        """Close the connection at once, whatever is still unsent."""
+        """Close the connection at once, and discard unsent data."""
         self._end(reason)
         self._writer.transport.abort()
 
     async def close(self) -> None:
-        """Close the connection once all is sent; a peer that is gone or stuck is no error."""
+        """Close the connection once all is sent; ignore a peer that is gone or unresponsive."""
         self._looking.cancel()
         self._writer.close()
         try:

@@ -1,4 +1,4 @@
-"""What peers did, on its way from the server's thread to whoever waits for it; bounded."""
+"""Events of peers, passed from the server's thread to the thread that waits for them; bounded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Event:
     """Something that a peer did.
 
     Attributes:
-        peer: its number, in the order of arrival.
-        message: what it said, or None when its connection ended.
-        reason: why its connection ended ("no sign of life for 30 s", "connection reset",
-            "closed", "broke the protocol: …"); empty with a message, or where nobody knows.
-        at: when it was noticed, seconds since the epoch.
+        peer: number of the peer, in the order of arrival.
+        message: message of the peer, or None when its connection ended.
+        reason: why its connection ended ("no sign of life for 30 s", "connection reset", "closed",
+            "broke the protocol: …"); empty with a message, or if it is unknown.
+        at: when the event was noticed, in seconds since the epoch.
     """
 
     peer: int
@@ -44,11 +44,11 @@ class _Waiting:
 
 
 class EventQueue:
-    """Events in order, of some bytes in all: who brings more waits until some are taken.
+    """Events in order, bounded by their size: a peer that adds more waits until some are taken.
 
-    Events are put in by tasks of one event loop and taken out by any thread. A peer that
-    something is being sent to does not wait: it may read nothing until what it said is taken,
-    while whoever sends to it takes nothing.
+    Tasks of one event loop put events in, and any thread takes them out. A peer that is being sent
+    something does not wait: it may not read until its events are taken, while the thread that sends
+    to it takes none.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int = MOST_QUEUED) -> None:
@@ -62,7 +62,7 @@ class EventQueue:
         self._sent_to: list[int] = []
 
     async def put(self, event: Event) -> None:
-        """Queue an event once there is room for it, after those that waited before."""
+        """Queue an event once there is room for it, after the events that waited before."""
         with self._lock:
             room = self._queued < self._most and not self._waiting
             if room or event.peer in self._sent_to:
@@ -84,7 +84,7 @@ class EventQueue:
             self._put(event)
 
     def take(self, seconds: float) -> Event | None:
-        """Return the next event, or None when none came within `seconds`."""
+        """Return the next event, or None if none arrives within `seconds`."""
         try:
             event = self._events.get(timeout=max(seconds, 0.0))
         except queue.Empty:
@@ -100,7 +100,7 @@ class EventQueue:
 
     @contextlib.contextmanager
     def sending_to(self, peer: int) -> Iterator[None]:
-        """Let a peer bring what it has, while something is sent to it; in the loop's thread."""
+        """Let a peer add events while something is sent to it; call it in the loop's thread."""
         with self._lock:
             self._sent_to.append(peer)
         self._grant()
@@ -111,7 +111,7 @@ class EventQueue:
                 self._sent_to.remove(peer)
 
     def _grant(self) -> None:
-        """Let in those that wait, as far as there is room."""
+        """Admit waiting events while there is room."""
         with self._lock:
             while self._waiting and self._queued < self._most:
                 self._let_in(self._waiting.popleft())

@@ -1,11 +1,11 @@
-"""The beginning of a control connection: both ends prove that they know the run's secret.
+"""The start of a control connection: both ends prove that they know the run's secret.
 
     driver → agent   "hopsgpu1", nonce of the driver (32 bytes)
     agent → driver   "hopsgpu1", nonce of the agent (32 bytes), HMAC(secret, "agent", nonces)
     driver → agent   HMAC(secret, "driver", nonces)
 
-The agent proves it first: a stranger learns nothing but a random number. Each direction's key
-is an HMAC of both nonces as well, so no connection's frames fit into another.
+The agent proves it first, so a stranger learns only a random number. Each direction's key is also
+an HMAC of both nonces, so frames of one connection are invalid in another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TO_AGENT, _TO_DRIVER = b"to agent", b"to driver"
 
 
 class UnreachableError(OSError):
-    """An executor cannot connect to the driver: where it tried, and what to open."""
+    """An executor cannot connect to the driver; the message has the address and what to open."""
 
 
 async def accept(
@@ -41,12 +41,12 @@ async def accept(
     secret: bytes,
     heartbeat: float = HEARTBEAT_SECONDS,
 ) -> Channel:
-    """Return the driver's side. Its caller bounds the time.
+    """Authenticate an agent at the driver's end; the caller must bound the time.
 
     Raises:
-        ChannelError: the peer did not prove the secret; whatever it sent has been read to 72
-            bytes at most and nothing was made of it.
-        OSError, asyncio.IncompleteReadError: it left.
+        ChannelError: the peer did not prove that it knows the secret; at most 72 bytes were read
+            from it, and none was interpreted.
+        OSError, asyncio.IncompleteReadError: the peer disconnected.
     """
     ours = secrets.token_bytes(_NONCE)
     writer.write(_MAGIC + ours)
@@ -72,20 +72,20 @@ async def connect(
     certificate: bytes | None = None,
     heartbeat: float = HEARTBEAT_SECONDS,
 ) -> Channel:
-    """Return the agent's side: connects, proves the secret and has the driver prove it.
+    """Connect to the driver from an agent, and authenticate both ends.
 
-    A refusal is tried again twice, within 2 s; silence ends it after 10 s.
+    A refused connection is retried twice, within 2 s; silence ends it after 10 s.
 
     Args:
-        host: as the driver can be reached.
-        port: of its control channel.
+        host: address at which the driver can be reached.
+        port: port of its control channel.
         secret: the run's.
-        certificate: the driver's (DER), where it speaks TLS; no other is taken.
-        heartbeat: seconds without a sign of life after which the driver is lost.
+        certificate: the driver's certificate (DER) if it speaks TLS; no other is accepted.
+        heartbeat: seconds without a sign of life after which the driver counts as lost.
 
     Raises:
         ChannelError: the other end is not the run's driver.
-        UnreachableError: the driver cannot be reached; one line with its address.
+        UnreachableError: the driver cannot be reached; the message is one line with its address.
     """
     tls = None if certificate is None else pinning_context(certificate)
     for pause in (0.0, *_PAUSES):

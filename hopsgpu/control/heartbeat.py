@@ -1,4 +1,4 @@
-"""Signs of life between the ends of a connection: when to give one, and when one is missed."""
+"""Heartbeats between the ends of a connection: when to send one, and when one is missed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LONGEST_SECOND_LOOK = 1.0
 
 @dataclass(frozen=True)
 class Signs:
-    """What one end knows at a look; times are readings of its clock, in seconds.
+    """What one end knows at a check; times are readings of its clock, in seconds.
 
     Attributes:
         sent: when it last sent something.
         heard: when it last received a byte.
-        listening: whether it takes what comes. While it chose not to, silence says nothing.
-        missed: whether the look before this one found the other end silent.
+        listening: whether it reads incoming data. While it does not, silence means nothing.
+        missed: whether the previous check found the other end silent.
     """
 
     sent: float
@@ -31,13 +31,13 @@ class Signs:
 
 @dataclass(frozen=True)
 class Look:
-    """What follows from a look.
+    """The result of a check.
 
     Attributes:
-        lost: the other end gave no sign of life for the whole heartbeat.
-        beat: a sign of life of this end is due.
-        missed: what the next look gets as `Signs.missed`.
-        again: the clock's reading at which to look again.
+        lost: the other end was silent for the whole heartbeat.
+        beat: this end should send a heartbeat.
+        missed: `Signs.missed` of the next check.
+        again: the clock's reading at which to check again.
     """
 
     lost: bool
@@ -47,15 +47,15 @@ class Look:
 
 
 def look(signs: Signs, *, heartbeat: float, now: float) -> Look:
-    """Return whether a sign of life is due, and whether the other end is lost.
+    """Decide whether a heartbeat is due, and whether the other end is lost.
 
-    Each end gives three signs in a heartbeat. Silence must be seen at two looks: a process that
-    could not run, because user code held the GIL or it was stopped, finds its timers due before
-    it has read what came meanwhile.
+    Each end sends three signs of life in a heartbeat. Two checks must find silence: a process that
+    could not run, because user code held the GIL or the process was stopped, finds its timers due
+    before it has read what arrived meanwhile.
 
     Args:
-        signs: what is known.
-        heartbeat: seconds of silence after which the other end is lost.
+        signs: what this end knows.
+        heartbeat: seconds of silence after which the other end counts as lost.
         now: the clock's reading.
     """
     between = heartbeat / _BEATS

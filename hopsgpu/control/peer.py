@@ -1,4 +1,6 @@
-"""What an executor's task needs to find and recognise the driver, and how it says hello."""
+"""What an executor's task needs to find and authenticate the driver, and how it introduces
+itself.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from hopsgpu.own_log import INFO
 
 @dataclass(frozen=True)
 class Driver:
-    """Where the driver listens, and what proves it.
+    """Where the driver listens, and what authenticates it.
 
     Attributes:
         address: as the executors reach it.
@@ -64,12 +66,12 @@ async def greet(driver: Driver) -> Channel:
 
 
 def _introduction(address: str, driver: Driver) -> dict[str, Any]:
-    """Return what the driver learns of this container.
+    """Return what the driver learns about this container.
 
     Args:
-        address: this end of the connection to the driver: of the interfaces of this node the one
-            that reaches the others.
-        driver: what it asks for.
+        address: address of this end of the connection to the driver: among the node's interfaces,
+            the one that reaches the others.
+        driver: the driver, which says what to report.
     """
     return {
         "container": os.environ.get("CONTAINER_ID", ""),
@@ -101,8 +103,8 @@ def given_out() -> list[dict[str, str]]:
 def lake_environment(user: str | None, environment: Mapping[str, str]) -> dict[str, str]:
     """Return variables with which HDFS clients of this container act for the submitting user.
 
-    Spark ships the submitter's Hadoop configuration into the container; the node's own, if
-    any, may not know the submitter's name services.
+    Spark ships the submitter's Hadoop configuration into the container; the node's own, if it has
+    one, may not know the submitter's name services.
     """
     added = {}
     if user is not None:

@@ -34,7 +34,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class ControlServer:
-    """Accepts the gang's agents and holders and queues what they say.
+    """Accepts the gang's agents and placeholders, and queues their messages.
 
     Use `serve`, which owns the port and the thread.
     """
@@ -62,41 +62,43 @@ class ControlServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
+        """The port that it listens on."""
         return int(self._listener.getsockname()[1])
 
     @property
     def certificate(self) -> bytes | None:
-        """What agents must see of TLS (DER); None where the channel is not encrypted."""
+        """The TLS certificate (DER) that agents must see; None if the channel is not encrypted."""
         return None if self._identity is None else self._identity.certificate
 
     def next_event(self, seconds: float) -> Event | None:
-        """Return the next event, or None when none came within `seconds`.
+        """Return the next event, or None if none arrives within `seconds`.
 
-        Events that nobody takes fill 16 MiB at most; then the peers' connections are not read.
+        Unread events fill at most 16 MiB; then the peers' connections are not read.
         """
         return self._events.take(seconds)
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; False where its connection is gone, which `next_event` tells too."""
+        """Send to a peer; return False if its connection is gone, which `next_event` also
+        reports.
+        """
         return self._done(self._send(peer, kind, payload, fields))
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
-        """Has a peer keep some bytes for messages to come, which name them.
+        """Have a peer keep some bytes for later messages, which refer to them by name.
 
-        It keeps those alone that it was sent last, by a message `keep`; where they are these,
-        nothing is sent.
+        A peer keeps only the bytes of the last `keep` message; if these are the same, nothing is
+        sent.
 
         Args:
-            peer: who keeps them.
-            name: different for different bytes.
+            peer: the peer that keeps them.
+            name: name that differs for different bytes.
             content: the bytes.
 
         Returns:
-            False where its connection is known to be gone, or it takes nothing for a minute.
+            False if its connection is known to be gone, or it reads nothing for a minute.
 
         Raises:
-            HopsGpuError: it is too much for a message.
+            HopsGpuError: the content is too large for a message.
         """
         # What it keeps is noted as it is sent: whatever is sent from now on comes behind it.
         return self._kept.get(peer) == name or self._done(self._keep(peer, name, content))
@@ -137,24 +139,24 @@ class ControlServer:
         return True
 
     def end_all(self) -> None:
-        """Hang up on every peer: agents stop their ranks, and all tasks end."""
+        """Disconnect every peer: agents stop their ranks, and all tasks end."""
         self.hang_up(tuple(self._channels))
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Close the connections of some peers, stuck ones too: their tasks end at once."""
+        """Disconnect some peers, even unresponsive ones: their tasks end at once."""
         for peer in peers:
             if (channel := self._channels.get(peer)) is not None:
                 self._loop.call_soon_threadsafe(channel.abort)
 
     def run(self) -> None:
-        """The thread's body: serves until `stop`."""
+        """Serve until `stop`; the body of the thread."""
         try:
             self._loop.run_until_complete(self._serve())
         finally:
             self._loop.close()
 
     def stop(self) -> None:
-        """End `run`; every connection is closed."""
+        """End `run`, and close every connection."""
         self._loop.call_soon_threadsafe(self._stopped.set)
 
     async def _serve(self) -> None:
@@ -207,7 +209,7 @@ class ControlServer:
         await self._listen_to(channel)
 
     async def _greeted(self, connection: socket.socket) -> Channel:
-        """Return the channel of a peer that has proved itself; others are hung up on."""
+        """Return the channel of an authenticated peer; disconnect others."""
         inbox, writer = await open_streams(
             lambda protocol: self._loop.connect_accepted_socket(protocol, connection),
             None if self._identity is None else self._identity.context,
@@ -245,18 +247,18 @@ def serve(
     heartbeat: float = HEARTBEAT_SECONDS,
     encrypted: bool = False,
 ) -> Iterator[ControlServer]:
-    """A running server on `address`, at a port of `ports` (any free one by default).
+    """Run a server on `address`, at a port of `ports` (any free one by default).
 
     Args:
-        secret: of the run; nothing is taken from who does not know it.
-        address: the one it listens on.
-        ports: to choose from, in order.
-        heartbeat: seconds without a sign of life after which a peer is lost.
-        encrypted: by TLS, with a certificate made for this server.
+        secret: secret of the run; peers that do not know it are ignored.
+        address: address to listen on.
+        ports: ports to choose from, in order.
+        heartbeat: seconds without a sign of life after which a peer counts as lost.
+        encrypted: whether to use TLS, with a certificate made for this server.
 
     Raises:
-        ConfigError: no such address here, no port of the range is free, or the package that
-            makes certificates is not installed.
+        ConfigError: the address is not one of this machine, no port of the range is free, or the
+            package that makes certificates is not installed.
     """
     identity = new_identity() if encrypted else None
     with _listener(address, ports) as listener:

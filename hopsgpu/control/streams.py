@@ -1,4 +1,4 @@
-"""The streams below a channel: what comes is counted, and TLS is light enough for a thousand."""
+"""The streams below a channel: they record when data arrived, and use little memory for TLS."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Attach = Callable[
 
 
 class Inbox(asyncio.StreamReader):
-    """A stream reader that knows when it was last fed, and whether it can be.
+    """A stream reader that knows when it last received data, and whether it reads.
 
     Attributes:
-        heard: the loop's time at the last byte, or when it went on after a pause.
+        heard: the loop's time at the last byte, or when reading resumed after a pause.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -31,7 +31,7 @@ class Inbox(asyncio.StreamReader):
 
     @property
     def listening(self) -> bool:
-        """Whether what comes is read: not so while it is full and its owner takes nothing."""
+        """Whether incoming data is read: not while the buffer is full and nobody empties it."""
         return self._source is None or self._source.is_reading()
 
     def set_transport(self, transport: asyncio.BaseTransport) -> None:
@@ -51,7 +51,7 @@ class Inbox(asyncio.StreamReader):
 
 
 class _LightTls(SSLProtocol):
-    """asyncio's TLS with a buffer of one TLS record; its own has 256 KiB for each connection."""
+    """asyncio's TLS with a buffer of one TLS record instead of 256 KiB per connection."""
 
     max_size = 16 * 1024
 
@@ -59,13 +59,13 @@ class _LightTls(SSLProtocol):
 async def open_streams(
     attach: Attach, tls: ssl.SSLContext | None, *, server_side: bool
 ) -> tuple[Inbox, asyncio.StreamWriter]:
-    """Streams over a new connection. Its caller bounds the time.
+    """Open streams over a new connection; the caller must bound the time.
 
     Args:
-        attach: makes the transport for a protocol: `loop.create_connection` with its address,
-            or `loop.connect_accepted_socket` with its socket.
-        tls: speaks TLS where it is given.
-        server_side: which end of TLS this is.
+        attach: creates the transport for a protocol: `loop.create_connection` with its address, or
+            `loop.connect_accepted_socket` with its socket.
+        tls: TLS context, or None for no TLS.
+        server_side: whether this is the server's end of TLS.
 
     Raises:
         ssl.SSLError: the other end does not speak TLS, or its certificate is not trusted.

@@ -1,4 +1,4 @@
-"""TLS for the control channel: a certificate of each run, which its agents pin."""
+"""TLS for the control channel: each run has a certificate, which its agents pin."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _VALID = timedelta(days=3650)
 
 
 def network_is_encrypted(setting: Callable[[str], str | None]) -> bool:
-    """Return whether Spark encrypts what its driver and executors say to each other.
+    """Return whether Spark encrypts the traffic of its driver and executors.
 
-    Then the run's secret and certificate reach the executors unseen, and the control channel
-    is encrypted too.
+    Then the run's secret and certificate reach the executors encrypted, and the control channel is
+    encrypted too.
 
     Args:
-        setting: a Spark property by its name, None where it is not set.
+        setting: a Spark property by its name, None if it is not set.
     """
     return any((setting(name) or "").strip().lower() == "true" for name in _ENCRYPTING)
 
@@ -39,8 +39,8 @@ class Identity:
     """The driver's end of TLS.
 
     Attributes:
-        certificate: DER; what agents pin.
-        context: has the key.
+        certificate: the certificate (DER) that agents pin.
+        context: TLS context with the key.
     """
 
     certificate: bytes
@@ -48,10 +48,10 @@ class Identity:
 
 
 def new_identity() -> Identity:
-    """Return a fresh key and its self-signed certificate, neither of them ever on a disk.
+    """Return a new key and its self-signed certificate, neither ever written to disk.
 
     Raises:
-        ConfigError: the package that makes them is not installed.
+        ConfigError: the package that creates them is not installed.
     """
     try:
         from cryptography import x509
@@ -91,7 +91,7 @@ def new_identity() -> Identity:
 
 
 def pinning_context(certificate: bytes) -> ssl.SSLContext:
-    """Return the agent's end of TLS: takes this one certificate (DER) and no other, by any name."""
+    """Return the agent's TLS context, which accepts only this certificate (DER)."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -102,7 +102,7 @@ def pinning_context(certificate: bytes) -> ssl.SSLContext:
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[str]:
-    """A path of this process to `content`: Python's ssl takes a key from a file only."""
+    """Provide `content` at a path of this process: Python's ssl reads a key only from a file."""
     descriptor = os.memfd_create("hopsgpu", os.MFD_CLOEXEC)
     with open(descriptor, "wb") as file:  # noqa: PTH123 - not a path
         file.write(content)

@@ -1,4 +1,4 @@
-"""What each component of a function is worth, as text and in a notebook."""
+"""What each component of a function contributes, as text and in a notebook."""
 
 from __future__ import annotations
 

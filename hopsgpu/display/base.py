@@ -1,4 +1,4 @@
-"""Displays of whatever goes on and is told of by a status: a run, a search."""
+"""Displays of an activity that has a status: a run or a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hopsgpu.errors import ConfigError
 
 
 class Status(Protocol):
-    """What the status of anything has."""
+    """What all statuses have in common."""
 
     @property
     def run_id(self) -> str: ...
@@ -38,25 +38,25 @@ class Display(Protocol[S_contra, W_contra]):
     """Receives states, and the output of ranks."""
 
     def status(self, status: S_contra, /) -> None:
-        """Told of every change, and each second while it waits."""
+        """Handle a change, repeated each second while waiting."""
 
     def line(self, who: W_contra, host: str, /, *texts: str) -> None:
-        """Told of every line that a rank writes, of several at once where they come together."""
+        """Handle one or several lines that a rank wrote."""
 
 
 class Teller(Protocol[S_contra, W_contra]):
-    """Puts statuses into lines."""
+    """Turns statuses into lines."""
 
     def news(self, status: S_contra, now: float, /) -> Iterable[str]:
-        """Return what is to be said of a status, a line each; nothing where it says nothing new.
+        """Return the lines to print for a status; none if it has nothing new.
 
         Args:
             status: the next one.
-            now: seconds, by whatever clock.
+            now: seconds by any clock.
         """
 
     def label(self, who: W_contra, host: str, /) -> str:
-        """Return whose a line is."""
+        """Return the label of a line's writer."""
 
 
 class Off:
@@ -70,7 +70,7 @@ class Off:
 
 
 class Told(Generic[S]):
-    """Has a function of the user's told of the states; it is told of no lines."""
+    """Passes states to a function of the user, and ignores lines."""
 
     def __init__(self, tell: Callable[[S], object]) -> None:
         self._tell = tell
@@ -83,7 +83,7 @@ class Told(Generic[S]):
 
 
 class PlainLines(Generic[S, W]):
-    """Plain lines: what the ranks write on stdout, what goes on beside them on stderr.
+    """Plain lines: the ranks' output on stdout, and the progress on stderr.
 
     A run waits for a reader who has stopped reading no longer than `Outlet` does.
     """
@@ -120,18 +120,18 @@ class PlainLines(Generic[S, W]):
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Return a terminal that knows only ASCII must not end a training that prints more."""
+    """Return a text in an encoding's characters: an ASCII terminal must not end a training."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 class Shield(Generic[S, W]):
-    """Another display that may fail: it is then shown no more, and the run goes on.
+    """Wraps a display that may fail: it is then no longer used, and the run continues.
 
     A closed terminal must neither end a training nor keep its GPUs.
 
     Attributes:
-        problem: why it is shown no more, or None.
+        problem: why the display stopped, or None.
     """
 
     def __init__(self, shown: Display[S, W]) -> None:
@@ -164,10 +164,10 @@ def display_of(
     Args:
         given: None for the one that fits: live in a notebook's cell and in a script's terminal,
             plain lines elsewhere; "rich" for the live one, "lines", "off", or a callable, which
-            is given a status at each change.
+            receives a status at each change.
         kind: the status's type, for the error.
-        live: makes the live one.
-        lines: makes the one with plain lines.
+        live: creates the live display.
+        lines: creates the display of plain lines.
 
     Raises:
         ConfigError: anything else, or a callable that cannot be called with one argument.

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run's handle and of its result; parts of other cards."""
+"""What a notebook shows of a run's handle and of its result; also parts of other cards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _GIB = 2**30
 
 
 def run_card(status: RunStatus) -> str:
-    """Return a run as it stands."""
+    """Return a card of a run's current state."""
     reported = status.metrics[0] if status.metrics else {}
     pairs: dict[str, object] = {
         "state": html.bold(state(status.state)),
@@ -78,7 +78,7 @@ def _metrics(reported: Mapping[str, float]) -> str:
 
 
 def warned(warnings: Sequence[str]) -> Iterable[Html]:
-    """Warnings, a line each; of many the first."""
+    """Return warnings, one per line; only the first of many."""
     for warning in warnings[:_MOST_WARNINGS]:
         # Only the sign: no colour of text is read well on light and on dark paper.
         sign = html.element("span", "⚠ ", style="color:#d97706")
@@ -86,15 +86,15 @@ def warned(warnings: Sequence[str]) -> Iterable[Html]:
 
 
 def timeline(passed: Timeline) -> str:
-    """Return how long it took for each phase."""
+    """Return the duration of each phase."""
     return " · ".join(lasted(passed))
 
 
 def gpu_seconds(spent: GpuSeconds) -> str:
-    """Return where they went."""
+    """Return how the GPU seconds were spent."""
     return " · ".join(f"{f.name} {getattr(spent, f.name):.1f}" for f in fields(spent))
 
 
 def told(pairs: Mapping[str, object]) -> dict[str, object]:
-    """Facts without those that say nothing."""
+    """Return the facts that have a value."""
     return {name: value for name, value in pairs.items() if value != ""}

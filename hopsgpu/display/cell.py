@@ -1,4 +1,4 @@
-"""A notebook's cell, one output that is updated in place; and a run in it."""
+"""A notebook's cell, one output that is updated in place; and the display of a run in it."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Cell(Generic[P]):
     """Shows pictures in a cell, from any thread.
 
     Args:
-        context: of the cell's own thread while it runs, by which the kernel knows the cell.
-        page: a picture as HTML, by a key of the display.
-        summary: a picture in a line, where no HTML is shown.
+        context: context of the cell's own thread, by which the kernel identifies the cell.
+        page: returns a picture as HTML, by a key of the display.
+        summary: returns a picture in one line, for viewers without HTML.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Cell(Generic[P]):
         self._is_there = False
 
     def show(self, picture: P) -> None:
-        """Show it in place of the last one."""
+        """Show a picture in place of the last one."""
         page = str(self._page(picture, self._id))
         content = {"text/html": page, "text/plain": self._summary(picture)}
         given: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
@@ -62,15 +62,15 @@ class Cell(Generic[P]):
         self._is_there = True
 
     def end(self, picture: P) -> None:
-        """Show the last one."""
+        """Show the last picture."""
         self.show(picture)
 
     def close(self) -> None:
-        """Nothing was taken."""
+        """Do nothing: the cell has nothing to release."""
 
 
 def summary(picture: Picture) -> str:
-    """Return a picture in a line, where no HTML is shown."""
+    """Return a picture in one line, for viewers without HTML."""
     status = picture.status
     said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.below(status))]
     said += [f"{plot.name} {phrases.measured(plot)}" for plot in picture.plots]
@@ -82,8 +82,8 @@ def page(picture: Picture, key: str) -> Html:
     """Return a picture as HTML.
 
     Args:
-        picture: of the run.
-        key: of the display, letters and digits; what a reader has unfolded stays so by it.
+        picture: picture of the run.
+        key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     return html.box(
         _head(picture),
@@ -100,13 +100,13 @@ def _head(picture: Picture) -> Html:
 
 
 def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
-    """Return the first lines of what is live.
+    """Return the first lines of a live display.
 
     Args:
-        status: of it.
-        phase: its state in words.
-        about: what more there is to say; "" where there is nothing.
-        below: the next line: why it waits, or how long it took for what.
+        status: the status.
+        phase: the state in words.
+        about: more facts; "" for none.
+        below: the next line: why it waits, or how long each phase took.
     """
     mark = _MARKS.get(status.state, "▶")
     sign = html.element("span", mark, style=f"color:{_COLOURS[mark]}")
@@ -133,11 +133,11 @@ def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: s
     """Return a small plot with its name and the last value above it.
 
     Args:
-        name: of what is drawn.
+        name: name of the plot.
         value: the last one.
         image: the plot.
-        scale: what its left and right ends are.
-        below: one line more.
+        scale: labels of its left and right ends.
+        below: one more line.
     """
     named = html.element("span", name, style=_LINE)
     above = html.element("div", named, " ", html.bold(value), style=_NAMED)
@@ -186,7 +186,7 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
 
 
 def folded_log(log: Log, whose: str, key: str) -> Html:
-    """Last lines, which a reader may unfold; they stay so by a key of letters, digits and "-"."""
+    """Return the last lines, folded; a key of letters, digits and "-" keeps them unfolded."""
     left = log.total - len(log.lines)
     last = f"; the last {len(log.lines)}" if left else ""
     told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"

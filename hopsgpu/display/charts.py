@@ -27,11 +27,11 @@ def sparkline(
     bounds: Bounds | None = None,
     span: Bounds | None = None,
 ) -> str:
-    """Return values over time or steps in at most so many characters; "" without any.
+    """Return values over time or steps as at most so many characters; "" without values.
 
     Args:
         points: the values, in order.
-        width: the most characters.
+        width: largest number of characters.
         levels: a character for each height.
         bounds: the lowest and the highest value, by default those that are there.
         span: the first and the last time or step, by default those that are there.
@@ -54,7 +54,7 @@ def sparkline(
 
 
 def _between(means: Mapping[int, float]) -> Iterator[tuple[int, float]]:
-    """Yield values by place in order, and on the straight line between two of them."""
+    """Yield values by place in order, interpolated linearly in between."""
     places = sorted(means)
     for one, next_ in itertools.pairwise(places):
         rise = (means[next_] - means[one]) / (next_ - one)
@@ -73,11 +73,11 @@ def lines_image(
     image.
 
     Args:
-        traces: the values of each.
+        traces: the points of each trace.
         width: pixels.
         height: pixels.
-        bounds: the lowest and the highest value, by default those that are there.
-        span: the first and the last time or step, by default those that are there.
+        bounds: the lowest and the highest value, by default those of the points.
+        span: the first and the last time or step, by default those of the points.
     """
     drawn = [trace for trace in traces if trace]
     if not drawn:
@@ -107,7 +107,7 @@ def lines_image(
 
 
 def bars_image(shares: Sequence[float], width: int, height: int) -> str:
-    """Shares in [0, 1] side by side, as the address of an image."""
+    """Return shares in [0, 1] side by side, as the URL of an image."""
     step = width / max(len(shares), 1)
     bars = []
     for number, share in enumerate(shares):
@@ -120,11 +120,11 @@ def bars_image(shares: Sequence[float], width: int, height: int) -> str:
 
 
 def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height: int) -> str:
-    """Return what was held over time, and how much of it was used, as the address of an image.
+    """Return what was held over time, and how much of it was used, as the URL of an image.
 
     Args:
-        held: by seconds, in order; at least one.
-        used: as well.
+        held: what was held, by seconds, in order; at least one point.
+        used: what was used, likewise.
         width: pixels.
         height: pixels.
     """

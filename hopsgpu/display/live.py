@@ -1,4 +1,4 @@
-"""Displays that are drawn again a few times a second, by a thread of their own."""
+"""Live displays, which their own thread redraws a few times a second."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ _SHARE = 0.1
 
 
 class Screen(Protocol[P_contra]):
-    """Where pictures are shown, each in place of the last one."""
+    """Shows pictures, each in place of the last one."""
 
     def show(self, picture: P_contra, /) -> None:
-        """Show one."""
+        """Show a picture."""
 
     def end(self, picture: P_contra, /) -> None:
-        """Show the last one, and let go."""
+        """Show the last picture, and release the screen."""
 
     def close(self) -> None:
-        """Let go, where there is no last one; more than once, too."""
+        """Release the screen without a last picture; idempotent."""
 
 
 class Stage(Protocol[S_contra, W_contra, P_co]):
-    """What has been told, in bounded memory; told by one thread, pictured by another."""
+    """What has been reported, in bounded memory; one thread reports, another draws."""
 
     @property
     def news(self) -> int:
-        """Grows with whatever is told."""
+        """A number that grows with every report."""
 
     def status(self, status: S_contra, now: float, /) -> None:
-        """Note how it stands."""
+        """Record the state."""
 
     def line(self, who: W_contra, host: str, texts: Sequence[str], /) -> None:
-        """Note the last lines of a rank."""
+        """Record the last lines of a rank."""
 
     def picture(self, now: float, /) -> P_co:
-        """Return what there is to be seen."""
+        """Return what to show."""
 
 
 def screen(
@@ -72,13 +72,13 @@ def screen(
     summary: Callable[[P], str],
     lines: terminal.Drawn[P],
 ) -> Screen[P] | None:
-    """Return the notebook's cell or the terminal; None where another display has that.
+    """Return the notebook's cell or the terminal; None if another display uses it.
 
     Args:
-        context: of the thread that asked for the display.
-        page: a picture as HTML, by a key of the display.
-        summary: a picture in a line.
-        lines: a picture as lines of a terminal.
+        context: context of the thread that requested the display.
+        page: returns a picture as HTML, by a key of the display.
+        summary: returns a picture in one line.
+        lines: returns a picture as lines of a terminal.
     """
     if in_kernel():
         return Cell(context, page, summary)
@@ -86,28 +86,27 @@ def screen(
 
 
 def run_screen(context: contextvars.Context) -> Screen[Picture] | None:
-    """Return where runs are shown."""
+    """Return the screen for runs."""
     return screen(context, cell.page, cell.summary, terminal.lines_of)
 
 
 def search_screen(context: contextvars.Context) -> Screen[SearchPicture] | None:
-    """Return where searches are shown."""
+    """Return the screen for searches."""
     return screen(context, search_cell.page, search_cell.summary, search_terminal.lines_of)
 
 
 class LiveDisplay(Generic[S, W, P]):
-    """Has a run or a search shown on a screen; being told costs it next to nothing.
+    """Shows a run or a search on a screen; reporting to it is nearly free.
 
-    What is shown is taken over in bounded memory, and drawn by a thread from a quarter of a second
-    after the begin to the end, when it is drawn once more, before `status` returns: unless
-    the screen takes nothing for two seconds. A gang that is held is shown again by the same display
-    each time that it is acquired.
+    Reports are stored in bounded memory. A thread draws them, from a quarter of a second after the
+    start to the end, when it draws once more before `status` returns, unless the screen accepts
+    nothing for two seconds. The same display shows a held gang again each time that it is acquired.
 
     Args:
-        open_screen: gives the screen, or None for plain lines; of the context in which this is
-            made.
-        stage: keeps what is told from a first status on.
-        lines: makes the display with plain lines.
+        open_screen: returns the screen for the context in which the display is created, or None for
+            plain lines.
+        stage: stores the reports from the first status on.
+        lines: creates the display of plain lines.
         clock: seconds.
     """
 
@@ -125,10 +124,10 @@ class LiveDisplay(Generic[S, W, P]):
         self._shown: Display[S, W] | None = None
 
     def status(self, status: S) -> None:
-        """Take in how it stands.
+        """Record the state.
 
         Raises:
-            Exception: whatever kept the screen from showing it, now or before.
+            Exception: an error of the screen, now or earlier.
         """
         if self._shown is None:
             opened = self._open()
@@ -142,13 +141,13 @@ class LiveDisplay(Generic[S, W, P]):
         shown.status(status)
 
     def line(self, who: W, host: str, *texts: str) -> None:
-        """Take in lines of a rank that has begun."""
+        """Record lines of a rank."""
         if self._shown is not None:
             self._shown.line(who, host, *texts)
 
 
 class Live(LiveDisplay[RunStatus, int, Picture]):
-    """A run's."""
+    """The live display of a run."""
 
     def __init__(
         self,
@@ -159,7 +158,7 @@ class Live(LiveDisplay[RunStatus, int, Picture]):
 
 
 class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
-    """A search's."""
+    """The live display of a search."""
 
     def __init__(
         self,
@@ -173,7 +172,7 @@ class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
 
 
 class _Shown(Generic[S, W, P]):
-    """What is shown from its first to its last status."""
+    """What is shown from the first to the last status."""
 
     def __init__(
         self, opened: Screen[P], scene: Stage[S, W, P], clock: Callable[[], float]
@@ -204,7 +203,7 @@ class _Shown(Generic[S, W, P]):
             raise self._problem
 
     def _show(self) -> None:
-        """The thread's body: nobody else calls the screen, which may take a picture late."""
+        """Draw until the end; the only thread that calls the screen, which may be slow."""
         try:
             try:
                 self._draw()

@@ -1,4 +1,4 @@
-"""Text for whoever may stop reading: a terminal held by Ctrl-S, a pager, a pipe."""
+"""Output for readers that may stop reading: a terminal held by Ctrl-S, a pager, a pipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PIECE = 4096
 
 
 class Stream(Protocol):
-    """What is written to, of a TextIO."""
+    """The part of a TextIO that is used."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -29,15 +29,15 @@ class Stream(Protocol):
 
 
 class Outlet:
-    """Writes to streams; where a reader is at their other end, in a thread of its own.
+    """Writes to streams, in its own thread if a reader is at the other end.
 
-    Who writes waits until what he gave has been taken, two seconds at most. If it has not, nobody
-    waits any more until all has been: what comes meanwhile is kept, up to 16 million characters,
-    and of more than that only the number of lines is told.
+    A writer waits until its text has been accepted, at most two seconds. After that, nobody waits
+    until all has been accepted: later text is kept, up to 16 million characters, and beyond that
+    only the number of lines is reported.
 
     Args:
         patience: seconds.
-        most: characters that are kept.
+        most: number of characters to keep.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS, most: int = _MOST_LEFT) -> None:
@@ -55,7 +55,7 @@ class Outlet:
         """Write a text that ends a line.
 
         Raises:
-            Exception: whatever kept this text or an earlier one from being written.
+            Exception: an error of writing this text or an earlier one.
         """
         if not _has_reader(stream):
             stream.write(text)
@@ -77,7 +77,7 @@ class Outlet:
             raise problem
 
     def close(self) -> None:
-        """Has what is left written before this process ends, as Python does with its streams."""
+        """Have the rest written before this process ends, as Python does for its streams."""
         with self._changed:
             if self._is_writing:
                 atexit.unregister(self._finish)
@@ -102,7 +102,7 @@ class Outlet:
             )
 
     def _next(self, taken: tuple[Stream, str] | None) -> tuple[Stream, str] | None:
-        """Return what is to be written after the last one."""
+        """Return what to write next."""
         with self._changed:
             if taken is not None:
                 self._size -= len(taken[1])
@@ -121,7 +121,7 @@ class Outlet:
         self._changed.notify_all()
 
     def _write_all(self) -> None:
-        """The thread's body."""
+        """Write until nothing is left; the body of the thread."""
         taken = None
         try:
             while (taken := self._next(taken)) is not None:
@@ -144,7 +144,7 @@ def _write(stream: Stream, text: str) -> None:
 
 
 def _pieces(text: str) -> Iterator[str]:
-    """At most 4096 bytes each, cut behind a line where there is one."""
+    """Yield pieces of at most 4096 bytes, cut at the end of a line if possible."""
     begin, most = 0, _PIECE if text.isascii() else _PIECE // 4
     while begin < len(text):
         end = text.rfind("\n", begin, begin + most) + 1 or begin + most
@@ -153,7 +153,7 @@ def _pieces(text: str) -> Iterator[str]:
 
 
 def wait_for_room(descriptor: int, seconds: float | None = None) -> bool:
-    """Wait until a terminal or a pipe takes something; False where it did not in time."""
+    """Wait until a terminal or a pipe accepts data; return False if it does not in time."""
     if descriptor < 0:
         return True
     poll = select.poll()
@@ -163,7 +163,7 @@ def wait_for_room(descriptor: int, seconds: float | None = None) -> bool:
 
 
 def _descriptor(stream: Stream) -> int:
-    """Return the stream's, or -1."""
+    """Return the stream's descriptor, or -1."""
     try:
         return int(stream.fileno())  # type: ignore[attr-defined]
     except (AttributeError, NotImplementedError, OSError, TypeError, ValueError):
@@ -171,7 +171,7 @@ def _descriptor(stream: Stream) -> int:
 
 
 def _has_reader(stream: Stream) -> bool:
-    """Return whether there is one who may stop reading."""
+    """Return whether the stream has a reader who may stop reading."""
     descriptor = _descriptor(stream)
     # In a kernel it would be another one's: what is written goes to the notebook.
     if descriptor < 0 or in_kernel():

@@ -1,7 +1,7 @@
-"""Optuna's own plots of a study, drawn by a process of its own.
+"""Optuna's own plots of a study, drawn by a separate process.
 
-Optuna draws with pyplot, whose figures, style and backend are the process's: a notebook would show
-them, and a program with windows would open some.
+Optuna draws with pyplot, whose figures, style and backend are global to the process: a notebook
+would show them, and a program with windows would open some.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Plotted:
     """One of Optuna's plots.
 
     Attributes:
-        title: of it.
-        svg: the picture, b"" where there is none.
-        missing: why there is none, in a line.
+        title: title of the plot.
+        svg: the picture, or b"".
+        missing: why there is no picture, in one line.
     """
 
     title: str
@@ -54,8 +54,8 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[P
     """Optuna's plots of a search; each of them with what it lacks where it cannot be drawn.
 
     Args:
-        result: of the search.
-        seconds: that drawing may take.
+        result: result of the search.
+        seconds: seconds that drawing may take.
     """
     complete = result.states.get(COMPLETE, 0)
     if complete < _LEAST:
@@ -81,7 +81,7 @@ def _none(missing: str) -> Sequence[Plotted]:
 
 
 def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:
-    """For each plot the picture, or why there is none."""
+    """Return for each plot the picture, or why there is none."""
     done = subprocess.run(
         [sys.executable, "-m", __name__],
         input=given,
@@ -100,7 +100,7 @@ def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:
 
 
 def _main() -> None:
-    """The process's: trials from stdin, pictures to stdout."""
+    """Read trials from stdin and write pictures to stdout, in the drawing process."""
     direction, metric, trials = pickle.load(sys.stdin.buffer)
     out = os.fdopen(os.dup(1), "wb")
     # Whatever prints there meanwhile is no picture.
@@ -139,7 +139,7 @@ def _draw(name: str, direction: str, metric: str | None, trials: list[Any]) -> t
 
 
 def _best(trials: list[optuna.trial.FrozenTrial], direction: str) -> list[optuna.trial.FrozenTrial]:
-    """Of many the best complete ones."""
+    """Return the best complete trials, if there are many."""
     from optuna.trial import TrialState
 
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE]

@@ -1,4 +1,4 @@
-"""What cell and terminal say in the same words."""
+"""The phrases that the cell and the terminal share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ _UUID = 12
 
 
 def phase(picture: Picture) -> str:
-    """Return the state, and which attempt it is."""
+    """Return the state, and the number of the attempt."""
     status = picture.status
     told = state(status.state)
     return f"{told} (attempt {status.attempt})" if status.attempt else told
 
 
 def state(name: str) -> str:
-    """Return a state, as a person reads it."""
+    """Return a state in words."""
     return "starting ranks" if name == GangState.STARTING.value else name
 
 
 def lasted(timeline: Timeline) -> list[str]:
-    """Return how long a run took for each of its phases."""
+    """Return the duration of each phase of a run."""
     return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
 
 
@@ -40,7 +40,7 @@ def below(status: RunStatus) -> list[str]:
 
 
 def gang(status: RunStatus) -> str:
-    """Return how much of the gang is there, and where; "" where that says nothing."""
+    """Return how much of the gang is there, and where; "" if that says nothing."""
     if not status.granted_hosts and status.state != "waiting":
         return ""
     hosts = sorted(set(status.granted_hosts))
@@ -50,7 +50,7 @@ def gang(status: RunStatus) -> str:
 
 
 def seconds(elapsed: float) -> str:
-    """As people say it: 12.3 s, 4 min 05 s, 2 h 03 min."""
+    """Return a duration in the usual form: 12.3 s, 4 min 05 s, 2 h 03 min."""
     if elapsed < 100:
         return f"{elapsed:.1f} s"
     minutes, rest = divmod(round(elapsed), 60)
@@ -67,18 +67,18 @@ def measured(plot: Plot) -> str:
 
 
 def scale(plot: Plot) -> tuple[str, str]:
-    """Return what a plot's first and last step are."""
+    """Return a plot's first and last step."""
     first, last = plot.steps
     return f"step {first:,g}", f"{last:,g}"
 
 
 def says_something(rows: Sequence[Row]) -> bool:
-    """Return whether a table of ranks would tell more than that there are some."""
+    """Return whether a table of ranks would say more than their number."""
     return any(row.host or row.ended or row.step is not None or row.gpu for row in rows)
 
 
 def use(gpu: Gpu | None) -> tuple[str, str]:
-    """Utilisation and memory of a rank's GPUs."""
+    """Return the utilisation and memory of a rank's GPUs."""
     if gpu is None:
         return "", ""
     busy = "" if gpu.utilisation is None else f"{gpu.utilisation:.0%}"
@@ -89,16 +89,16 @@ def use(gpu: Gpu | None) -> tuple[str, str]:
 
 
 def uuid(gpu: str) -> str:
-    """As much of a GPU's UUID as tells it from others."""
+    """Return the part of a GPU's UUID that distinguishes it from others."""
     return gpu[:_UUID]
 
 
 def others(picture: Picture, shown: int) -> str:
-    """Return what is said of ranks without a row; "" without any.
+    """Return the line about ranks without a row; "" if all have one.
 
     Args:
-        picture: of the run.
-        shown: how many have one.
+        picture: picture of the run.
+        shown: number of ranks with a row.
     """
     left = picture.ranks - shown
     if left <= 0:
@@ -109,5 +109,5 @@ def others(picture: Picture, shown: int) -> str:
 
 
 def whole_log(run_id: str) -> str:
-    """Return where lines are that are shown no more."""
+    """Return where to find lines that are no longer shown."""
     return f"whole logs: hopsgpu logs {run_id}"

@@ -1,4 +1,4 @@
-"""What a live display shows of a run, as values of bounded size; nothing here draws."""
+"""The data that a live display shows of a run, of bounded size; nothing here draws."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Bounds = tuple[float, float]
 
 @dataclass(frozen=True)
 class Gpu:
-    """A rank's GPUs, as last sampled; None for what was not told.
+    """A rank's GPUs, as last sampled; None for values that were not sampled.
 
     Attributes:
         utilisation: mean share in [0, 1].
@@ -51,11 +51,11 @@ class Row:
     """A rank.
 
     Attributes:
-        rank: of the gang.
-        host: "" where it is not known yet.
-        step: of its last report, or None.
+        rank: number of the rank.
+        host: name of the node, "" if not known yet.
+        step: step of its last report, or None.
         gpu: its GPUs, or None.
-        trace: their utilisation, by seconds since the start; of the first ranks.
+        trace: GPU utilisation by seconds since the start, for the first ranks.
         ended: how it ended, in words, or "".
     """
 
@@ -72,12 +72,12 @@ class Plot:
     """A metric.
 
     Attributes:
-        name: as reported.
-        value: the first rank's that has it.
+        name: name as reported.
+        value: value of the first rank that has it.
         least: over all ranks.
         most: over all ranks.
-        traces: its values by step, of the first ranks.
-        steps: the first and the last of all plots.
+        traces: values by step, for the first ranks.
+        steps: the first and the last step of all plots.
     """
 
     name: str
@@ -90,13 +90,13 @@ class Plot:
 
 @dataclass(frozen=True)
 class Log:
-    """The last lines of a rank, or of all of them.
+    """The last lines of a rank, or of all ranks.
 
     Attributes:
         rank: None for all.
-        host: of the rank.
+        host: host of the rank.
         lines: the last ones.
-        total: how many there were.
+        total: total number of lines.
     """
 
     rank: int | None
@@ -112,7 +112,7 @@ class Picture:
     Attributes:
         status: of the run.
         elapsed: seconds since it was submitted.
-        ranks: how many report.
+        ranks: number of ranks that report.
         rows: of the first ranks.
         plots: of the first metrics.
         utilisations: of the GPUs of all ranks in order, in groups where they are many.
@@ -136,10 +136,10 @@ class Picture:
 
 
 class Trace:
-    """Values over time or steps, thinned out evenly where they become many.
+    """Values over time or steps, thinned out evenly when there are many.
 
     Args:
-        gap: between points, the least at first.
+        gap: the initial minimum distance between points.
     """
 
     def __init__(self, gap: float = 0.0) -> None:
@@ -147,9 +147,9 @@ class Trace:
         self._gap = gap
 
     def add(self, at: float, value: float) -> None:
-        """Take a value in, unless the last one is too near.
+        """Add a value, unless the last one is too close.
 
-        Of a training that goes back, to a checkpoint say, what was behind that point is dropped.
+        If a training goes back, for example to a checkpoint, later points are dropped.
         """
         if not math.isfinite(value):
             return
@@ -168,10 +168,10 @@ class Tail:
     """The last lines, of bounded length.
 
     Args:
-        most: how many are kept.
+        most: number of lines to keep.
 
     Attributes:
-        host: of the rank whose they are; "" of several.
+        host: host of the rank that wrote them; "" for several ranks.
     """
 
     def __init__(self, most: int = _LINES) -> None:
@@ -181,18 +181,18 @@ class Tail:
         self.host = ""
 
     def take(self, texts: Sequence[str], begin: str = "") -> None:
-        """Note lines, each with a begin that tells whose it is."""
+        """Record lines, each with a prefix that names its writer."""
         self._lines.extend(begin + text[:_LONGEST_LINE] for text in texts[-self._most :])
         self._total += len(texts)
 
     def log(self, rank: int | None = None) -> Log:
-        """As a value."""
+        """Return the lines as a value."""
         return Log(rank, self.host, tuple(self._lines), self._total)
 
 
 @dataclass
 class _Attempt:
-    """What was reported in one attempt; the next one's plots begin anew."""
+    """What was reported in one attempt; the plots of the next one start empty."""
 
     number: int = 0
     metrics: list[str] = field(default_factory=list)
@@ -200,11 +200,11 @@ class _Attempt:
 
 
 class Scene:
-    """What has been told of a run, in bounded memory; told by its thread, pictured by another.
+    """What a run has reported, in bounded memory; one thread reports, another draws.
 
     Args:
         status: the first one.
-        now: seconds, by whatever clock.
+        now: seconds by any clock.
     """
 
     def __init__(self, status: RunStatus, now: float) -> None:
@@ -219,11 +219,11 @@ class Scene:
 
     @property
     def news(self) -> int:
-        """Grows with whatever is told."""
+        """A number that grows with every report."""
         return self._news
 
     def status(self, status: RunStatus, now: float) -> None:
-        """Note how the run stands; of metrics some times a second."""
+        """Record the state of the run, and metrics a few times a second."""
         with self._lock:
             self._status, self._told = status, now
             self._news += 1
@@ -234,7 +234,7 @@ class Scene:
                 self._sample(status)
 
     def line(self, rank: int, host: str, texts: Sequence[str]) -> None:
-        """Note the last lines of a rank."""
+        """Record the last lines of a rank."""
         with self._lock:
             self._news += len(texts)
             self._recent.take(texts, f"[rank {rank}] ")
@@ -244,7 +244,7 @@ class Scene:
                 tail.host = host
 
     def picture(self, now: float) -> Picture:
-        """Return what there is to be seen."""
+        """Return what to show."""
         with self._lock:
             status = self._status
             over = 0.0 if GangState(status.state).is_terminal else max(now - self._told, 0.0)
@@ -322,7 +322,7 @@ class Scene:
 
 
 def _ranks_of(status: RunStatus) -> int:
-    """Return how many ranks are known of."""
+    """Return how many ranks are known."""
     return max(len(status.metrics), *(report.rank + 1 for report in status.ranks), 0)
 
 
@@ -340,7 +340,7 @@ def _is_ours(name: str) -> bool:
 
 
 def gpu_of(reported: Mapping[str, float]) -> Gpu | None:
-    """Return a rank's GPUs among its metrics; None where none was sampled."""
+    """Return a rank's GPUs from its metrics; None if none was sampled."""
     found: dict[str, list[float]] = {}
     for name, value in reported.items():
         if name.startswith(_OF_GPUS):
@@ -360,7 +360,7 @@ def _utilisations(metrics: Sequence[Mapping[str, float]]) -> list[float]:
 
 
 def _binned(values: Sequence[float]) -> tuple[float, ...]:
-    """As they are, or the means of as many neighbours as it takes."""
+    """Return the values, or means of neighbours if there are too many."""
     size = -(-len(values) // _BARS) or 1
     parts = (values[start : start + size] for start in range(0, len(values), size))
     return tuple(sum(part) / len(part) for part in parts)

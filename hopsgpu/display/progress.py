@@ -1,4 +1,4 @@
-"""What a person sees of a run, and of a search, while it goes on."""
+"""The progress of a run and of a search for people."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class SearchProgress(Protocol):
     """Receives a search's states and the output of its trials' ranks."""
 
     def status(self, status: SearchStatus) -> None:
-        """Told of every change, and each second while it waits."""
+        """Handle a change, repeated each second while waiting."""
 
     def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        """Told of every line that a rank writes, of several at once where they come together."""
+        """Handle one or several lines that a rank wrote."""
 
 
 class _RunTeller:
-    """A run in lines: one for each change; of metrics and data one every 10 s."""
+    """A run in lines: one for each change, and one for metrics and data every 10 s."""
 
     def __init__(self) -> None:
         self._state = ""
@@ -79,7 +79,7 @@ class Lines(PlainLines[RunStatus, int]):
 
 
 class ShieldedSearch:
-    """A search's display that may fail, as `Shield` has it; a SearchProgress.
+    """A search's display that may fail, wrapped in a `Shield`; a SearchProgress.
 
     Args:
         shown: the display.
@@ -90,7 +90,7 @@ class ShieldedSearch:
 
     @property
     def problem(self) -> str | None:
-        """Why it is shown no more, or None."""
+        """Why the display stopped, or None."""
         return self._shield.problem
 
     def status(self, status: SearchStatus) -> None:
@@ -101,7 +101,7 @@ class ShieldedSearch:
 
 
 def describe(status: RunStatus) -> str:
-    """Return a status in a line."""
+    """Return a status in one line."""
     if status.state in ("requested", "waiting"):
         hosts = f" ({', '.join(status.granted_hosts)})" if status.granted_hosts else ""
         why = f"; {status.waiting_for}" if status.waiting_for else ""
@@ -124,7 +124,7 @@ def describe(status: RunStatus) -> str:
 
 
 def _measured(status: RunStatus) -> str:
-    """Return what rank 0 reported last."""
+    """Return rank 0's last report."""
     reported = status.metrics[0] if status.metrics else {}
     told = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
     return f": {', '.join(told[:_MOST_TOLD])}" if told else ""
@@ -134,7 +134,7 @@ def progress_of(given: object) -> Shielded:
     """Return the display of a run that `progress=` names; see `display_of`.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the value is invalid.
     """
 
     def live() -> Progress:
@@ -149,7 +149,7 @@ def search_progress_of(given: object) -> ShieldedSearch:
     """Return the display of a search that `progress=` names; see `display_of`.
 
     Raises:
-        ConfigError: it names none.
+        ConfigError: the value is invalid.
     """
 
     def live() -> Display[SearchStatus, Writer]:

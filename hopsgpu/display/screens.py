@@ -1,4 +1,4 @@
-"""Which display fits, by what this process is; nothing is imported for it."""
+"""The choice of a display by the kind of this process, without imports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def in_kernel() -> bool:
 
 
 def in_terminal() -> bool:
-    """Return whether a live display is in place: a script's, for at a prompt a person types."""
+    """Return whether a live display is suitable: for a script, but not at a prompt."""
     streams = (sys.stdout, sys.stderr)
     if any(stream is None or not stream.isatty() for stream in streams):
         return False
@@ -26,7 +26,7 @@ def in_terminal() -> bool:
 
 
 def is_taken() -> bool:
-    """Return whether another live display has the terminal, of which there can be one."""
+    """Return whether another live display uses the terminal, which can have one."""
     return is_proxy(sys.stdout)
 
 
@@ -36,7 +36,7 @@ def is_proxy(stream: object) -> bool:
 
 
 def _shell() -> Any:
-    """IPython's, or None."""
+    """Return IPython's shell, or None."""
     ipython = sys.modules.get("IPython")
     # Half imported, by another thread, it lacks the name.
     current = getattr(ipython, "get_ipython", None)

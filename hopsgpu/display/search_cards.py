@@ -1,4 +1,4 @@
-"""What a notebook shows of a search's result; its page begins with the same."""
+"""What a notebook shows of a search's result; its page starts with the same."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _PARAMS = 60
 
 
 def summary(picture: SearchPicture) -> str:
-    """Return a picture in a line, where no HTML is shown."""
+    """Return a picture in one line, for viewers without HTML."""
     told = say.summary(picture.status)
     return f"hopsgpu {picture.status.run_id} {picture.elapsed:.1f} s: {told}"
 
@@ -27,8 +27,8 @@ def page(picture: SearchPicture, key: str) -> Html:
     """Return a picture as HTML.
 
     Args:
-        picture: of the search.
-        key: of the display, letters and digits; what a reader has unfolded stays so by it.
+        picture: picture of the search.
+        key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     status = picture.status
     counts = say.ends(status.wanted, say.states_of(status))
@@ -103,13 +103,13 @@ def _ended(picture: SearchPicture) -> Html:
 
 
 def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
-    """Trials that have ended, a row each."""
+    """Return a table of ended trials, one per row."""
     headers = [first, "", "value", "parameters", "", "host", "GPU"]
     return html.table(headers, [row_of(trial, _PARAMS) for trial in trials])
 
 
 def row_of(trial: TrialReport, params: int) -> Sequence[object]:
-    """Return a trial that has ended; its parameters in so many characters."""
+    """Return the row of an ended trial, with parameters in at most so many characters."""
     return (
         trial.number,
         trial.state,

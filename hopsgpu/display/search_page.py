@@ -1,4 +1,4 @@
-"""A search's result as a page of its own, for a browser."""
+"""A search's result as a separate page for a browser."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def page(result: SearchOutcome) -> str:
     """A page with the result, Optuna's plots of it and all trials; it loads nothing else.
 
     Args:
-        result: of a search.
+        result: result of a search.
     """
     body = html.element(
         "body",

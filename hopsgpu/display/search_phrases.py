@@ -1,4 +1,4 @@
-"""What lines, cell, terminal and page say of a search in the same words."""
+"""The phrases about a search that lines, cell, terminal and page share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WHOLE_LOGS = "whole logs: `log` of each of the result's trials"
 
 
 def number(value: object) -> str:
-    """Return a value of a parameter or a metric, short; of a text the begin."""
+    """Return a short form of a parameter or metric; the start of a text."""
     if isinstance(value, float):
         return f"{value:.4g}"
     # Of an empty text nothing would be seen, as of `ablate`'s whole.
@@ -58,7 +58,7 @@ def gpus(uuids: str) -> str:
 
 
 def why(trial: TrialReport) -> str:
-    """Return what failed, in a line: the end of the user's traceback, or else where and how."""
+    """Return why a trial failed, in one line: the end of the traceback, or where and how."""
     lines = [line for line in trial.error.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(_LOG)]
     if not lines:
@@ -68,7 +68,7 @@ def why(trial: TrialReport) -> str:
 
 
 def measure(trial: TrialReport) -> str:
-    """Return what a trial has come to."""
+    """Return the outcome of a trial."""
     if trial.state == FAILED:
         return why(trial)
     value = "" if trial.value is None else number(float(trial.value))
@@ -77,7 +77,7 @@ def measure(trial: TrialReport) -> str:
 
 
 def end_of(trial: TrialReport, best: Best | None) -> str:
-    """Return a trial that has ended, in a line."""
+    """Return an ended trial in one line."""
     is_best = best is not None and best.number == trial.number
     told = measure(trial)
     begin = f"trial {trial.number} {trial.state}{f': {told}' if told else ''}"
@@ -107,12 +107,12 @@ def states_of(status: SearchStatus) -> Mapping[str, int]:
 
 
 def held(status: SearchStatus) -> str:
-    """Return executors that are here, of those that it may have."""
+    """Return how many of the allowed executors are here."""
     return f"{status.executors} of at most {counted(status.most, 'executor')}"
 
 
 def held_gpus(status: SearchStatus) -> str:
-    """GPUs that are here, of those that it may have, or executors; "" where that says nothing."""
+    """Return how many of the allowed GPUs, or executors, are here; "" if that says nothing."""
     if not status.most or GangState(status.state).is_terminal:
         return ""
     if not status.gpus:
@@ -123,7 +123,7 @@ def held_gpus(status: SearchStatus) -> str:
 
 
 def unit(status: SearchStatus) -> str:
-    """Return what is held and used."""
+    """Return the unit of what is held and used."""
     return "GPUs" if status.gpus else "executors"
 
 
@@ -137,7 +137,7 @@ def best_of(found: SearchStatus | SearchOutcome) -> str:
 
 
 def summary(status: SearchStatus) -> str:
-    """Return a search in a line."""
+    """Return a search in one line."""
     counts = ends(status.wanted, states_of(status))
     if GangState(status.state).is_terminal or status.state == "releasing":
         parts = [f"{status.state}: {counts}", best_of(status)]
@@ -153,9 +153,9 @@ def summary(status: SearchStatus) -> str:
 
 
 class SearchTeller:
-    """A search in lines: the trials that have ended, what it waits for, how it stands every 10 s.
+    """A search in lines: ended trials, what it waits for, and its state every 10 s.
 
-    Trials that had ended before the first status are told of in numbers alone.
+    Trials that ended before the first status are only counted.
     """
 
     def __init__(self) -> None:
@@ -192,6 +192,6 @@ class SearchTeller:
 
 
 def label(who: Writer, host: str, workers: int) -> str:
-    """Return whose a line is."""
+    """Return the label of a line's writer."""
     rank = f" rank {who.rank}" if workers > 1 or who.rank else ""
     return f"trial {who.trial}{rank} {host}"

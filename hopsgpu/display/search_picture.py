@@ -1,4 +1,4 @@
-"""What a live display shows of a search, as values of bounded size; nothing here draws."""
+"""The data that a live display shows of a search, of bounded size; nothing here draws."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class SearchPicture:
     """A search at a moment.
 
     Attributes:
-        status: of it.
-        elapsed: seconds since it was begun.
+        status: status of the search.
+        elapsed: seconds since its start.
         running: the first trials that run, by host and GPU.
-        seconds: how long each of them has run; None where it has not begun.
+        seconds: how long each of them has run; None if it has not started.
         ended: the trials that ended last, the latest first.
-        curve: best value after so many trials, at evenly spaced numbers of them.
-        held: GPUs that were held, by seconds since the first moment; means over short times.
-        used: GPUs on which trials ran, as well.
+        curve: best value by the number of trials, evenly spaced.
+        held: held GPUs by seconds since the first moment, averaged over short intervals.
+        used: GPUs on which trials ran, likewise.
         recent: the last lines of all trials.
     """
 
@@ -49,11 +49,11 @@ class SearchPicture:
 
 
 class SearchScene:
-    """What has been told of a search, in bounded memory; told by its thread, pictured by another.
+    """What a search has reported, in bounded memory; one thread reports, another draws.
 
     Args:
         status: the first one.
-        now: seconds, by whatever clock.
+        now: seconds by any clock.
         wall: seconds since the epoch.
     """
 
@@ -69,23 +69,23 @@ class SearchScene:
 
     @property
     def news(self) -> int:
-        """Grows with whatever is told."""
+        """A number that grows with every report."""
         return self._news
 
     def status(self, status: SearchStatus, now: float) -> None:
-        """Note how the search stands."""
+        """Record the state of the search."""
         with self._lock:
             self._status, self._told = status, now
             self._news += 1
 
     def line(self, who: Writer, host: str, texts: Sequence[str]) -> None:
-        """Note the last lines of a trial's rank."""
+        """Record the last lines of a trial's rank."""
         with self._lock:
             self._news += len(texts)
             self._recent.take(texts, f"[{label(who, host, self._status.workers)}] ")
 
     def picture(self, now: float) -> SearchPicture:
-        """Return what there is to be seen."""
+        """Return what to show."""
         with self._lock:
             status, told, recent = self._status, self._told, self._recent.log()
         over = 0.0 if GangState(status.state).is_terminal else max(now - told, 0.0)
@@ -109,8 +109,8 @@ def curve_of(curve: Sequence[tuple[int, float]], ended: int) -> tuple[Point, ...
     """Return the best value so far at evenly spaced numbers of ended trials.
 
     Args:
-        curve: pairs (trials ended, value), one for each time that it became better.
-        ended: trials that have ended.
+        curve: pairs (trials ended, value), one for each improvement.
+        ended: number of ended trials.
     """
     points = [(float(at), value) for at, value in curve if math.isfinite(value)]
     return evenly(points, float(ended)) if points else ()
@@ -119,7 +119,7 @@ def curve_of(curve: Sequence[tuple[int, float]], ended: int) -> tuple[Point, ...
 def held_and_used(
     moments: Sequence[Moment], until: float | None = None
 ) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
-    """GPUs held, and those on which trials ran, by seconds since the first moment.
+    """Return the GPUs held, and those on which trials ran, by seconds since the first moment.
 
     Args:
         moments: in order.
@@ -153,9 +153,9 @@ def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
 
 
 def averaged(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
-    """Return steps, each of which lasts until the next, by their means over so many even distances.
+    """Return a step function as its means over even intervals.
 
-    Of many short trials points alone would show whatever they meet.
+    With many short trials, single points would show arbitrary values.
 
     Args:
         steps: at least one.

@@ -27,10 +27,10 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     """Return a picture as lines of a terminal.
 
     Args:
-        picture: of the search.
+        picture: picture of the search.
         width: characters of a line.
-        height: the most lines.
-        encoding: the terminal's; what it lacks is written in ASCII.
+        height: largest number of lines.
+        encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     status = picture.status
     shown, levels = shown_in(width, encoding), levels_of(encoding)

@@ -1,4 +1,4 @@
-"""Some lines at a terminal's bottom, which rich draws again and again; and a run in them."""
+"""The bottom lines of a terminal, which rich redraws; and the display of a run in them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class Drawn(Protocol[P_contra]):
-    """Gives a picture as lines of a terminal."""
+    """Returns a picture as lines of a terminal."""
 
     def __call__(
         self, picture: P_contra, width: int, height: int, encoding: str, /
@@ -46,17 +46,17 @@ class Drawn(Protocol[P_contra]):
 
 
 class Shown(Protocol):
-    """Makes a text a line of a terminal, in its characters and no wider than it is."""
+    """Turns a text into a line of a terminal, in its characters and no wider than it is."""
 
     def __call__(self, text: str, style: str = "") -> Text: ...
 
 
 class Terminal(Generic[P_contra]):
-    """Shows pictures in the terminal; what else is printed meanwhile is above them.
+    """Shows pictures in the terminal; other output appears above them.
 
     Args:
-        drawn: a picture's lines.
-        console: where, by default stdout.
+        drawn: returns a picture's lines.
+        console: console to draw on, by default stdout.
     """
 
     def __init__(self, drawn: Drawn[P_contra], console: Console | None = None) -> None:
@@ -74,19 +74,19 @@ class Terminal(Generic[P_contra]):
         self._live.start()
 
     def show(self, picture: P_contra) -> None:
-        """Show it in place of the last one, once the terminal takes it."""
+        """Show a picture in place of the last one, once the terminal accepts it."""
         self._release()
         self._live.update(joined(self._lines(picture)), refresh=True)
 
     def end(self, picture: P_contra) -> None:
-        """Leave the last one to be seen."""
+        """Leave the last picture visible."""
         # Drawn before it is closed: rich hands stdout back first and writes then, and the next
         # run's display must not have a terminal that has yet to take this.
         self.show(picture)
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Release the terminal."""
         atexit.unregister(self._at_exit)
         self._release()
         self._live.stop()
@@ -119,10 +119,10 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     """Return a picture as lines of a terminal.
 
     Args:
-        picture: of the run.
+        picture: picture of the run.
         width: characters of a line.
-        height: the most lines.
-        encoding: the terminal's; what it lacks is written in ASCII.
+        height: largest number of lines.
+        encoding: the terminal's encoding; missing characters are written in ASCII.
     """
     shown, levels = shown_in(width, encoding), levels_of(encoding)
     parts = [phrases.seconds(picture.elapsed), phrases.gang(picture.status)]
@@ -140,9 +140,9 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
 
 
 def packed(parts: Sequence[str], between: str, shown: Shown, width: int) -> list[Text]:
-    """Return parts below the first line: in one line where they fit, else in two.
+    """Return the parts below the first line, in one line if they fit, else in two.
 
-    The first line ends with a part: one that is too long hides none of the others.
+    The first line ends with a whole part, so a long part hides none of the others.
     """
     from rich.cells import cell_len
 
@@ -161,7 +161,7 @@ def packed(parts: Sequence[str], between: str, shown: Shown, width: int) -> list
 
 
 def levels_of(encoding: str) -> str:
-    """Return the characters of a sparkline that a terminal has."""
+    """Return the characters for a sparkline that a terminal supports."""
     return BLOCKS if _is_utf(encoding) else ASCII
 
 
@@ -170,7 +170,9 @@ def _is_utf(encoding: str) -> bool:
 
 
 def shown_in(width: int, encoding: str) -> Shown:
-    """Make lines for a terminal; what its encoding lacks is written in ASCII."""
+    """Return a function that formats lines for a terminal, in ASCII where its encoding requires
+    it.
+    """
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 
@@ -190,9 +192,9 @@ def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list
     left out.
 
     Args:
-        status: of what is shown.
-        parts: what is said of it, the state first.
-        shown: makes the lines.
+        status: the status.
+        parts: parts of the text, the state first.
+        shown: formats the lines.
         width: characters of a line.
     """
     from rich.cells import cell_len
@@ -206,7 +208,7 @@ def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list
 
 
 def tail(recent: Log, room: int, whole: str, shown: Shown) -> Sequence[Text]:
-    """Return the last lines of the ranks, in so many lines, and where the whole logs are."""
+    """Return the last lines of the ranks, at most so many, and where the whole logs are."""
     left = max(min(room - 1, _MOST_LINES), 0)
     # The last ones of `[-0:]` would be all.
     last = recent.lines[len(recent.lines) - left :][:left]
@@ -232,13 +234,13 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
 
 
 def plot_width(width: int, names: Sequence[str], values: int) -> int:
-    """Return characters that a plot has between its name and its values, which have so many."""
+    """Return the width of a plot between its name and its values."""
     beside = len(_INDENT) + 4 + max(map(len, names)) + values
     return min(max(width - beside, _LEAST_PLOT_WIDTH), _PLOT_WIDTH)
 
 
 def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
-    """As many ranks as fit into so many lines."""
+    """Yield as many ranks as fit in so many lines."""
     # Of ranks that have said nothing yet there would be empty rows.
     if not phrases.says_something(picture.rows):
         return

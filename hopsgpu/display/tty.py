@@ -1,4 +1,4 @@
-"""A terminal as a file that rich can draw on and that nobody need wait for."""
+"""A terminal as a file that rich can draw on and that never blocks the program for long."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _LOOK_SECONDS = 0.1
 
 
 class Tty:
-    """The terminal of a stream, by a descriptor of its own.
+    """The terminal of a stream, through a separate descriptor.
 
-    Python waits for a stream's lock when it ends, so nothing that a terminal keeps waiting (Ctrl-S)
-    may be in that one's. A write waits here until the terminal takes it or it is given up. Nothing
-    is written, and nobody waits, before the first `release`; once closed it is the stream again.
+    Python waits for a stream's lock when it ends, so nothing that a terminal delays (Ctrl-S) may be
+    written through the stream. A write waits here until the terminal accepts it or it is given up.
+    Before the first `release`, nothing is written and nobody waits; after `close`, the stream is
+    used again.
 
     Args:
-        stream: of a terminal, as stdout.
+        stream: stream of a terminal, such as stdout.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -40,11 +41,13 @@ class Tty:
             self._descriptor = os.dup(stream.fileno())
 
     def release(self) -> None:
-        """Has what was held until now written before what comes next, and that as it comes."""
+        """Write what was held, and from now on write at once."""
         self._is_released = True
 
     def write(self, text: str) -> int:
-        """Wait until all has been taken, or is given up; rich has one thread at a time do it."""
+        """Wait until all has been accepted, or is given up; rich calls it from one thread at a
+        time.
+        """
         self._held.append(text)
         if not self._is_released:
             return len(text)
@@ -59,7 +62,7 @@ class Tty:
         return len(text)
 
     def _write_some(self, content: bytes) -> int | None:
-        """Return how much the terminal takes at once; None where it is no longer ours."""
+        """Return how much the terminal accepts at once; None if it is no longer ours."""
         with self._open:
             if self._descriptor >= 0:
                 with contextlib.suppress(BlockingIOError):
@@ -70,17 +73,17 @@ class Tty:
         return None
 
     def flush(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no buffer."""
 
     def isatty(self) -> bool:
         return True
 
     def give_up(self, seconds: float) -> None:
-        """Wait so long at most for what is under way and for all that follows."""
+        """Wait at most so long for the current write and all that follow."""
         self._until = time.monotonic() + seconds
 
     def close(self) -> None:
-        """Let go of it; more than once, too."""
+        """Release the terminal; idempotent."""
         with self._open:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
@@ -88,7 +91,7 @@ class Tty:
 
 
 def tty_of(stream: TextIO) -> Tty | None:
-    """Return a stream's terminal; None where it is of none that has a descriptor."""
+    """Return a stream's terminal; None if it has none with a descriptor."""
     try:
         return Tty(stream) if os.isatty(stream.fileno()) else None
     except (OSError, ValueError):

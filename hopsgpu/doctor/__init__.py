@@ -1,5 +1,5 @@
-"""Checks a cluster and a session, and says what mends what is wrong.
+"""Checks of a cluster and a session, which say how to fix what is wrong.
 
-Facts are gathered in `gather`, `node` and `trial`; the checks themselves, in the other modules,
-are pure functions of them.
+`facts`, `node_probe` and `probe_gang` gather facts; the checks, in the other modules, are pure
+functions of them.
 """

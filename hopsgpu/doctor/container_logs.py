@@ -1,4 +1,4 @@
-"""Why a container ended again: the last words of its log, from its NodeManager."""
+"""Why a container ended unexpectedly: the end of its log, from its NodeManager."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Logs:
     """The logs of containers on some nodes.
 
     Args:
-        nodes: as the ResourceManager tells them.
-        managers: where their NodeManagers answer.
+        nodes: nodes, as the ResourceManager reports them.
+        managers: addresses of their NodeManagers.
     """
 
     def __init__(self, nodes: Iterable[Node], managers: NodeManagers) -> None:
@@ -26,9 +26,9 @@ class Logs:
         self._addresses = {node.host: node.web for node in nodes if node.web}
 
     def reason(self, container: str, hosts: Sequence[str]) -> tuple[str, str] | None:
-        """(host, reason) of a container that ended, which is one of these hosts'.
+        """Return (host, reason) of an ended container of one of these hosts.
 
-        None where no NodeManager tells.
+        Return None if no NodeManager has its log.
         """
         for host in hosts:
             text = self._text(host, container)

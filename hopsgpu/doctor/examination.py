@@ -1,4 +1,4 @@
-"""All checks, the quick ones first; each is given as soon as it is known."""
+"""All checks, the quick ones first; each is yielded as soon as it is known."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _LAKE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Examination:
-    """What to look at.
+    """What to check.
 
     Attributes:
         conf: Spark properties of the session, as for hopsgpu.session().
         session: whether to start a Spark application.
-        seconds: to wait for containers on the nodes.
+        seconds: seconds to wait for containers on the nodes.
     """
 
     conf: Mapping[str, str]
@@ -42,7 +42,7 @@ class Examination:
     seconds: float
 
     def checks(self) -> Iterator[Check]:
-        """Yield every check, in an order in which causes come before what they cause."""
+        """Yield every check, in an order in which causes precede their effects."""
         try:
             defaults, unread = spark_defaults(os.environ), None
         except ConfigError as error:

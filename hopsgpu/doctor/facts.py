@@ -34,7 +34,7 @@ def machine_facts(environ: Mapping[str, str], settings: Mapping[str, str]) -> Ma
     """Return what drivers would run with here.
 
     Args:
-        environ: of the process.
+        environ: environment of the process.
         settings: Spark properties of the session.
     """
     found = java_of_spark(environ)
@@ -81,7 +81,7 @@ def _pyspark() -> str | None:
 
 
 def client_facts(environ: Mapping[str, str]) -> tuple[Client, Setting]:
-    """Return the Hadoop configuration here, and what gives its properties."""
+    """Return the Hadoop configuration here, and a function that returns its properties."""
     named = (environ.get(name, "") for name in ("HADOOP_CONF_DIR", "YARN_CONF_DIR"))
     places = tuple(dict.fromkeys(place for n in named for place in n.split(os.pathsep) if place))
     try:
@@ -93,7 +93,7 @@ def client_facts(environ: Mapping[str, str]) -> tuple[Client, Setting]:
 
 
 def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
-    """`yarn.resource-types`: of resource-types.xml, as YARN reads it, else of the other files."""
+    """Return `yarn.resource-types` from resource-types.xml, as YARN reads it, or other files."""
     file = next((f for place in places if (f := Path(place, "resource-types.xml")).is_file()), None)
     own = None if file is None else site_properties(file).get("yarn.resource-types")
     said = own or setting("yarn.resource-types")
@@ -102,10 +102,10 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
 
 @understood()
 def yarn_facts(setting: Setting) -> Yarn:
-    """Return what the ResourceManager tells.
+    """Return what the ResourceManager reports.
 
     Raises:
-        HopsGpuError: it does not answer, or not to us.
+        HopsGpuError: it does not answer, or rejects us.
     """
     manager = ResourceManager(web_addresses(setting))
     said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
@@ -128,14 +128,14 @@ def yarn_facts(setting: Setting) -> Yarn:
 
 
 def lake_root(settings: Mapping[str, str], environ: Mapping[str, str], setting: Setting) -> str:
-    """Return where runs and models go, as a session finds it."""
+    """Return the root of runs and models, as a session finds it."""
     named = settings.get("spark.hopsgpu.root") or environ.get("HOPSGPU_ROOT")
     user = environ.get("HADOOP_USER_NAME") or own_name()
     return root_on(named, setting("fs.defaultFS"), user)
 
 
 def lake_facts(root: str) -> LakeFacts:
-    """Write, renames, read back and remove a small file."""
+    """Write, rename, read back and remove a small file."""
     began = time.monotonic()
     content = secrets.token_bytes(1024)
     try:

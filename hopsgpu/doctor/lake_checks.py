@@ -1,4 +1,4 @@
-"""The lake. Checks are pure."""
+"""The check of the lake. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hopsgpu.doctor.report import Check, ok, unknown, wrong
 
 @dataclass(frozen=True)
 class LakeFacts:
-    """How writing to the root of runs and models went.
+    """The result of writing to the root of runs and models.
 
     Attributes:
         root: URL of the directory.
         problem: what went wrong, or "".
-        seconds: that it took; None where it was given up.
+        seconds: seconds that it took; None if it was given up.
     """
 
     root: str
@@ -23,7 +23,7 @@ class LakeFacts:
 
 
 def check_lake(facts: LakeFacts) -> Check:
-    """Return whether models can be published: written, renamed and read back."""
+    """Check whether models can be published: written, renamed and read back."""
     elsewhere = "set HOPSGPU_ROOT or spark.hopsgpu.root to a directory of your own"
     if facts.seconds is None:
         return unknown("hdfs", f"{facts.root} did not answer: {facts.problem}", elsewhere)

@@ -1,4 +1,4 @@
-"""This machine: Java, Spark, Python, and the Hadoop configuration. Checks are pure."""
+"""Checks of this machine: Java, Spark, Python, and the Hadoop configuration. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Machine:
     """What drivers on this machine would run with.
 
     Attributes:
-        java: major version of the Java that Spark's scripts would start; None where none runs.
-        java_at: where that Java is, and who says so.
+        java: major version of the Java that Spark's scripts would start; None if none works.
+        java_at: path of that Java, and which setting names it.
         python: version of this Python.
-        executors_python: what executors would run, and who says so.
+        executors_python: the executors' Python, and which setting names it.
         pyspark: version of the PySpark that Python finds; None without one.
-        spark: version of Spark's jars; None where there are none.
-        spark_home: their directory, "" without any.
+        spark: version of Spark's jars; None if there are none.
+        spark_home: their directory, or "".
     """
 
     java: int | None
@@ -47,7 +47,7 @@ class Client:
         problem: why it cannot be read, or "".
         filesystem: `fs.defaultFS`, or None.
         managers: web addresses of the ResourceManagers.
-        types: `yarn.resource-types`; None where no resource-types.xml or yarn-site.xml has it.
+        types: `yarn.resource-types`; None if neither resource-types.xml nor yarn-site.xml has it.
     """
 
     places: tuple[str, ...]
@@ -58,7 +58,7 @@ class Client:
 
 
 def check_java(machine: Machine) -> Check:
-    """Return whether Spark runs on this Java."""
+    """Check whether Spark runs on this Java."""
     if machine.java is None:
         return wrong("java", f"no Java runs ({machine.java_at})", _JAVA)
     seen = f"{machine.java} ({machine.java_at})"
@@ -72,7 +72,7 @@ def check_java(machine: Machine) -> Check:
 
 
 def check_spark(machine: Machine) -> Check:
-    """Return whether there is a Spark, and Python's part of it fits the JVM's."""
+    """Check whether there is a Spark, and Python's part of it matches the JVM's."""
     if machine.spark is None:
         where = f" in {machine.spark_home}" if machine.spark_home else ""
         return wrong(
@@ -93,12 +93,12 @@ def check_spark(machine: Machine) -> Check:
 
 
 def check_python(machine: Machine) -> Check:
-    """Return which Python the driver and the executors run."""
+    """Report which Python the driver and the executors run."""
     return ok("python", f"{machine.python}; executors: {machine.executors_python}")
 
 
 def check_hadoop_conf(client: Client) -> Check:
-    """Return whether the Hadoop configuration says where HDFS and YARN are."""
+    """Check whether the Hadoop configuration says where HDFS and YARN are."""
     if not client.places:
         seen = f"HADOOP_CONF_DIR is not set, so no cluster was checked: {_CONF_DIR}"
         return wrong("hadoop conf", seen, _CONF_DIR)
@@ -116,7 +116,7 @@ def check_hadoop_conf(client: Client) -> Check:
 
 
 def check_resource_types(client: Client) -> Check:
-    """Return whether this side knows GPUs, without which Spark cannot ask for them."""
+    """Check whether the configuration here defines GPUs, so that Spark can request them."""
     name = "resource types"
     fix = (
         "copy yarn-scripts/resource-types.xml into HADOOP_CONF_DIR (the ResourceManager and the"

@@ -1,4 +1,4 @@
-"""What containers on the nodes have seen. Checks are pure."""
+"""Checks of what containers on the nodes have seen. Pure."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def check_nodes(
     """Return all checks of what was seen in containers.
 
     Args:
-        facts: of the nodes on which a container was had.
-        failed: by host, what went wrong on nodes where it should have been had.
-        skipped: by host, why no container was asked for.
+        facts: facts of the nodes on which a container ran.
+        failed: by host, what went wrong on nodes where a container should have run.
+        skipped: by host, why no container was requested.
         problem: what ended the gang, or "".
         python: version of the driver's Python.
-        spark: of the driver's Spark.
+        spark: version of the driver's Spark.
         totals: GPUs that YARN has, by host.
     """
     found = [check_discovery(facts, failed, skipped)]
@@ -71,7 +71,7 @@ def check_nodes(
 def check_discovery(
     facts: Sequence[NodeFacts], failed: Mapping[str, str], skipped: Mapping[str, str]
 ) -> Check:
-    """Return whether the discovery script gives out GPUs on each node."""
+    """Check whether the discovery script assigns GPUs on each node."""
     name = NAMES[0]
     nothing = {n.host: "the discovery script left no list of GPUs" for n in facts if not n.gpus}
     ill = [
@@ -105,7 +105,7 @@ def check_discovery(
 
 
 def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Return whether the executors' Python is the driver's, but for the patch."""
+    """Check whether the executors' Python is the driver's, except for the patch version."""
     name = NAMES[1]
     other = [node for node in facts if version_of(node.python)[:2] != version_of(driver)[:2]]
     if other:
@@ -132,14 +132,14 @@ def other_python(problem: str) -> str | None:
 
 
 def check_executor_java(facts: Sequence[NodeFacts]) -> Check:
-    """Return which Java the executors run; that they run shows that Spark takes it."""
+    """Report which Java the executors run; Spark accepts it, since they run."""
     if not any(node.java for node in facts):
         return unknown(NAMES[2], "the nodes' JAVA_HOME does not show the version")
     return ok(NAMES[2], _told(facts, lambda node: node.java or "unknown"))
 
 
 def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
-    """Return whether the executors' Spark is the driver's."""
+    """Check whether the executors' Spark is the driver's."""
     name = NAMES[3]
     other = [node for node in facts if node.spark not in ("", driver)]
     if other:
@@ -155,7 +155,7 @@ def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
 
 
 def check_leases(facts: Sequence[NodeFacts]) -> Check:
-    """Return whether all users of a node can lease its GPUs in one directory."""
+    """Check whether all users of a node can lease its GPUs in one directory."""
     name = NAMES[4]
     broken = [f"{node.host}: {node.leases.problem}" for node in facts if node.leases.problem]
     if broken:
@@ -170,7 +170,7 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Check:
-    """Return whether a container sees its own GPUs only; both is fine, and good to know."""
+    """Report whether a container sees only its own GPUs; both is fine."""
     name = NAMES[5]
 
     def told(node: NodeFacts) -> str | None:
@@ -195,7 +195,7 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
 
 
 def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
-    """Return whether what befalls GPUs while ranks train is noticed, which takes NVML."""
+    """Check whether errors of GPUs are noticed during training, which needs NVML."""
     name = NAMES[6]
     bare = [node for node in facts if not node.nvml]
     if not bare:
@@ -265,7 +265,7 @@ def _built(framework: Framework) -> str:
 
 
 def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
-    """Return what nodes tell, once where they all tell the same."""
+    """Return what the nodes report, once if it is the same everywhere."""
     said: dict[str, list[str]] = {}
     for node in facts:
         said.setdefault(tell(node), []).append(node.host)

@@ -1,4 +1,4 @@
-"""What a node looks like from inside a container; run there as the function of a rank."""
+"""What a node looks like from inside a container; it runs there as the function of a rank."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Framework:
     """A framework in the executors' Python.
 
     Attributes:
-        name: of its package.
-        version: its own.
-        cuda: version of the CUDA that it was built with, as "12.4"; "" where it was without.
+        name: name of its package.
+        version: its version.
+        cuda: version of the CUDA that it was built with, such as "12.4"; "" if built without.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Leases:
     """The directory in which the node's GPUs are leased.
 
     Attributes:
-        path: of it.
+        path: path of the directory.
         problem: why it cannot serve all users of the node, or "".
     """
 
@@ -62,12 +62,12 @@ class NodeFacts:
         executable: that Python.
         java: version of the executors' Java, or "".
         spark: version of the executors' Spark, or "".
-        gpus: that this container was given.
-        visible: how many GPUs it sees; None where that cannot be found out.
+        gpus: GPUs of this container.
+        visible: how many GPUs it sees; None if unknown.
         isolated: whether the discovery script found the container isolated.
         leases: the directory of leases.
-        frameworks: that this Python has.
-        nvml: version of its nvidia-ml-py, or "" without that.
+        frameworks: frameworks that this Python has.
+        nvml: version of its nvidia-ml-py, or "" without it.
     """
 
     host: str
@@ -84,7 +84,7 @@ class NodeFacts:
 
 
 def look() -> NodeFacts:
-    """Look at the node; to be called in a rank."""
+    """Inspect the node; call it in a rank."""
     # What the container's launch script left: a rank works elsewhere.
     container = Path(os.environ.get("PWD", "."))
     given = read_given(container)
@@ -137,10 +137,10 @@ def java_version(home: Path) -> str:
 
 
 def spark_version(class_path: str, container: Path) -> str:
-    """Return the version of the Spark on an executor's class path; "" where that does not show it.
+    """Return the version of the Spark on an executor's class path; "" if that does not show it.
 
     Args:
-        class_path: as YARN gives it to the container, with {{PWD}} for the container's directory.
+        class_path: the container's class path, with {{PWD}} for the container's directory.
         container: that directory.
     """
     for entry in class_path.replace("{{PWD}}", str(container)).split(os.pathsep):
@@ -150,7 +150,7 @@ def spark_version(class_path: str, container: Path) -> str:
 
 
 def jar_version(directory: Path) -> str | None:
-    """Return the version of the Spark whose jars lie in a directory; None where there are none."""
+    """Return the version of the Spark whose jars are in a directory; None if there are none."""
     names = (
         re.search(r"_[\d.]+-(.+)\.jar$", jar.name) for jar in directory.glob("spark-core_*.jar")
     )
@@ -174,7 +174,7 @@ def frameworks() -> Iterator[Framework]:
 
 
 def _variables(package: str, file: str) -> dict[str, Any] | None:
-    """Return the variables of a file of a package that only sets some; None without the package."""
+    """Return the variables that a file of a package sets; None without the package."""
     spec = importlib.util.find_spec(package)
     places = spec.submodule_search_locations if spec is not None else None
     paths = (Path(place, file) for place in places or ())

@@ -1,4 +1,4 @@
-"""A container on each node with GPUs, by a gang of the doctor's own."""
+"""A container on each node with GPUs, started by a gang of the doctor."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ _SNAPSHOT_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Trial:
-    """How the gang fared.
+    """The result of the gang.
 
     Attributes:
         facts: what its containers have seen.
-        failed: by host, why no container came to stay there.
-        skipped: by host, why none was to be had.
-        left: by host, why it was not looked at; another gang, without those above, may do that.
-        error: what ended it, or None.
-        seconds: until all containers were there; 0 where they never were.
+        failed: by host, why no container stayed there.
+        skipped: by host, why none was available.
+        left: by host, why it was not inspected; another gang, without those above, may do so.
+        error: the error that ended it, or None.
+        seconds: seconds until all containers were there; 0 if they never were.
     """
 
     facts: tuple[NodeFacts, ...] = ()
@@ -57,12 +57,12 @@ class Trial:
 
 
 def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
-    """Look at nodes from containers on them.
+    """Inspect nodes from containers on them.
 
     Args:
-        hosts: nodes with a GPU that is free.
-        logs: of containers that ended again.
-        seconds: to wait for the containers.
+        hosts: nodes with a free GPU.
+        logs: logs of containers that ended unexpectedly.
+        seconds: seconds to wait for the containers.
     """
     try:
         workers = _most(len(hosts))
@@ -100,10 +100,10 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
 
 
 def _most(nodes: int) -> int:
-    """On how many nodes the queue, and the user's limit, allow for a container at once.
+    """Return on how many nodes the queue and the user limit allow a container at once.
 
     Raises:
-        CapacityError: not even on one.
+        CapacityError: not even one is allowed.
     """
     shape = plan(look, workers=1, placement="spread", **_SHAPE).shape
     application = application_of(None)
@@ -131,7 +131,7 @@ def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> 
 
 @contextlib.contextmanager
 def _ended(run: Run) -> Iterator[None]:
-    """End the run on every way out, and remove its record, which is of no use to anybody."""
+    """End the run on every path, and remove its record, which nobody needs."""
     try:
         yield
     finally:
@@ -142,7 +142,7 @@ def _ended(run: Run) -> Iterator[None]:
 
 
 class _Watched:
-    """What is seen of the gang while it waits."""
+    """What is observed of the gang while it waits."""
 
     def __init__(self, hosts: Sequence[str], logs: Logs) -> None:
         self._hosts = frozenset(hosts)
@@ -154,11 +154,11 @@ class _Watched:
 
     @property
     def is_clear(self) -> bool:
-        """Whether it is known of each node how it ends, and not well of some."""
+        """Whether the outcome on each node is known, and some failed."""
         return bool(self.failed) and self._hosts <= self.came | self.failed.keys()
 
     def unfinished(self, error: Exception) -> Trial:
-        """Return what is to be said of a gang that did not become whole, or whose ranks failed."""
+        """Return the result of a gang that did not become whole, or whose ranks failed."""
         hosts = [host for host in sorted(self._hosts) if host not in self.failed]
         late = isinstance(error, GangTimeout | Cancelled)
         why = (self.why or str(error)) if late else "the gang failed"
@@ -176,7 +176,7 @@ class _Watched:
         )
 
     def look(self, run: Run) -> None:
-        """Note who came, what it waits for, and what containers that ended have said."""
+        """Record which containers started, what the gang waits for, and why containers ended."""
         status = run.status()
         if status.state != "waiting":
             return

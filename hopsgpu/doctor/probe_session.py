@@ -1,4 +1,4 @@
-"""A session of the doctor's own: started with a bound, and without Spark's noise."""
+"""The doctor's own session: started with a time limit, and without Spark's log output."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _MASTER = (
 
 
 class NoSessionError(HopsGpuError):
-    """The application did not start; says what YARN, or Spark, said.
+    """The application did not start; the message is YARN's or Spark's.
 
     Attributes:
-        log: of Spark's JVM.
+        log: log of Spark's JVM.
         fix: what to do.
     """
 
@@ -40,12 +40,12 @@ class NoSessionError(HopsGpuError):
 
 @contextlib.contextmanager
 def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -> Iterator[Any]:
-    """A SparkSession, stopped at the end.
+    """Provide a SparkSession, stopped at the end.
 
     Args:
-        conf: its properties.
-        manager: asked why it waits.
-        seconds: that it may take.
+        conf: properties of the session.
+        manager: the ResourceManager, which says why it waits.
+        seconds: seconds that the start may take.
 
     Raises:
         NoSessionError: it did not start.
@@ -72,14 +72,14 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
 
 
 def first_cause(error: str) -> str:
-    """Return the line of an error of py4j that says what Java threw, else its first one."""
+    """Return the line of a py4j error with the Java exception, else its first line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     thrown = [line.removeprefix(": ") for line in lines if line.startswith(": ")]
     return next(iter(thrown or lines), "no reason given")
 
 
 def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Bounded[Any]) -> str:
-    """End an application that does not start; what YARN says of it."""
+    """End an application that does not start; return what YARN says about it."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
         app = manager.tagged(tag)
@@ -92,7 +92,7 @@ def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Boun
 
 
 def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> str:
-    """Has YARN end an application; what is to be said where it does not, or ""."""
+    """Ask YARN to end an application; return what to say if it does not, or ""."""
     try:
         manager.kill(app.id, app.user)
     except HopsGpuError as error:
@@ -108,9 +108,9 @@ def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> st
 
 @contextlib.contextmanager
 def _stderr_in_file() -> Iterator[Path]:
-    """While inside, this process's standard error, and that of programs it starts, is a file.
+    """While inside, send this process's stderr, and that of its programs, to a file.
 
-    Spark's JVM goes on writing there.
+    Spark's JVM continues to write there.
     """
     descriptor, name = tempfile.mkstemp(prefix="hopsgpu-doctor-", suffix=".log")
     before = os.dup(2)

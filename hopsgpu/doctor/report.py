@@ -1,4 +1,4 @@
-"""What a check has found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class State(StrEnum):
-    """How a check ended."""
+    """The state of a check."""
 
     OK = "ok"
     WRONG = "wrong"
@@ -21,11 +21,11 @@ class Check:
     """One check.
 
     Attributes:
-        name: of what was looked at.
-        state: whether it is fine, is not, or could not be found out.
-        seen: what was seen, or why it could not be, in a line.
-        fix: which setting to change to what; "" where nothing is to be done.
-        details: more lines, a node each for one.
+        name: name of what was checked.
+        state: whether it is fine, wrong, or unknown.
+        seen: what was seen, or why it is unknown, in one line.
+        fix: what to do; "" for nothing.
+        details: more lines, for example one per node.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Check:
 
 
 def ok(name: str, seen: str, details: Iterable[str] = ()) -> Check:
-    """Return a check that found all well."""
+    """Return a check that found no problem."""
     return Check(name, State.OK, seen, "", tuple(details))
 
 
@@ -52,12 +52,12 @@ def wrong(name: str, seen: str, fix: str, details: Iterable[str] = ()) -> Check:
 
 
 def unknown(name: str, why: str, fix: str = "", details: Iterable[str] = ()) -> Check:
-    """Return what could not be checked, and why."""
+    """Return a check that could not be made, and why."""
     return Check(name, State.UNKNOWN, why, fix, tuple(details))
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
-    """Names in a line, the first of many."""
+    """Return names in one line, only the first of many."""
     whole = list(names)
     more = [f"and {len(whole) - most} more"] if len(whole) > most else []
     return ", ".join([*whole[:most], *more])

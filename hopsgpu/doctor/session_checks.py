@@ -1,4 +1,4 @@
-"""What a session of the doctor's own shows: that it starts, and what its containers see."""
+"""What the doctor's own session shows: that it starts, and what its containers see."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _MORE = 2
 
 
 class Sessions:
-    """Starts applications, and looks at the nodes from inside.
+    """Starts applications, and inspects the nodes from containers.
 
     Args:
-        yarn: as it stood before.
+        yarn: state of YARN before.
         setting: a property of Hadoop's configuration, or None.
         here: this machine.
         conf: Spark properties of the sessions.
-        label: of the nodes that they get executors on, "" for those without one.
-        seconds: to wait for containers on the nodes.
+        label: label of the nodes for their executors, "" for nodes without one.
+        seconds: seconds to wait for containers on the nodes.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class Sessions:
     def checks(self) -> Iterator[Check]:
         """Yield the checks that need an application.
 
-        Where containers fail on some nodes, or do not come in time, the others are looked at by
-        another application, which leaves these out.
+        If containers fail on some nodes, or do not start in time, another application, which
+        excludes these nodes, inspects the others.
         """
         free, skipped = to_look_at(self._yarn, self._label)
         trial = yield from self._first(free)
@@ -80,7 +80,7 @@ class Sessions:
         )
 
     def _first(self, hosts: Sequence[str]) -> Generator[Check, None, Trial | None]:
-        """Yield the first application's trial; None where it did not start."""
+        """Yield the first application's checks, and return its trial, None if it did not start."""
         try:
             with started(self._conf, self._manager, _SESSION_SECONDS) as session:
                 yield ok("session", f"{session.sparkContext.applicationId} has started")

@@ -1,4 +1,4 @@
-"""Spark's settings. Checks are pure."""
+"""Checks of Spark's settings. Pure."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def session_settings(defaults: Mapping[str, str], conf: Mapping[str, str]) -> di
 
     Args:
         defaults: the properties of spark-defaults.conf.
-        conf: a user's own.
+        conf: the user's own properties.
     """
     shipped = {ARCHIVES: f"#{ALIAS}"}
     return {**defaults, "spark.master": "yarn", **SESSION_DEFAULTS, **conf, **shipped}
 
 
 def check_settings(defaults: Mapping[str, str], conf: Mapping[str, str], nodes: int) -> Check:
-    """Return whether a session can hold gangs, of an executor on each node for one.
+    """Check whether a session can hold gangs, with one executor on each node.
 
     Args:
         defaults: the properties of spark-defaults.conf.
-        conf: a user's own.
-        nodes: with GPUs.
+        conf: the user's own properties.
+        nodes: number of nodes with GPUs.
     """
     name, mine = "settings", session_settings(defaults, conf)
     try:

@@ -1,4 +1,4 @@
-"""The ResourceManager's side: GPUs, resource calculator, queue. Checks are pure."""
+"""Checks of the ResourceManager: GPUs, resource calculator, queue. Pure."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _TYPES = "yarn-scripts/resource-types.xml to the ResourceManager and the NodeMan
 
 @dataclass(frozen=True)
 class Yarn:
-    """What the ResourceManager tells.
+    """What the ResourceManager reports.
 
     Attributes:
-        address: of its web pages, each where there are several.
-        version: Hadoop's.
-        scheduler: its type, as "capacityScheduler".
-        policy: of the FairScheduler's root queue, as "drf"; "" of others.
+        address: addresses of its web pages.
+        version: version of Hadoop.
+        scheduler: type of the scheduler, such as "capacityScheduler".
+        policy: policy of the FairScheduler's root queue, such as "drf"; "" for others.
         knows_gpus: whether it counts GPUs.
         gpus: the inventory.
-        nodes: all, with what is free of them.
-        queues: all.
+        nodes: all nodes, with their free resources.
+        queues: all queues.
     """
 
     address: str
@@ -50,12 +50,12 @@ class Yarn:
 
 
 def check_manager(yarn: Yarn) -> Check:
-    """That the ResourceManager answers."""
+    """Report that the ResourceManager answers."""
     return ok("yarn", f"Hadoop {yarn.version} at {yarn.address}, {yarn.scheduler}")
 
 
 def check_calculator(yarn: Yarn) -> Check:
-    """Return whether the scheduler counts GPUs, and not memory alone."""
+    """Check whether the scheduler counts GPUs, not only memory."""
     name = "calculator"
     if not yarn.knows_gpus:
         return wrong(
@@ -81,7 +81,7 @@ def check_calculator(yarn: Yarn) -> Check:
 
 
 def check_gpus(yarn: Yarn) -> Check:
-    """Return whether YARN has GPUs on nodes that run."""
+    """Check whether YARN has GPUs on running nodes."""
     name, found = "gpus", yarn.gpus
     running = [node for node in found.nodes if node.state == "RUNNING"]
     if not found.nodes:
@@ -108,7 +108,7 @@ def check_gpus(yarn: Yarn) -> Check:
 
 
 def check_node_managers(yarn: Yarn) -> Check:
-    """Return whether the NodeManagers describe their GPUs, which placement by type needs."""
+    """Check whether the NodeManagers describe their GPUs, as placement by type requires."""
     name, found = "node managers", yarn.gpus
     if not found.nodes:
         return unknown(name, "no node has GPUs")
@@ -127,7 +127,7 @@ def check_node_managers(yarn: Yarn) -> Check:
 
 
 def check_submission(yarn: Yarn, name: str) -> Check:
-    """Return whether the queue takes applications, and may have GPUs."""
+    """Check whether the queue accepts applications, and may have GPUs."""
     another = "name another queue: --queue, or spark.yarn.queue"
     try:
         check_queue(name, yarn.queues)
@@ -149,11 +149,11 @@ def check_submission(yarn: Yarn, name: str) -> Check:
 
 
 def to_look_at(yarn: Yarn, label: str) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return nodes with GPUs that have room for a container now, and why the others have not.
+    """Return nodes with GPUs that have room for a container now, and why others have none.
 
     Args:
-        yarn: as it stands.
-        label: of the nodes that the session gets executors on, "" for those without one.
+        yarn: state of YARN.
+        label: label of the nodes for the session's executors, "" for nodes without one.
     """
     free, why = [], {}
     sizes = {node.host: node for node in yarn.nodes if node.state == "RUNNING"}

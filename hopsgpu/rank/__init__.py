@@ -1,1 +1,1 @@
-"""The process that runs the user's function, and what that function can call."""
+"""The process that runs the user's function, and the API that the function can call."""

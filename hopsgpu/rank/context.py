@@ -1,4 +1,4 @@
-"""What the user's function knows of its gang: `hopsgpu.context()`."""
+"""What the user's function knows about its gang: `hopsgpu.context()`."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ class Context:
     """A rank's view of its gang.
 
     Attributes:
-        rank: in [0, world_size); of a parameter server its number, from world_size on.
-        local_rank: within the container.
-        world_size: ranks of the gang.
-        host: the node's name.
+        rank: in [0, world_size); a parameter server's rank is world_size or more.
+        local_rank: rank within the container.
+        world_size: number of ranks in the gang.
+        host: name of the node.
         gpus: UUIDs of the rank's own GPUs.
         role: "worker" or "ps".
-        run_id: names the run's directory on the lake.
+        run_id: name of the run and of its directory on the lake.
         attempt: counts from 0.
-        model_dir: a directory of the rank; what all ranks leave in theirs is published as one
-            model when the gang succeeds and `model=` was given.
+        model_dir: local directory of the rank. When the gang succeeds and `model=` was given, the
+            files of all ranks' directories are published as one model.
         checkpoint_dir: URL of the run's checkpoints on the lake.
-        log_dir_url: URL of the run's directory for TensorBoard on the lake.
-        resume_dir: URL of the checkpoints of the run that this one goes on from, or None.
-        disk_sharers: ranks of the gang on this node, this one among them.
-        trial: of a search, to which this gang belongs; None elsewhere.
-        script: the driver's, as `sys.argv[0]` names it there and in the rank; "" in a notebook.
+        log_dir_url: URL of the run's TensorBoard directory on the lake.
+        resume_dir: URL of the checkpoints of the run that this run resumes, or None.
+        disk_sharers: number of ranks of the gang on this node, including this one.
+        trial: the trial of a search that this gang runs, or None.
+        script: the driver's script, which `sys.argv[0]` names at the driver and in the rank; "" in
+            a notebook.
     """
 
     __module__ = "hopsgpu"
@@ -81,7 +82,7 @@ class Context:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
-        """Of what the driver says of a rank, or of what `dump` wrote."""
+        """Return the context for what the driver says of a rank, or for what `dump` wrote."""
         trial = fields.get("trial")
         given = {
             "model_dir": model_dir,
@@ -92,10 +93,11 @@ class Context:
     @property
     @public
     def data(self) -> RankData | dict[str, RankData] | None:
-        """This rank's rows of the launch's data: a RankData, or one by name of a dict.
+        """This rank's rows of the launch's data: a RankData, or a dict of them by name.
 
-        The same one each time. What it keeps on the node's disk goes with the rank's process.
-        None where the launch has no data, in a parameter server, and outside a gang.
+        Each access returns the same object. Files that it keeps on the node's disk are deleted with
+        the rank's process. The value is None where the launch has no data, in a parameter server,
+        and outside a gang.
 
         Raises:
             ConfigError: this Python has no pyarrow.
@@ -106,18 +108,18 @@ class Context:
 
     @public
     def report(self, /, step: int, **metrics: SupportsFloat) -> None:
-        """Has the driver know of metrics at a step, and keeps them in the run's directory.
+        """Report metrics at a step to the driver, and keep them in the run's directory.
 
-        It takes some microseconds, waits for nobody and may be called in any thread. Outside a
-        gang nothing is kept.
+        The call takes some microseconds, never blocks and may be made in any thread. Outside a gang
+        the metrics are discarded.
 
         Args:
-            step: 0 and above; it may repeat and go back.
-            metrics: numbers by name: ints, floats, bools, NumPy's and torch's scalars. NaN and
-                the infinities too. Of a tensor on a GPU, the call waits for the GPU.
+            step: an integer ≥ 0; it may repeat and decrease.
+            metrics: numbers by name: ints, floats, bools, and scalars of NumPy and torch, including
+                NaN and the infinities. For a tensor on a GPU, the call waits for the GPU.
 
         Raises:
-            ConfigError: a step or a metric that is none; nothing of the call is kept.
+            ConfigError: the step or a metric is invalid; nothing of the call is kept.
             OSError: the node's disk is full.
         """
         line = measures.report_line(step, metrics, time.time())
@@ -126,13 +128,14 @@ class Context:
             measures.append(_reports_file(file), line)
 
     def should_prune(self) -> bool:
-        """Return whether this trial is to end early, as the search's pruner wants it.
+        """Return whether this trial should end early, as the search's pruner decided.
 
-        It takes some microseconds and waits for nobody. A rank that was told so and returns, or
-        raises optuna.TrialPruned, has ended its trial as pruned. Outside a trial it is False.
+        The call takes some microseconds and never blocks. A rank that received True and then
+        returns, or raises optuna.TrialPruned, ends its trial as pruned. Outside a trial the answer
+        is False.
 
-        The ranks of a trial with several workers may be told at different steps, and one that
-        ended alone would leave the others waiting: have rank 0 ask, and broadcast the answer.
+        The ranks of a trial with several workers may see True at different steps, and a rank that
+        ends alone leaves the others waiting: call this in rank 0, and broadcast the answer.
         """
         file = os.environ.get(VARIABLE)
         return file is not None and self.trial is not None and is_to_end(_directory(file))
@@ -147,29 +150,30 @@ class Context:
         metric: SupportsFloat | None = None,
         best: Literal["min", "max"] = "min",
     ) -> None:
-        """Bring a file or directory to the lake, as this rank's part of the checkpoint at a step.
+        """Save a file or directory to the lake, as this rank's part of the checkpoint at a step.
 
-        Returns once it is copied on the node's own disk: the container's agent brings the copy to
-        the lake, whole or not at all, even if the rank is killed meanwhile. Two copies of a rank
-        may be on their way; the next save waits for the first of them. A rank that returns has
-        ended once all is there. The checkpoint counts once the parts of all ranks that save are
-        there. Outside a gang it is in a local directory on return.
+        The call returns once the data is copied on the node's own disk. The container's agent
+        uploads the copy to the lake, completely or not at all, even if the rank is killed
+        meanwhile. Two copies of a rank may be in transit; the next save waits for the first of
+        them. A rank that returns ends when all its copies are uploaded. The checkpoint is complete
+        once the parts of all ranks that save are on the lake. Outside a gang, the checkpoint is in
+        a local directory when the call returns.
 
         Args:
-            path: of the file or directory; it stays as it is, and may be written anew. Links in it
-                are saved as what they lead to.
-            step: 0 and above, below 2**63.
-            keep: how many of the last steps stay on the lake.
-            metric: of the checkpoint; the best one stays on the lake too, for `best_checkpoint`.
-                Where ranks give different ones, that of the lowest rank counts. NaN and the
-                infinities are never the best.
-            best: whether the least ("min") or the greatest ("max") metric is the best.
+            path: path of the file or directory. It is not changed, and may be overwritten after the
+                call. Links in it are saved as their targets.
+            step: an integer, 0 ≤ step < 2**63.
+            keep: number of latest steps to keep on the lake.
+            metric: metric of the checkpoint. The best checkpoint also stays on the lake, for
+                `best_checkpoint`. If ranks give different values, that of the lowest rank counts.
+                NaN and the infinities are never the best.
+            best: "min" if the smallest metric is the best, "max" if the largest is.
 
         Raises:
-            ConfigError: no such file, what is neither file nor directory in it, no step, or
-                something else that is not accepted; nothing is saved.
-            StoreError: an earlier checkpoint of this rank did not come to the lake. This one is
-                not saved; it may be tried again.
+            ConfigError: the path does not exist, it contains something other than files and
+                directories, or an argument is invalid; nothing is saved.
+            StoreError: an earlier checkpoint of this rank did not reach the lake. This one is not
+                saved; the call may be repeated.
             OSError: the node's disk is full; nothing is saved.
         """
         saving = wanted(step, keep, metric, best)
@@ -186,21 +190,22 @@ class Context:
         by the
         run that it goes on from.
 
-        That is the latest step of which all ranks that save have saved their parts. What this
-        attempt has saved counts for a rank once it has saved in it itself: so all ranks begin with
-        the same, however late one of them is.
+        It is the last one of this run, of an earlier attempt too, else of the run that this one
+        resumes: the latest step for which all ranks that save have saved their parts. A rank counts
+        this attempt's steps only after it has saved in this attempt itself, so all ranks start from
+        the same step, however late one of them is.
 
         Args:
-            all_ranks: whether to have what all ranks saved, in one directory: the files that they
-                saved, and what was in the directories that they saved.
+            all_ranks: whether to return the parts of all ranks, in one directory: the files that
+                they saved, and the contents of the directories that they saved.
 
         Returns:
-            What this rank saved, or what the lowest rank that saves did, where this one saves
-            none; with `all_ranks` the directory. None where there is no such step.
+            The part that this rank saved, or that of the lowest rank that saves if this one does
+            not; with `all_ranks` the directory. None if no step is complete.
 
         Raises:
             ConfigError: with `all_ranks`, two ranks saved different files of the same name.
-            StoreError: the lake refused, or a file there is damaged.
+            StoreError: the lake failed, or a file there is damaged.
         """
         file = os.environ.get(VARIABLE)
         return checkpoint_restore.latest(
@@ -218,10 +223,10 @@ class Context:
         on from; of equals the newest.
 
         Args:
-            all_ranks: as `latest_checkpoint`.
+            all_ranks: as for `latest_checkpoint`.
 
         Returns:
-            As `latest_checkpoint`; None where no checkpoint was saved with a metric.
+            As `latest_checkpoint`; None if no checkpoint was saved with a metric.
 
         Raises:
             ConfigError, StoreError: as `latest_checkpoint`.
@@ -231,10 +236,10 @@ class Context:
     @property
     @public
     def log_dir(self) -> Path:
-        """A local directory for TensorBoard's summary writers, made when it is first asked for.
+        """A local directory for TensorBoard's summary writers, created on first access.
 
-        What is written there is carried to `tensorboard/rank-<rank>` in the run's directory every
-        few seconds and at the rank's end. Outside a gang it stays where it is.
+        Files written there are uploaded to `tensorboard/rank-<rank>` in the run's directory every
+        few seconds and when the rank ends. Outside a gang they stay local.
         """
         file = os.environ.get(VARIABLE)
         if file is None:
@@ -254,10 +259,10 @@ class Context:
 
 
 def context() -> Context:
-    """Return the rank's context inside a gang; outside, a local world of one.
+    """Return the rank's context inside a gang, and a local world of one rank outside.
 
-    Outside a gang (and not under torchrun or its like, where `RANK` is set) the variables of
-    a world of one are put into the environment, so that `init_process_group()` works and the
+    Outside a gang (and not under torchrun or similar launchers, which set `RANK`), the call sets
+    the environment variables of a world of one rank, so that `init_process_group()` works and the
     same function runs directly.
     """
     file = os.environ.get(VARIABLE)

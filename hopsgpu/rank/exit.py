@@ -1,4 +1,4 @@
-"""The end of a rank's process."""
+"""How a rank's process ends."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hopsgpu import linux
 
 
 def end(body: Callable[[], int]) -> NoReturn:
-    """Run the body and end this process as the interpreter ends, in its order.
+    """Run the body, and end this process in the order in which the interpreter ends.
 
-    Waits for threads, runs exit functions, flushes; without taking modules apart, which in a forked
-    process would run destructors of the fork server's objects, and in which the threads of a
-    framework whose objects still live can crash (torch's "terminate called without an active
-    exception").
+    The function waits for threads, runs exit functions and flushes files. It does not tear modules
+    down: in a forked process that would run destructors of the fork server's objects, and the
+    threads of a framework whose objects are still alive can crash (torch's "terminate called
+    without an active exception").
 
-    A child that the body has forked and that comes to its end does not run exit functions: they
-    undo what is this process's.
+    A child that the body has forked does not run the exit functions when it ends, because they
+    clean up for this process.
     """
     own, code = os.getpid(), 1
     try:

@@ -1,16 +1,17 @@
-"""Tells the frameworks in a rank which share of its GPU's memory it may use.
+"""Limit the frameworks in a rank to their share of the GPU's memory.
 
-It is their own bookkeeping, and no isolation: CUDA's context, some hundred MB, comes on top, and
-what they take beside their allocators. Untried on a real GPU. Sources:
+The frameworks enforce the limit themselves; it is no isolation. CUDA's context, some hundred MB,
+comes on top, as does memory that they use outside their allocators. Not tested on a real GPU.
+Sources:
 
 - PyTorch's reference, "torch.cuda.set_per_process_memory_fraction". It initialises CUDA, so it is
   called when torch does that itself (`torch.cuda._lazy_call`, as `torch.manual_seed` does).
-  The variable PYTORCH_CUDA_ALLOC_CONF knows a fraction too, but older torch refuses the word.
+  The variable PYTORCH_CUDA_ALLOC_CONF also accepts a fraction, but older torch rejects it.
 - TensorFlow's guide "Use a GPU", "Limiting GPU memory growth": a logical device of so many MB. It
-  is set before GPUs are initialised, and with it TensorFlow refuses `set_memory_growth`. How much
-  memory a GPU has only NVML tells before that.
+  is set before GPUs are initialised, and with it TensorFlow refuses `set_memory_growth`. Before
+  that, only NVML can tell how much memory a GPU has.
 - JAX's page "GPU memory allocation": XLA_PYTHON_CLIENT_MEM_FRACTION, which newer releases call
-  XLA_CLIENT_MEM_FRACTION. Both together they refuse.
+  XLA_CLIENT_MEM_FRACTION. Setting both is an error.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ _Tell = Callable[[Any], None]
 
 
 def share_gpu() -> None:
-    """Has the frameworks of this process, a rank, keep to its share, where it has one.
+    """Limit the frameworks of this process, a rank, to its share of the GPU, if it has one.
 
-    It does so for those that are imported, at once, and for the others once they are.
+    Frameworks that are already imported are limited at once, others when they are imported.
     """
     if SHARE not in os.environ:
         return
@@ -60,7 +61,7 @@ def share_gpu() -> None:
 
 
 def own_devices(environment: Mapping[str, str]) -> list[int]:
-    """Return which of the GPUs that a rank sees are its own, by their numbers."""
+    """Return the numbers of the rank's own GPUs among those that it sees."""
     return [int(number) for number in environment.get(_OWN, "").split(",") if number]
 
 
@@ -89,11 +90,11 @@ def _tell_tensorflow(tensorflow: Any, share: float) -> None:
 
 
 def _memory(gpus: Sequence[str]) -> list[int]:
-    """Return bytes of each GPU.
+    """Return the bytes of each GPU's memory.
 
     Raises:
-        ImportError: there is no nvidia-ml-py.
-        RuntimeError: NVML does not tell.
+        ImportError: nvidia-ml-py is not installed.
+        RuntimeError: NVML fails.
     """
     nvml = importlib.import_module("pynvml")
     try:
@@ -108,7 +109,7 @@ def _memory(gpus: Sequence[str]) -> list[int]:
 
 
 class _OnceImported(MetaPathFinder):
-    """Calls something with each of some modules once it has been imported."""
+    """Call a function with each of some modules once that module has been imported."""
 
     def __init__(self, acts: Mapping[str, _Tell]) -> None:
         self._acts = acts

@@ -1,9 +1,9 @@
 """A rank: the process that runs the user's function.
 
-Forked by a fork server, or started by the keeper as `python -m hopsgpu.rank.main DIRECTORY
-KEEPER_PID`, with the rank's environment, in the rank's own session. It makes its call's file
-read-only when the function begins to run. It leaves `outcome.json`, and `value.pickle` where the
-function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h) where it cannot.
+A fork server forks it, or the process daemon starts it as `python -m hopsgpu.rank.main DIRECTORY
+DAEMON_PID`, with the rank's environment, in the rank's own session. It makes the file of its call
+read-only when the function starts to run. It leaves `outcome.json`, and `value.pickle` if the
+function returned, in DIRECTORY. It exits with EX_IOERR (74, sysexits.h) if it cannot write them.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _ROOM = 8 * _HALF
 
 
 def reserve(directory: Path) -> None:
-    """Hold the room that an outcome takes, so that a rank can tell that the disk is full.
+    """Reserve disk space for the outcome, so that a rank can report that the disk is full.
 
     Raises:
-        OSError: it is full already.
+        OSError: the disk is already full.
     """
     descriptor = _open_draft(directory)
     try:
@@ -70,11 +70,11 @@ def reserve(directory: Path) -> None:
 
 
 def run(directory: Path) -> int:
-    """Run the call in a directory, which runs once only, and returns the exit code.
+    """Run the call in a directory, once, and return the exit code.
 
     Raises:
-        SystemExit: as the function raised it, unless it stands for success; EX_IOERR where the
-            outcome cannot be written.
+        SystemExit: as the function raised it, unless it means success; EX_IOERR if the outcome
+            cannot be written.
     """
     try:
         (directory / CALL).rename(directory / TAKEN)
@@ -139,7 +139,7 @@ def _run(directory: Path) -> int:
 
 
 def _enter(directory: Path) -> None:
-    """Note that the function runs from now on: until then this process imports what it needs."""
+    """Record that the function starts to run; before, this process imports its modules."""
     taken = directory / TAKEN
     # Neither takes room on a disk that may be full.
     os.utime(taken)
@@ -147,7 +147,7 @@ def _enter(directory: Path) -> None:
 
 
 def entered(directory: Path) -> float | None:
-    """When the function began to run in a rank, seconds since the epoch; None where it has not."""
+    """Return when the function started in a rank, in seconds since the epoch, or None."""
     try:
         found = (directory / TAKEN).stat()
     except FileNotFoundError:
@@ -156,9 +156,9 @@ def entered(directory: Path) -> float | None:
 
 
 def prepare_output() -> None:
-    """Write out each line as it ends, C's stdout included: a kill loses no whole line.
+    """Flush each line as it ends, C's stdout included, so that a kill loses no whole line.
 
-    A crash (SIGSEGV, say) and SIGUSR1 have the stacks of all threads written to stderr.
+    A crash (such as SIGSEGV) and SIGUSR1 write the stacks of all threads to stderr.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -175,7 +175,7 @@ def _users_traceback(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """Return what an exception says of itself, where it does."""
+    """Return the message of an exception, if its __str__ works."""
     try:
         return tracebacks.without_own(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__

@@ -1,7 +1,7 @@
-"""A trial of a search, as its ranks see it, and how they learn that it is to be pruned.
+"""A trial of a search, as its ranks see it, and how they learn that it should be pruned.
 
-The agent makes a file in the rank's directory; a rank that asks renames it, which needs no room
-on a full disk and says that it was told.
+The agent creates a file in the rank's directory. A rank that asks renames the file, which needs no
+free disk space and records that the rank received the request.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Trial:
     """A trial of a search.
 
     Attributes:
-        number: Optuna's, from 0.
-        params: by name. They travel as JSON: a tuple comes as a list, and what JSON does not have
-            as its repr().
+        number: Optuna's trial number, from 0.
+        params: parameters by name. They are sent as JSON: a tuple arrives as a list, and a value
+            that JSON cannot express as its repr().
     """
 
     __module__ = "hopsgpu"
@@ -34,7 +34,7 @@ class Trial:
     params: Mapping[str, Any] = field(hash=False)
 
     def as_fields(self) -> dict[str, Any]:
-        """For a message; `from_fields` reads it."""
+        """Return the fields for a message, which `from_fields` reads."""
         params = {name: _plain(value) for name, value in self.params.items()}
         return {"number": self.number, "params": params}
 
@@ -51,7 +51,7 @@ def _plain(value: object) -> Any:
 
 
 def ask_to_end(directory: Path) -> None:
-    """Has `is_to_end` say so in a rank.
+    """Ask a rank to end its trial, so that `is_to_end` returns True there.
 
     Args:
         directory: the rank's.
@@ -63,10 +63,10 @@ def ask_to_end(directory: Path) -> None:
 
 
 def is_to_end(directory: str) -> bool:
-    """Return whether a rank is to end its trial; one that was told so is marked.
+    """Return whether a rank should end its trial; record that the rank has seen the request.
 
     Args:
-        directory: the rank's. A Path takes longer to make than the answer.
+        directory: the rank's; a str, since creating a Path would take longer than the check.
     """
     told = f"{directory}/{_TOLD}"
     try:
@@ -77,7 +77,7 @@ def is_to_end(directory: str) -> bool:
 
 
 def was_told(directory: Path) -> bool:
-    """Return whether `is_to_end` has said so."""
+    """Return whether `is_to_end` has returned True."""
     return (directory / _TOLD).exists()
 
 

@@ -1,8 +1,9 @@
-"""Spark's Python daemon of an executor, which keeps what its workers leave in YARN's sight.
+"""Spark's Python daemon of an executor, which keeps its descendants in YARN's sight.
 
 Spark runs it as `python -m hopsgpu.spark.daemon` (`spark.python.daemon.module`). A process daemon
-outlives the task that starts it, and would become a child of init: outside the tree of processes
-whose memory YARN counts as the container's. This daemon adopts it, being a subreaper.
+(`hopsgpu.agent.process_daemon`) outlives the task that starts it, and would become a child of init:
+outside the tree of processes whose memory YARN counts as the container's. As a subreaper, this
+module's process adopts it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Prints what spark-submit must be told for gangs, after shipping what these need."""
+"""Print the arguments that spark-submit needs for gangs, after packing the files to ship."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""MLflow: a run is logged there besides on the lake."""
+"""Logging of runs to MLflow, in addition to the lake."""

@@ -1,4 +1,4 @@
-"""MLflow beside the lake: whether it is asked for, and what has a run logged there."""
+"""MLflow in addition to the lake: whether it is requested, and the process that logs runs to it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are logged too.
+    """Where runs are also logged.
 
     Attributes:
         uri: MLflow's tracking URI.
-        experiment: name of MLflow's experiment; it is made where it is not there.
+        experiment: name of MLflow's experiment; created if missing.
     """
 
     uri: str
@@ -45,7 +45,7 @@ class Tracking:
 
 
 def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
-    """Return what the settings ask for; None where MLflow is not asked for.
+    """Return where to log runs; None if MLflow is not requested.
 
     Args:
         uri: `spark.hopsgpu.mlflow`.
@@ -71,19 +71,19 @@ def tracking_to(uri: str | None, experiment: str | None) -> Tracking | None:
 def log(
     tracking: Tracking, run_url: str, code: Provenance | None, seconds: float = _SECONDS
 ) -> None:
-    """Has a run that has ended logged to MLflow, and waits for it.
+    """Log a run that has ended to MLflow, and wait for it.
 
-    MLflow takes seconds to import, and its patience is a matter of the environment: a process of
-    its own reads the run's directory and logs it (`mlflow_log`).
+    MLflow takes seconds to import, and environment variables set its timeouts. So a separate
+    process reads the run's directory and logs it (`mlflow_logger`).
 
     Args:
-        tracking: where.
+        tracking: where to log.
         run_url: the run's directory, with record and metrics.
-        code: of the run, and its parameters.
-        seconds: after which it is given up.
+        code: code of the run, and its parameters.
+        seconds: seconds after which it is given up.
 
     Raises:
-        HopsGpuError: what is not in MLflow, and why.
+        HopsGpuError: something is not in MLflow; the message says what and why.
     """
     given = {
         "uri": tracking.uri,
@@ -119,12 +119,12 @@ def log(
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Of a process that finds the modules that this one finds."""
+    """Return variables with which a process finds the modules that this one finds."""
     return {**_DEFAULTS, **ours, "PYTHONPATH": os.pathsep.join(map(str, sys.path))}
 
 
 def _problems(output: bytes) -> list[str] | None:
-    """Return what `mlflow_log` says went wrong; None where it did not come to its end."""
+    """Return the problems that `mlflow_logger` reports; None if it did not finish."""
     try:
         return [str(problem) for problem in json.loads(output)]
     except (ValueError, TypeError):

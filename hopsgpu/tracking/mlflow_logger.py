@@ -1,7 +1,7 @@
-"""Logs a run that has ended to MLflow, from its directory on the lake; a program (`tracking.log`).
+"""A program that logs an ended run to MLflow, from its directory on the lake; see `mlflow.log`.
 
-Takes on standard input one JSON object, which `tracking.log` writes, and writes a list of what went
-wrong to standard output.
+It reads one JSON object from standard input, which `mlflow.log` writes, and writes a list of
+problems to standard output.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Value(NamedTuple):
     """One value of a metric.
 
     Attributes:
-        name: as MLflow takes it.
-        value: NaN and the infinities too.
+        name: name that MLflow accepts.
+        value: value, including NaN and the infinities.
         time: milliseconds since the epoch.
-        step: of the report.
+        step: step of the report.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Value(NamedTuple):
 
 
 def main() -> None:
-    """Logs what standard input names."""
+    """Log the run that standard input names."""
     given = json.load(sys.stdin)
     # The driver may be gone by then, and nobody else ends this.
     signal.alarm(int(given["seconds"]) + 1)
@@ -79,14 +79,14 @@ def log_run(
     parameters: Mapping[str, Any],
     code_digest: str = "",
 ) -> list[str]:
-    """Logs a run; what could not be logged, and why.
+    """Log a run; return what could not be logged, and why.
 
     Args:
         uri: MLflow's tracking URI.
         experiment: name of MLflow's experiment.
-        directory: of the run.
-        parameters: of its function, by name, as plain data.
-        code_digest: of its function, "" where it is not known.
+        directory: directory of the run.
+        parameters: parameters of its function, by name, as plain data.
+        code_digest: digest of its function, "" if unknown.
     """
     problems: list[str] = []
     with _told(problems, "the run"):
@@ -116,7 +116,7 @@ def log_run(
 
 
 def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
-    """Return whose run it is, how it ended, and where the rest is; without what there is not."""
+    """Return the run's owner, its outcome, and where the rest is, without missing values."""
     model = record.model
     tags = {
         "mlflow.user": record.user,
@@ -135,7 +135,7 @@ def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
 
 
 def version_of(model: str) -> str:
-    """Return the version's number, the last part of its URL."""
+    """Return the number of the version, the last part of its URL."""
     return model.rstrip("/").rpartition("/")[2]
 
 
@@ -160,13 +160,13 @@ def seconds_of(record: RunRecord) -> list[Value]:
 
 
 def values_of(attempts: Iterable[Iterable[bytes]]) -> list[Value]:
-    """Return what a rank reported, of each step what was reported last.
+    """Return what a rank reported, for each step the last report.
 
-    An attempt goes on from a checkpoint: what earlier ones reported from its first step on is
-    left out.
+    An attempt resumes from a checkpoint: what earlier ones reported from its first step on is left
+    out.
 
     Args:
-        attempts: lines of the rank's record of each, in order.
+        attempts: lines of the rank's record, for each attempt in order.
     """
     values: list[Value] = []
     for lines in attempts:
@@ -178,7 +178,7 @@ def values_of(attempts: Iterable[Iterable[bytes]]) -> list[Value]:
 
 
 def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
-    """At most so many; of a metric with many every n-th, and its last."""
+    """Return at most so many values; of a long metric every n-th and the last."""
     by_name: dict[str, list[Value]] = {}
     for value in values:
         by_name.setdefault(value.name, []).append(value)
@@ -193,7 +193,9 @@ def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
 
 
 def fit_name(name: str) -> str:
-    """Return a name that MLflow takes for a parameter or a metric: what it refuses is "_"."""
+    """Return a name that MLflow accepts for a parameter or metric, with "_" for other
+    characters.
+    """
     fit = _UNFIT.sub("_", name)[:_LONGEST_NAME]
     # It takes names for paths, of which each has one form.
     if any(part in ("", ".", "..") for part in fit.split("/")):
@@ -202,7 +204,7 @@ def fit_name(name: str) -> str:
 
 
 def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
-    """So many at a time."""
+    """Yield batches of at most so many items."""
     for first in range(0, len(items), most):
         yield items[first : first + most]
 
@@ -249,7 +251,7 @@ def _log_values(client: MlflowClient, mlflow_id: str, values: Sequence[Value]) -
 
 
 def _experiment(client: MlflowClient, name: str) -> str:
-    """Return the id of an experiment; it is made where it is not there."""
+    """Return the ID of an experiment; create it if missing."""
     found = client.get_experiment_by_name(name)
     if found is None:
         with _unless_coded(_THERE):  # by another run meanwhile
@@ -259,7 +261,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
 
 
 def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str) -> None:
-    """Has MLflow's model registry, where there is one, point to the version on the lake."""
+    """Register the version on the lake in MLflow's model registry, if there is one."""
     name = str(record.content["spec"]["model"])
     tags = {"hopsgpu.model.version": version_of(url), "hopsgpu.run_id": record.run_id}
     with _unless_coded(*_NO_REGISTRY):
@@ -273,7 +275,7 @@ def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str)
 
 @contextlib.contextmanager
 def _unless_coded(*codes: str) -> Iterator[None]:
-    """Leave the block where MLflow answers with one of these codes."""
+    """Leave the block if MLflow answers with one of these codes."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -285,7 +287,7 @@ def _unless_coded(*codes: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _told(problems: list[str], what: str) -> Iterator[None]:
-    """Note what ends the block."""
+    """Record the error that ends the block."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - told to the person whose run it is

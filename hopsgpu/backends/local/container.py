@@ -1,10 +1,9 @@
 """The process that is a gang's one container on this machine: its GPUs' leases, and its agent.
 
-`python -m hopsgpu.backends.local.container`, in a directory of its own in one of the gang. Its
-first line of input says what is wanted of it (`Wanted`, as JSON; the run's secret is on no command
-line). It writes a line of JSON for each thing that the driver should know: {"waiting": …},
-{"warning": …} or {"problem": …, "kind": …}. It ends when the driver hangs up, closes its input, or
-is gone.
+It runs `python -m hopsgpu.backends.local.container` in its own directory. Its first line of input
+is the request (`Wanted`, as JSON; so the run's secret is on no command line). It writes a line of
+JSON for each thing that the driver should know: {"waiting": …}, {"warning": …} or {"problem": …,
+"kind": …}. It ends when the driver disconnects, closes its input, or is gone.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ _REFRESH_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the driver wants of a container.
+    """The driver's request for a container.
 
     Attributes:
         driver: where it listens.
-        gpus: how many.
+        gpus: number of GPUs.
         gpu_type: words of their product name, or None.
-        avoided: addresses of GPUs that are not to be had.
-        pid: the driver's.
+        avoided: addresses of GPUs not to use.
+        pid: pid of the driver.
     """
 
     driver: Driver
@@ -51,7 +50,7 @@ class Wanted:
     pid: int
 
     def dump(self) -> bytes:
-        """As a line that `load` reads; it has the run's secret."""
+        """Return a line that `load` reads; it contains the run's secret."""
         driver = vars(self.driver) | {"secret": self.driver.secret.hex()}
         return json.dumps({**vars(self), "driver": driver}).encode() + b"\n"
 
@@ -66,7 +65,7 @@ class Wanted:
 
 
 def main() -> int:
-    """Serve until the driver wants no more; the exit code."""
+    """Serve until the driver needs no more; return the exit code."""
     wanted = Wanted.load(sys.stdin.buffer.readline())
     own = Path.cwd()
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
@@ -89,7 +88,7 @@ def main() -> int:
 
 @contextlib.contextmanager
 def _gpus(wanted: Wanted) -> Iterator[None]:
-    """The container's GPUs, leased while inside."""
+    """Lease the container's GPUs while inside."""
     if not wanted.gpus:
         yield
         return
@@ -112,7 +111,7 @@ def _gpus(wanted: Wanted) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refreshed(leases: Leases) -> Iterator[None]:
-    """Has the leases' files kept from cleaners of old files."""
+    """Protect the leases' files from cleaners of old files."""
     over = threading.Event()
 
     def refresh() -> None:
@@ -129,7 +128,7 @@ def _refreshed(leases: Leases) -> Iterator[None]:
 
 
 def _wait(why: str) -> bool:
-    """Wait a little for GPUs; False where the driver has closed our input, or is gone."""
+    """Wait a little for GPUs; return False if the driver has closed our input, or is gone."""
     _tell(waiting=why)
     return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
 

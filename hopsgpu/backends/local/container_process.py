@@ -25,18 +25,18 @@ _KINDS = {kind.__name__: kind for kind in (CapacityError, ConfigError, Discovery
 
 
 class ContainerJob:
-    """A container's process from its start to its end; a `granted.Job`.
+    """A container's process from its start to its end; a `grant.Job`.
 
     Args:
-        wanted: of the container.
+        wanted: the request for the container.
         directory: the container's, which exists.
-        warn: told what a person should know; called in a thread.
-        package: what it imports hopsgpu from; None for where the driver does.
+        warn: receives warnings for people; called in a thread.
+        package: path to import hopsgpu from; None for the driver's.
 
     Attributes:
-        ended: set when the process is over.
+        ended: event, set when the process is over.
         waiting_for: what it waits for.
-        problem: why it could not serve, where it said so.
+        problem: why it could not serve, if it said so.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ContainerJob:
             self._listening.start()
 
     def close(self) -> None:
-        """Tell it that it is wanted no more; one that has its GPUs ends when it is hung up on."""
+        """Tell it that it is not needed; if it has its GPUs, it ends when it is disconnected."""
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
@@ -83,11 +83,11 @@ class ContainerJob:
                 return
 
     def kill(self) -> None:
-        """End it at once; its keeper ends the ranks."""
+        """Kill it; its process daemon ends the ranks."""
         self._process.kill()
 
     def reason(self, seconds: float) -> str:
-        """Return what a person needs of its end; waits so long for it to be known."""
+        """Return why it ended, for people; wait up to so many seconds for it."""
         self.ended.wait(seconds)
         if self.problem is not None:
             return str(self.problem)

@@ -1,4 +1,4 @@
-"""A search's executors on this machine: a process for each, with its GPUs and its agent."""
+"""A search's executors on this machine: one process each, with its GPUs and its agent."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _END_SECONDS = 30.0
 
 
 class LocalElasticLease(ElasticLease):
-    """Use `elastic_here`, which always ends them."""
+    """A search's executors; use `elastic_here`, which always ends them."""
 
     def __init__(
         self, request: Request, server: ControlServer, driver: Driver, directory: Path
@@ -64,7 +64,7 @@ class LocalElasticLease(ElasticLease):
             self._end(job)
 
     def _waiting(self) -> list[ContainerJob]:
-        """Return those that are not here yet, the latest first."""
+        """Return the executors that are not here yet, the latest first."""
         here = [self._jobs[key] for key in (*self.here, *self._aside)]
         return [job for job in reversed(self._live.values()) if not any(job is h for h in here)]
 
@@ -107,10 +107,10 @@ class LocalElasticLease(ElasticLease):
             self._end(job)
 
     def _lost(self, job: Job) -> None:
-        """The process ends with its agent: `want` starts another."""
+        """Do nothing: the process ends with its agent, and `want` starts another."""
 
     def _come(self) -> None:
-        """None is waited for longer than a process takes to start."""
+        """Do nothing: an executor takes no longer than the start of a process."""
 
     def _why_lost(self, reason: str, host: str) -> str:
         return reason
@@ -119,7 +119,7 @@ class LocalElasticLease(ElasticLease):
         return b""
 
     def release(self) -> None:
-        """End all; the GPUs are free when it returns."""
+        """End all executors; their GPUs are free on return."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         for job in list(self._live.values()):
@@ -145,11 +145,11 @@ class LocalElasticLease(ElasticLease):
 def elastic_here(
     request: Request, *, user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[LocalElasticLease]:
-    """What can bring a search's executors; all have ended on every way out.
+    """Provide what starts a search's executors, and end all of them on every path.
 
     Args:
         request: the search's.
-        user, heartbeat, ports: as of `lease_here`.
+        user, heartbeat, ports: as for `lease_here`.
 
     Raises:
         ConfigError: no port of the range is free.

@@ -1,7 +1,7 @@
-"""Leases this machine's GPUs for one gang: all that it wants, or none for long.
+"""Leases of this machine's GPUs for one gang: all that it needs, or soon none.
 
-The locks are those of the nodes' discovery script, so a GPU is given once, whoever runs here. One
-gang of the machine collects at a time, and keeps what it has until it has all; so two gangs never
+The locks are those of the nodes' discovery script, so a GPU is assigned once, whoever runs here.
+One gang of the machine collects GPUs at a time, and keeps them until it has all, so two gangs never
 wait for each other.
 """
 
@@ -20,7 +20,7 @@ _TURN = "turn"
 
 
 class Abandoned(Exception):
-    """Nobody wants the GPUs any more."""
+    """The GPUs are no longer needed."""
 
 
 def take_gpus(
@@ -32,19 +32,19 @@ def take_gpus(
     wait: Callable[[str], bool],
     warn: Callable[[str], None],
 ) -> list[Device]:
-    """Leases so many GPUs of this machine.
+    """Lease a number of GPUs of this machine.
 
     Args:
-        wanted: how many.
+        wanted: number of GPUs.
         gpu_type: words of their product name, or None.
-        avoided: addresses of those that are not to be had.
-        leases: that take them.
-        directory: of the leases.
-        wait: waits a little, told what for; False where the GPUs are wanted no more.
-        warn: told what a person should know.
+        avoided: addresses of GPUs not to use.
+        leases: leases to take.
+        directory: directory of the leases.
+        wait: waits a little, given the reason; returns False if the GPUs are no longer needed.
+        warn: receives warnings for people.
 
     Raises:
-        Abandoned: `wait` said so.
+        Abandoned: `wait` returned False.
         CapacityError, ConfigError, DiscoveryError: the machine does not have so many.
     """
     gpus = own_gpus()

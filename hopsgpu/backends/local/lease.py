@@ -109,7 +109,7 @@ class LocalLease(Owner):
             patience.tell((), job.waiting_for)
 
     def end_jobs(self) -> None:
-        """End the container with its ranks, however it stands."""
+        """End the container with its ranks, whatever its state."""
         job, self._job = self._job, None
         if job is None:
             return
@@ -127,7 +127,7 @@ class LocalLease(Owner):
             job.ended.wait()
 
     def release(self) -> None:
-        """End everything; the GPUs are free when it returns."""
+        """End everything; the GPUs are free on return."""
         self.request.watcher.state(GangState.RELEASING, ())
         began = time.monotonic()
         self.end_jobs()
@@ -137,7 +137,9 @@ class LocalLease(Owner):
 
 
 def _keep(keys: Collection[int]) -> bool:
-    """`Lease.let_go`: the one container has whatever is left, and stays."""
+    """Implement `Lease.let_go` without releasing: the one container has the remaining ranks, and
+    stays.
+    """
     return False
 
 
@@ -145,13 +147,13 @@ def _keep(keys: Collection[int]) -> bool:
 def lease_here(
     request: Request, *, user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[LocalLease]:
-    """What can acquire the container of a gang; it has ended on every way out.
+    """Provide what starts the container of a gang, and end it on every path.
 
     Args:
         request: the launch's.
-        user: as whom the lake is asked; None for its own word (Kerberos).
-        heartbeat: seconds without a sign of life after which either end takes the other as lost.
-        ports: of the control channel; None for any.
+        user: user at the lake; None if the lake knows it (Kerberos).
+        heartbeat: seconds without a sign of life after which either end considers the other lost.
+        ports: ports for the control channel; None for any.
 
     Raises:
         ConfigError: no port of the range is free.
@@ -171,10 +173,10 @@ def lease_here(
 def here_served(
     user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[tuple[ControlServer, Driver]]:
-    """A control channel on this machine, and what its containers are told of it.
+    """Run a control channel on this machine; also yield what its containers need to connect.
 
     Args:
-        user, heartbeat, ports: as of `lease_here`.
+        user, heartbeat, ports: as for `lease_here`.
 
     Raises:
         ConfigError: no port of the range is free.
@@ -185,9 +187,9 @@ def here_served(
 
 
 def package_for(request: Request, directory: Path) -> Path | None:
-    """From what a container imports hopsgpu; None for where the driver does.
+    """Return the path from which a container imports hopsgpu; None for the driver's.
 
-    As on a node: the driver's other packages are not for a Python of the ranks' own.
+    As on a node, the driver's other packages are not for the ranks' own Python.
     """
     env = None if request.warm is None else request.warm.python_env
     if env is None or env.interpreter is None:

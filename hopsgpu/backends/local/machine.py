@@ -1,4 +1,4 @@
-"""What this machine has, and whether a gang fits into it."""
+"""The resources of this machine, and whether a gang fits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Machine:
     """This machine.
 
     Attributes:
-        cores: that this process may use.
-        memory_mib: its memory, MiB.
+        cores: number of cores that this process may use.
+        memory_mib: its memory in MiB.
         gpus: its GPUs.
     """
 
@@ -38,23 +38,23 @@ class Machine:
 
 
 def this_machine(*, gpus: bool = True) -> Machine:
-    """Return what there is here.
+    """Return the resources of this machine.
 
     Args:
         gpus: whether to ask the driver for the GPUs, which takes some tenths of a second.
 
     Raises:
-        DiscoveryError: there is a driver, and it does not tell of its GPUs.
+        DiscoveryError: there is an NVIDIA driver, but it does not list its GPUs.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
     return Machine(len(os.sched_getaffinity(0)), memory, own_gpus() if gpus else ())
 
 
 def own_gpus() -> tuple[Device, ...]:
-    """Return the GPUs of this machine, bad ones too; none where it has no NVIDIA driver.
+    """Return the GPUs of this machine, bad ones too; none without an NVIDIA driver.
 
     Raises:
-        DiscoveryError: there is a driver, and it does not tell of its GPUs.
+        DiscoveryError: there is an NVIDIA driver, but it does not list its GPUs.
     """
     try:
         return list_devices().devices
@@ -70,12 +70,12 @@ def own_gpus() -> tuple[Device, ...]:
 def usable(
     gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str]
 ) -> tuple[Device, ...]:
-    """GPUs that a gang may have, the healthy ones first.
+    """Return the GPUs that a gang may use, the healthy ones first.
 
     Args:
-        gpus: all that there are.
+        gpus: all GPUs.
         gpu_type: words of their product name, or None.
-        avoided: addresses of those that an earlier attempt has failed by.
+        avoided: addresses of those because of which an earlier attempt failed.
     """
     good = (
         gpu
@@ -90,7 +90,7 @@ def usable(
 def check_gpus(
     wanted: int, gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str] = ()
 ) -> None:
-    """Check whether a machine that has GPUs has so many of them for a gang.
+    """Check that a machine that has GPUs has enough of them for a gang.
 
     Raises:
         ConfigError: it has none of the type.
@@ -115,14 +115,16 @@ def check_gpus(
 
 
 def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
-    """Return a gang as it runs on a machine: all ranks in one container, which reserves GPUs alone.
+    """Return a gang as it runs on a machine: all ranks in one container.
+
+    Only GPUs are reserved.
 
     Returns:
-        The gang, on CPUs where the machine has no GPU; what its container has; and warnings.
+        The gang, on CPUs if the machine has no GPU; the shape of its container; and warnings.
 
     Raises:
-        ConfigError: the machine has no GPUs of the wanted type.
-        CapacityError: it has fewer than the gang wants.
+        ConfigError: the machine has no GPUs of the requested type.
+        CapacityError: it has fewer GPUs than the gang needs.
     """
     warnings = []
     if spec.gpus.per_worker and not machine.gpus:

@@ -1,4 +1,4 @@
-"""This machine's GPUs, in the form in which a cluster's are told."""
+"""This machine's GPUs, in the form in which a cluster's are reported."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
 
 
 def gpus_here(user: str) -> ClusterGpus:
-    """Return the GPUs of this machine, of which gangs have those that are leased.
+    """Return the GPUs of this machine; gangs use those that are leased.
 
     Args:
-        user: who asks.
+        user: the calling user.
 
     Raises:
         DiscoveryError: they cannot be listed, or their leases cannot be read.
@@ -41,10 +41,10 @@ def machine_gpus(
     """Return what was found, as a cluster of one node without queues.
 
     Args:
-        gpus: of the machine.
-        leased: addresses of those that gangs have.
-        host: its name.
-        user: who asks.
+        gpus: GPUs of the machine.
+        leased: addresses of the leased GPUs.
+        host: name of the machine.
+        user: the calling user.
         now: seconds since the epoch.
     """
     used = [gpu for gpu in gpus if gpu.address in leased]

@@ -1,1 +1,1 @@
-"""Executors of a Spark application. The only package that imports pyspark."""
+"""The executors of a Spark application. The only package that imports pyspark."""

@@ -1,4 +1,4 @@
-"""Bringing executors: the plain job whose tasks hold them until the gang is whole."""
+"""Acquisition of executors, by the plain job whose tasks hold them until the gang is whole."""
 
 from __future__ import annotations
 
@@ -30,33 +30,34 @@ _ASKING = "Spark is asking YARN"
 
 
 class Turn(Protocol):
-    """The turn in which YARN is asked."""
+    """The turn in which a gang asks YARN."""
 
     def keep(self) -> bool:
-        """Renew it; False where it was lost to others."""
+        """Renew the turn; return False if it was lost to others."""
 
     def granted(self) -> None:
-        """YARN has granted all: others may ask."""
+        """End the turn: YARN has granted everything, and others may ask."""
 
     def facts(self, held: int) -> Facts:
-        """Return who holds the rest, where YARN has granted so many executors."""
+        """Return who holds the rest, given the number of executors that YARN has granted."""
 
 
 class Bringing:
-    """Waits until a holder on every executor is connected.
+    """Waits until a placeholder on every executor is connected.
 
     Args:
-        application: in which it runs.
-        request: what was asked for.
-        profile: of the executors.
-        server: on which the holders arrive.
-        start: starts a job of so many holders.
+        application: application in which it runs.
+        request: the request.
+        profile: profile of the executors.
+        server: server to which the placeholders connect.
+        start: starts a job of so many placeholders.
         patience: how long it may take.
-        turn: in which it asks.
+        turn: the turn in which it asks YARN.
 
     Attributes:
-        jobs: of holders, all that were started.
-        parked: holders that keep what gets no rank from being given again, by peer number.
+        jobs: all jobs of placeholders that were started.
+        parked: placeholders on executors that get no rank, so that YARN does not grant these again,
+            by peer number.
     """
 
     def __init__(
@@ -95,13 +96,13 @@ class Bringing:
         self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, Container] | None:
-        """Return the containers by peer number, or None where YARN granted a part and then no more.
+        """Return the containers by peer number, or None if YARN granted only a part.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
             ConfigError: an executor cannot reach the driver, or lacks what ranks need.
-            DiscoveryError: an executor does not have the GPUs that were asked for.
-            HopsGpuError: the job of holders failed.
+            DiscoveryError: an executor does not have the requested GPUs.
+            HopsGpuError: the job of placeholders failed.
         """
         while True:
             whole = len(self._holders) >= self._request.executors
@@ -186,13 +187,13 @@ class Bringing:
         return here >= len(self._application.jvm.executors(self._profile.id))
 
     def _refuse_hopeless(self) -> None:
-        """What ends a holder in a way that Spark's next tries do not mend."""
+        """Raise the error of a task whose failure a retry by Spark cannot fix."""
         for job in self.jobs:
             for error in self._application.jvm.task_failures(job.tag):
                 refuse_hopeless(error)
 
     def _look(self) -> None:
-        """What the ResourceManager shows of this gang, or why it does not answer."""
+        """Ask the ResourceManager about this gang, or record why it does not answer."""
         try:
             held = self._application.manager.held(self._application.id, self._profile.id)
         except HopsGpuError as error:
@@ -215,7 +216,7 @@ class Bringing:
             self._why = lambda: facts.around(self._missing(held))
 
     def _missing(self, held: Held) -> str:
-        """Return where the executors that are not here yet are."""
+        """Return where the executors are that have not arrived."""
         connected = len(self._holders)
         parts = []
         allotted = len(held.containers) - len(self.parked)
@@ -230,7 +231,7 @@ class Bringing:
         return self._ended.beside(*parts) or _ASKING
 
     def _replace_surplus(self) -> bool:
-        """Of a spread gang, kills executors that share a node; whether there were any."""
+        """Kill executors of a spread gang that share a node; return whether there were any."""
         if self._request.placement != "spread":
             return False
         shared = shared_hosts(self._holders.values())

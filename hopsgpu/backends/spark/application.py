@@ -24,7 +24,7 @@ _LABEL = "spark.yarn.executor.nodeLabelExpression"
 
 
 class Looks:
-    """Remembers a snapshot for those who ask soon after."""
+    """Caches a snapshot for requests that follow soon."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Looks:
         self._taken = float("-inf")
 
     def get(self, most_seconds: float, look: Callable[[], Snapshot]) -> Snapshot:
-        """Return the last snapshot where it is young enough, else a new one."""
+        """Return the last snapshot if it is recent enough, else a new one."""
         with self._lock:
             if self._last is None or time.monotonic() - self._taken > most_seconds:
                 began = time.monotonic()
@@ -43,16 +43,17 @@ class Looks:
 
 @dataclass
 class Application(SparkApplication):
-    """One SparkContext on YARN and what gangs in it share.
+    """One SparkContext on YARN, and what its gangs share.
 
     Attributes:
         manager: the ResourceManager.
-        profiles: who uses which resource profile.
+        profiles: pool of resource profiles.
         package: the directory from which Spark serves hopsgpu to the executors.
-        acquiring: held by the one gang that acquires, until its barrier stage is active.
-        looks: the last look at the ResourceManager, which gangs that wait share.
-        probing: held by the one launch that asks an executor for modules.
-        has_module: whether the executors' Python has a top-level module, as far as it was asked.
+        acquiring: lock of the gang that acquires executors, until its barrier stage is active.
+        looks: the last snapshot of the ResourceManager, shared by waiting gangs.
+        probing: lock of the launch that asks an executor about modules.
+        has_module: whether the executors' Python has a top-level module, for those already asked
+            about.
     """
 
     manager: ResourceManager
@@ -70,16 +71,18 @@ class Application(SparkApplication):
 
     @property
     def labelled(self) -> bool:
-        """Whether executors are asked for by a node label; YARN then takes no hosts beside it."""
+        """Whether executors are requested by a node label; YARN then accepts no hosts besides
+        it.
+        """
         return bool(self.setting(_LABEL))
 
     @property
     def queue(self) -> str:
-        """YARN's queue, as the application was submitted to it."""
+        """The YARN queue that the application was submitted to."""
         return self.setting("spark.yarn.queue") or "default"
 
     def snapshot(self, most_seconds: float) -> Snapshot:
-        """Return how YARN stands, looked at so many seconds ago at most.
+        """Return the state of YARN, at most so many seconds old.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer.
@@ -95,16 +98,18 @@ class Application(SparkApplication):
 
     @functools.cached_property
     def node_managers(self) -> NodeManagers:
-        """The nodes, to be asked for their GPUs."""
+        """The NodeManagers, which describe their GPUs."""
         return NodeManagers(self.jvm.hadoop)
 
     @functools.cached_property
     def line(self) -> Lake:
-        """Where the gangs of this cluster partition, of all users, stand in line; it is made.
+        """The directory in which all users' gangs of this cluster partition stand in line.
+
+        It is created if missing.
 
         Raises:
-            ConfigError: `spark.hopsgpu.locks` is no place for it.
-            StoreError: the lake refuses.
+            ConfigError: `spark.hopsgpu.locks` is not a valid directory.
+            StoreError: the lake failed.
         """
         given = self.option("locks")
         partition = self.setting(_LABEL) or "default"
@@ -115,6 +120,6 @@ class Application(SparkApplication):
 
     @functools.cached_property
     def cluster(self) -> str:
-        """A name of this YARN among those that share the file system."""
+        """A name of this YARN that is unique among those that share the file system."""
         named = self.jvm.hadoop("yarn.resourcemanager.cluster-id")
         return re.sub(r"[^\w.-]+", "-", named or self.manager.addresses[0].partition("//")[2])

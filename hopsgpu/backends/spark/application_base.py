@@ -1,4 +1,4 @@
-"""What every Spark application has that gangs run in, wherever that is."""
+"""What all Spark applications that run gangs have in common."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from hopsgpu.units import parse_duration
 
 @dataclass
 class SparkApplication:
-    """One SparkContext, and the options of whoever set it up.
+    """One SparkContext, and the options of the person who created it.
 
     Attributes:
-        context: Spark's.
+        context: the SparkContext.
         jvm: its JVM.
     """
 
@@ -33,7 +33,7 @@ class SparkApplication:
 
     @property
     def id(self) -> str:
-        """Spark's id of it; on YARN it is YARN's."""
+        """Spark's ID of the application; on YARN it is YARN's."""
         return str(self.context.applicationId)
 
     @property
@@ -55,7 +55,7 @@ class SparkApplication:
 
     @property
     def interface(self) -> str | None:
-        """The nodes' network interface that gloo, NCCL and addresses go by; None for any."""
+        """The nodes' network interface for gloo, NCCL and addresses; None for any."""
         return self.option("interface")
 
     @property
@@ -63,23 +63,23 @@ class SparkApplication:
         """YARN resources that mark nodes, by the type of their GPUs.
 
         Raises:
-            ConfigError: `spark.hopsgpu.markers` is of another form than "A100=gpu-a100".
+            ConfigError: `spark.hopsgpu.markers` does not have the form "A100=gpu-a100".
         """
         return parse_markers(self.option("markers"))
 
     @property
     def heartbeat(self) -> float:
-        """Seconds without a sign of life after which driver or executor is taken for lost.
+        """Seconds without a sign of life after which a driver or executor counts as lost.
 
         Raises:
-            ConfigError: `spark.hopsgpu.heartbeat` is no duration.
+            ConfigError: `spark.hopsgpu.heartbeat` is not a duration.
         """
         given = self.option("heartbeat")
         return parse_duration(given or HEARTBEAT_SECONDS, "spark.hopsgpu.heartbeat") or 0.0
 
     @property
     def retries_code_too(self) -> bool:
-        """Whether `retries` also serve errors that all ranks raise at once.
+        """Whether `retries` also apply to errors that all ranks raise at once.
 
         Raises:
             ConfigError: `spark.hopsgpu.retry` is neither "failures" nor "all".
@@ -94,7 +94,7 @@ class SparkApplication:
 
     @property
     def keeps_data(self) -> bool:
-        """Whether what launches write of `data=` stays on the lake when they have ended.
+        """Whether the data that launches write for `data=` stays on the lake afterwards.
 
         Raises:
             ConfigError: `spark.hopsgpu.keep_data` is neither "true" nor "false".
@@ -115,7 +115,7 @@ class SparkApplication:
 
     @functools.cached_property
     def user(self) -> str:
-        """Who submitted it, as YARN and HDFS know it."""
+        """The submitting user, as YARN and HDFS know the name."""
         return self.jvm.user()
 
     @functools.cached_property
@@ -125,7 +125,9 @@ class SparkApplication:
 
     @functools.cached_property
     def added(self) -> Path:
-        """The directory of what `addPyFile` and `--py-files` have brought to the driver."""
+        """The directory of the files that `addPyFile` and `--py-files` have brought to the
+        driver.
+        """
         return Path(SparkFiles.getRootDirectory())
 
     @property
@@ -135,20 +137,23 @@ class SparkApplication:
 
     @property
     def root(self) -> str:
-        """Where runs and models go: `spark.hopsgpu.root`, HOPSGPU_ROOT, or the user's directory."""
+        """The root of runs and models: `spark.hopsgpu.root`, HOPSGPU_ROOT, or the user's
+        directory.
+        """
         return root_on(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:
-        """Refuse now, rather than in a run, options that say what cannot be.
+        """Refuse invalid options now rather than during a run.
 
         Raises:
-            ConfigError: naming the option, what was given and what is accepted.
+            ConfigError: an option is invalid; the message has its name, its value and what is
+                accepted.
         """
         _ = self.ports, self.heartbeat, self.retries_code_too, self.markers, self.keeps_data
         _ = self.log_level
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record tells of an error that ended a run."""
+        """Return what a record says about the error that ended a run."""
         return self.jvm.words_of(error)
 
     def setting(self, name: str) -> str | None:

@@ -1,4 +1,4 @@
-"""The site of a session: what hopsgpu keeps for a Spark application, once."""
+"""The site of a session: the one object that hopsgpu keeps for a Spark application."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def application_of(spark: SparkSession | None) -> Site:
-    """Return the application of a session, the active one by default; its settings are checked.
+    """Return the application of a session, by default the active one; check its settings.
 
     Raises:
-        ConfigError: no session, one that has ended, or one that cannot hold gangs.
+        ConfigError: there is no session, it has ended, or it cannot hold gangs.
     """
     if spark is not None and not isinstance(spark, SparkSession):
         raise ConfigError(f"spark={spark!r}: must be a classic SparkSession")

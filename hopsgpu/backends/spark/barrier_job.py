@@ -1,4 +1,4 @@
-"""The two Spark jobs of a gang: holders that bring executors, and the barrier of agents."""
+"""The two Spark jobs of a gang: placeholders that bring executors, and the barrier of agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopsgpu.errors import ConfigError
 
 
 def hold_in_task(driver: Driver, warm: Warm | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Return the holder's task function."""
+    """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:
         from hopsgpu.agent.placeholder import run_holder
@@ -44,16 +44,16 @@ def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]
 
 
 class GangJob:
-    """A Spark job of N tasks under a profile, in a thread of its own.
+    """A Spark job of N tasks under a profile, in its own thread.
 
-    The thread is a daemon: a script that fails must not be kept alive by it. `hosts`, one per
-    task, are where Spark asks YARN for executors first; none leaves it to YARN.
+    The thread is a daemon, because it must not keep a failed script alive. `hosts`, one per task,
+    are where Spark first asks YARN for executors; if empty, YARN chooses.
 
     Attributes:
-        tag: by which the job is cancelled.
-        tasks: how many it has.
-        ended: set when the job is over.
-        error: what ended it, where it failed.
+        tag: tag by which the job is cancelled.
+        tasks: number of tasks.
+        ended: event, set when the job is over.
+        error: the error that ended it, if it failed.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class GangJob:
         self._thread.start()
 
     def reason(self, seconds: float) -> str:
-        """Return what a person needs of the job's failure; waits so long for it to be known."""
+        """Return why the job failed, for people; wait up to so many seconds for the reason."""
         self.ended.wait(seconds)
         if self.error is None:
             return "it ended by itself"
@@ -131,13 +131,13 @@ def reason_of(error: str) -> str:
 
 
 def refuse_hopeless(error: str) -> None:
-    """What ends a task in a way that Spark's next tries do not mend.
+    """Raise the error of a task if a retry by Spark cannot fix it.
 
     Args:
-        error: of a task or a job.
+        error: error of a task or a job.
 
     Raises:
-        ConfigError: it is such: the executor cannot reach the driver, or has another Python.
+        ConfigError: the executor cannot reach the driver, or has another Python version.
     """
     if UnreachableError.__name__ in error:
         raise ConfigError(reason_of(error))

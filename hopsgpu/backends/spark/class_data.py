@@ -1,7 +1,7 @@
-"""Loads what the JVMs of an application load, into one that keeps it in a class-data archive.
+"""Load the classes that the JVMs of an application load, to archive them as class data.
 
-A program of its own: `python -m hopsgpu.backends.spark.class_data URL` on the development cluster,
-started by hopsgpu/devcluster/class_archive.py.
+`python -m hopsgpu.backends.spark.class_data URL` is its own program, which
+hopsgpu/devcluster/class_archive.py starts on the development cluster.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main(url: str) -> int:
     """Do a little of what applications do, on one core of this machine.
 
     Args:
-        url: a directory that is written, and removed.
+        url: a directory to write and remove.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession

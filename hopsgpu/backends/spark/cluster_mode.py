@@ -1,4 +1,4 @@
-"""An application in cluster mode, submitted, followed, and ended with who submitted it."""
+"""An application in cluster mode: submitted, followed, and ended with its submitting process."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ Say = Callable[[str], None]
 
 
 class Attended:
-    """Submits one application to YARN and says how it stands.
+    """Submits one application to YARN and reports its state.
 
     Args:
         manager: the ResourceManager.
         nodes: the NodeManagers, for the driver's log.
-        tag: of the application, and of no other.
-        say: takes lines for the person who waits.
+        tag: unique tag of the application.
+        say: receives lines for the person who waits.
         clock: seconds.
     """
 
@@ -65,7 +65,8 @@ class Attended:
         """Run spark-submit, which returns once YARN has accepted the application.
 
         Raises:
-            HopsGpuError: YARN has not accepted it, with the last of what spark-submit said.
+            HopsGpuError: YARN has not accepted it; the message has the end of spark-submit's
+                output.
         """
         with tempfile.TemporaryFile("w+", errors="replace") as log:
             # A Ctrl-C in the terminal is this process's to handle.
@@ -95,7 +96,7 @@ class Attended:
         return found
 
     def follow(self, application: Standing) -> Standing:
-        """Wait for the end, and say whenever something of how it stands has changed.
+        """Wait for the end, and report every change of the application's state.
 
         Raises:
             HopsGpuError: the ResourceManager has not answered for a quarter of an hour, or has
@@ -125,7 +126,7 @@ class Attended:
             time.sleep(_LOOK_SECONDS)
 
     def tell_end(self, standing: Standing) -> None:
-        """Say how it ended, and the last words of its driver: of a success what it printed."""
+        """Report how it ended, with the end of its driver's output: stdout after a success."""
         how = standing.final if standing.state == "FINISHED" else standing.state
         if standing.has_succeeded:
             self._tell_last_words(standing, "stdout", _LAST_LINES_OF_SUCCESS)
@@ -141,9 +142,9 @@ class Attended:
 
     @contextlib.contextmanager
     def ended_with(self) -> Iterator[None]:
-        """While inside, whatever ends this process's part ends the application too.
+        """While inside, end the application whenever this process leaves the context.
 
-        An application that has ended, or was never accepted, is left as it is.
+        An application that has ended, or was never accepted, is left alone.
         """
         try:
             yield
@@ -204,7 +205,7 @@ def _where(standing: Standing) -> str:
 
 
 def _gist(text: str) -> str:
-    """Return what is news of a text."""
+    """Return the part of a text that is news."""
     return _PASSING.sub("", text)
 
 

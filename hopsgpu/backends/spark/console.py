@@ -1,4 +1,4 @@
-"""What the driver's JVM writes to a terminal, passed on so that a live display stays whole."""
+"""The output of the driver's JVM, passed on so that a live display on the terminal stays intact."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def gateway(conf: SparkConf) -> Any:
     """Return a JVM for PySpark whose stderr comes by way of this process; None where PySpark makes
     it.
 
-    That is where no live display can be: Spark's log then takes no detour.
+    Return None if no live display is possible: then PySpark starts the JVM, and Spark's log takes
+    no detour.
 
     Args:
-        conf: as PySpark itself would start it with.
+        conf: configuration with which PySpark itself would start it.
     """
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -50,9 +51,9 @@ def _pass_on_from(descriptor: int) -> None:
 
 
 def pass_on(lines: Iterable[bytes]) -> None:
-    """Write lines to stderr, above a live display where there is one.
+    """Write lines to stderr, above a live display if there is one.
 
-    What cannot be written is read all the same, for the JVM waits where nobody reads.
+    Lines are read even if they cannot be written, because the JVM blocks if nobody reads.
     """
     for line in lines:
         if is_taken() and _is_shown(line):
@@ -64,7 +65,7 @@ def pass_on(lines: Iterable[bytes]) -> None:
 
 
 def _is_shown(line: bytes) -> bool:
-    """Return whether the live display has taken it."""
+    """Return whether the live display has accepted the line."""
     try:
         sys.stderr.write(line.decode(errors="backslashreplace"))
     except Exception:  # noqa: BLE001 - the JVM's words are to be had whatever a display comes to

@@ -1,4 +1,4 @@
-"""The control channel of executors of a Spark application: where they reach the driver."""
+"""The control channel for executors of a Spark application: where they reach the driver."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hopsgpu.own_log import level
 def control_channel(
     application: Application, executors: int
 ) -> Iterator[tuple[ControlServer, Driver]]:
-    """A listening server with a secret of its own, and what its executors are told of it.
+    """Run a server with its own secret; also yield what its executors need to connect.
 
     Args:
-        application: whose executors they are.
-        executors: how many there may be.
+        application: application of the executors.
+        executors: largest number of executors.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.

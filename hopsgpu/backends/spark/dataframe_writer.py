@@ -1,4 +1,4 @@
-"""DataFrames written as Parquet by the executors that ETL runs on, before any GPU is asked for."""
+"""DataFrames written as Parquet by the executors of ETL, before any GPU is requested."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _STOP_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Written:
-    """How far a write is.
+    """The progress of a write.
 
     Attributes:
-        done: tasks that have ended, of those that Spark has planned.
-        running: tasks that run.
-        tasks: that Spark has planned so far.
+        done: number of planned tasks that have ended.
+        running: number of running tasks.
+        tasks: number of tasks that Spark has planned so far.
     """
 
     done: int
@@ -51,16 +51,16 @@ class Written:
 
 
 def is_frame(given: object) -> bool:
-    """Return whether it is a Spark DataFrame."""
+    """Return whether a value is a Spark DataFrame."""
     return isinstance(given, DataFrame)
 
 
 def check_data(datasets: Datasets | None, application: Site) -> None:
-    """Check whether what is given as DataFrames can be written in this application.
+    """Check that the DataFrames can be written in this application.
 
     Raises:
         ConfigError: one is Spark Connect's, another application's, or a stream; or
-            `spark.hopsgpu.keep_data` is no truth value.
+            `spark.hopsgpu.keep_data` is not a boolean.
     """
     if datasets is None:
         return
@@ -78,9 +78,9 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
 
 
 class _Write:
-    """A DataFrame's write in a thread of its own, in which its Spark job can be cancelled.
+    """A DataFrame's write in its own thread, whose Spark job can be cancelled.
 
-    The thread is a daemon: a script that fails must not be kept alive by it.
+    The thread is a daemon, because it must not keep a failed script alive.
     """
 
     def __init__(self, application: Site, frame: Any, url: str, tag: str, why: str) -> None:
@@ -114,21 +114,21 @@ def write_frame(
     cancelled: threading.Event,
     told: Callable[[Written], None],
 ) -> None:
-    """Write a DataFrame as Parquet, with row groups of about 8 MB, and waits for it.
+    """Write a DataFrame as Parquet, with row groups of about 8 MB, and wait for it.
 
     Columns of Spark ML's vectors are written as lists of float64.
 
     Args:
-        application: in which it runs, under the session's own resource profile.
-        frame: checked by `check_data`.
-        url: of a directory that is not there.
-        what: it is called, for the errors.
-        tag: of the Spark job, that no other has.
-        cancelled: set when it is no longer wanted.
-        told: told each second how far it is.
+        application: application in which it runs, under the session's own resource profile.
+        frame: the DataFrame, checked by `check_data`.
+        url: URL of a directory that does not exist.
+        what: its name in error messages.
+        tag: unique tag of the Spark job.
+        cancelled: event that cancels the write.
+        told: receives the progress each second.
 
     Raises:
-        ConfigError: Spark has no Parquet for it.
+        ConfigError: Spark cannot write it as Parquet.
         Cancelled: it was cancelled; the Spark job is over.
         HopsGpuError: the Spark job failed.
     """
@@ -157,7 +157,9 @@ def write_frame(
 
 
 def _with_arrays(frame: Any) -> Any:
-    """Return the frame with lists in place of Spark ML's vectors, of which Parquet has structs."""
+    """Return the frame with lists in place of Spark ML's vectors, which Parquet stores as
+    structs.
+    """
     vectors = {f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"}
     if not vectors:
         return frame

@@ -1,4 +1,4 @@
-"""A search's executors on YARN: a Spark job of one task for each, asked for in turn."""
+"""A search's executors on YARN: one Spark job of one task each, requested in turn."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ _MOST_FAILED = 3
 
 
 class YarnElasticLease(JobsLease):
-    """To be released on every way out.
+    """A search's executors; must be released on every path.
 
-    Two threads: one asks for executors, in the line of all that wait; one sees those go that were
-    let go.
+    It has two threads: one requests executors, in the line of all waiting gangs; one confirms that
+    released executors are gone.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class YarnElasticLease(JobsLease):
         self._over = (threading.Event(), threading.Event())
 
     def start(self) -> None:
-        """Start its threads."""
+        """Start the threads."""
         for over, body in zip(self._over, (self._grow, self._shrink), strict=True):
             start_daemon(
                 f"hopsgpu-{self.request.run_id}-executors", functools.partial(_do, body, over)
@@ -95,10 +95,10 @@ class YarnElasticLease(JobsLease):
             self._fail(HopsGpuError(why))
 
     def _is_missing(self) -> bool:
-        """Wait until executors are missing; False once it is closed.
+        """Wait until executors are missing; return False once the lease is closed.
 
         Raises:
-            HopsGpuError: their jobs end again and again, or none comes in time.
+            HopsGpuError: their jobs fail repeatedly, or none arrives in time.
         """
         while True:
             self._forget_ended()
@@ -117,15 +117,15 @@ class YarnElasticLease(JobsLease):
                 self._coming.tell(where)
 
     def waits(self, why: str) -> None:
-        """`WhyAlone`: told again and again while executors are asked for."""
+        """Implement `WhyAlone`: record why executors are waited for."""
         with self._changed:
             self.why = why
         self._see_waiting()
 
     def _see_waiting(self) -> str:
-        """Look, once a second, where those are that have not come; "" where it did not.
+        """Check once a second where missing executors are; return "" if it did not check.
 
-        Those that end again and again are given back, for others to go first.
+        Executors that fail repeatedly are given back, so that others go first.
         """
         with self._changed:
             waiting = self._waiting()
@@ -146,7 +146,7 @@ class YarnElasticLease(JobsLease):
         return ""
 
     def _look(self) -> tuple[int, str]:
-        """Return how many executors YARN has not granted, and where those are that have not come.
+        """Return how many executors YARN has not granted, and where the missing ones are.
 
         Raises:
             HopsGpuError: the ResourceManager does not say.
@@ -179,8 +179,8 @@ class YarnElasticLease(JobsLease):
         """Drop jobs that have ended by themselves.
 
         Raises:
-            ConfigError: their executors cannot reach the driver, or have another Python.
-            HopsGpuError: several have failed, and none has come between.
+            ConfigError: their executors cannot reach the driver, or have another Python version.
+            HopsGpuError: several have failed in a row, without an executor that arrived.
         """
         with self._changed:
             over = [job for job in self._live.values() if job.ended.is_set()]
@@ -283,13 +283,13 @@ class YarnElasticLease(JobsLease):
                     self._changed.wait(_JOBS_SECONDS)
 
     def _is_leaving(self) -> bool:
-        """Wait until executors are to go; False once it is closed."""
+        """Wait until executors must go; return False once the lease is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._leaving)
             return not self._closed
 
     def _see_gone(self) -> None:
-        """Kill executors that have nothing to do, and notes which are gone."""
+        """Kill idle executors, and record which are gone."""
         jvm, profile = self._application.jvm, self._profile.id
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
@@ -304,7 +304,7 @@ class YarnElasticLease(JobsLease):
             self._changed.wait(_GONE_SECONDS)
 
     def release(self) -> bool:
-        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Release everything; return whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._closed = True
             self._note()

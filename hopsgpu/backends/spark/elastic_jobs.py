@@ -1,4 +1,4 @@
-"""A search's executors as Spark jobs of one task each: which there are, and which are to come."""
+"""A search's executors as Spark jobs of one task each: the existing and the missing ones."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ log = logging.getLogger(__name__)
 
 
 class JobsLease(ElasticLease):
-    """What is known of them, for all threads; who asks for them and lets them go acts on it.
+    """The state of these jobs, for all threads; the subclass requests and releases executors.
 
     Attributes:
-        why: why it waits.
+        why: why executors are waited for.
     """
 
     def __init__(self, request: Request, server: ControlServer) -> None:
@@ -67,7 +67,7 @@ class JobsLease(ElasticLease):
                 self._note()
 
     def _note(self) -> None:
-        """Under the lock: has the threads look again."""
+        """Make the threads check again; call it under the lock."""
         if self._closed or self._wanted <= self._count():
             self._leave.set()
         if self._closed or self._wanted < self._count():
@@ -77,7 +77,7 @@ class JobsLease(ElasticLease):
         self._changed.notify_all()
 
     def _count(self) -> int:
-        """Under the lock: executors that are here or are asked for, but for those put aside."""
+        """Return how many executors are here or requested, except excluded ones; under the lock."""
         return len(self._live) - self.aside
 
     def _job_of(self, hello: Message) -> Job | None:
@@ -111,16 +111,16 @@ class JobsLease(ElasticLease):
             self._ready = {t: c for t, c in self._ready.items() if self._live.get(t) is not job}
 
     def _drop(self, job: Job) -> None:
-        """Under the lock."""
+        """Forget a job; call it under the lock."""
         tag = next((tag for tag, one in self._live.items() if one is job), None)
         if tag is not None:
             del self._live[tag]
             self._ready.pop(tag, None)
 
     def _surplus(self) -> list[GangJob]:
-        """Under the lock: jobs that wait for executors which nobody wants."""
+        """Return the jobs that wait for executors that are no longer needed; under the lock."""
         return self._waiting()[: max(self._count() - self._wanted, 0)]
 
     def _waiting(self) -> list[GangJob]:
-        """Under the lock: jobs whose task has no executor yet, the latest first."""
+        """Return the jobs whose task has no executor yet, the latest first; under the lock."""
         return [job for tag, job in reversed(self._live.items()) if tag not in self._ready]

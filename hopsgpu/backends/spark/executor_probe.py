@@ -1,4 +1,4 @@
-"""Which modules the executors' Python has, asked of one that is there and has nothing to do."""
+"""A query for the modules of the executors' Python, run on an idle executor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _ANSWER_SECONDS = 5.0
 
 
 def probe(application: Application, modules: Collection[str]) -> list[str] | None:
-    """Of top-level modules those that an idle executor's Python lacks.
+    """Return the top-level modules that an idle executor's Python lacks.
 
-    None where there is no such executor, or it does not answer soon: then a gang's first executor
-    tells.
+    Return None if there is no such executor, or it does not answer soon: then a gang's first
+    executor reports them.
     """
     jvm = application.jvm
     busy = jvm.busy(_DEFAULT_PROFILE)

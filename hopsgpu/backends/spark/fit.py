@@ -1,4 +1,4 @@
-"""What a launch asks of YARN, and whether it can be had."""
+"""What a launch requests from YARN, and whether YARN can grant it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
 
     Raises:
         ConfigError: the application may not have so many executors, or no node has GPUs of the
-            wanted type.
-        CapacityError: YARN can never grant them; nothing was asked for.
+            requested type.
+        CapacityError: YARN can never grant them; nothing was requested.
     """
     everywhere = application.snapshot(0.0)
     marker = _marker(spec.gpu_type, application)
@@ -42,21 +42,21 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
 
 
 def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> None:
-    """Check whether the gang of a plan can be had without what is to be avoided.
+    """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
 
     Raises:
         CapacityError: it can never be granted so.
-        HopsGpuError: the ResourceManager does not tell.
+        HopsGpuError: the ResourceManager does not answer.
     """
     demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
     check_possible(demand, application.snapshot(0.0).only(plan.hosts).without(avoid))
 
 
 def _marker(gpu_type: str | None, application: Application) -> str | None:
-    """Return the YARN resource that marks nodes with GPUs of a type, where there is one.
+    """Return the YARN resource that marks nodes with GPUs of a type, or None.
 
     Raises:
-        ConfigError: YARN's configuration here does not know it.
+        ConfigError: YARN's configuration here does not define it.
     """
     marker = None if gpu_type is None else marker_of(gpu_type, application.markers)
     if marker is not None and not application.jvm.knows_resource(marker):
@@ -71,7 +71,7 @@ def _marker(gpu_type: str | None, application: Application) -> str | None:
 def _hosts(
     gpu_type: str | None, marker: str | None, snapshot: Snapshot, application: Application
 ) -> frozenset[str] | None:
-    """Return nodes that have GPUs of a type; None where any will do.
+    """Return the nodes that have GPUs of a type; None if any node will do.
 
     Raises:
         ConfigError: no node has one, or none has the marker.
@@ -102,7 +102,7 @@ def _hosts(
 
 
 def _containers(spec: GangSpec, snapshot: Snapshot) -> tuple[int, ExecutorShape]:
-    """Ranks of each container, and what it asks for."""
+    """Return the number of ranks per container, and what each container requests."""
     share, least = cores_per_gpu(snapshot.running), spec.gpus.sharing
     if spec.placement != "pack":
         return least, shape_of(spec, share, least)

@@ -1,4 +1,4 @@
-"""Standing in line: a gang asks YARN when it is its turn, and when it seems to fit."""
+"""The line of gangs: a gang asks YARN when it is its turn, and when it seems to fit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LONGEST_PROBE = 600.0
 
 
 class Queueing:
-    """One gang in the line; use `queueing`, which leaves it on every path."""
+    """One gang in the line; use `queueing`, which leaves the line on every path."""
 
     def __init__(
         self, application: Application, request: Request, patience: Patience, place: Place | None
@@ -58,10 +58,10 @@ class Queueing:
 
     @contextlib.contextmanager
     def turn(self, has: int) -> Iterator[None]:
-        """Wait for the gang's turn, and has it while inside, or until YARN has granted all.
+        """Wait for the gang's turn, and hold it while inside, or until YARN has granted all.
 
         Args:
-            has: how many of the gang's executors are there already.
+            has: number of the gang's executors that are already there.
 
         Raises:
             GangTimeout, Cancelled: as `Patience.check`.
@@ -85,7 +85,7 @@ class Queueing:
             self._give_back()
 
     def keep(self) -> bool:
-        """Renew the turn; False where the others had thought this gang dead, and it is lost."""
+        """Renew the turn; return False if it is lost, because others considered this gang dead."""
         kept = True
 
         def keep(place: Place) -> None:
@@ -103,10 +103,10 @@ class Queueing:
         self._give_back()
 
     def facts(self, held: int) -> Facts:
-        """Return who holds what, and what is free.
+        """Return who holds which GPUs, and what is free.
 
         Args:
-            held: how many of its executors YARN has granted.
+            held: number of its executors that YARN has granted.
         """
         try:
             return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
@@ -114,7 +114,7 @@ class Queueing:
             return Facts("", str(error))
 
     def hosts(self, executors: int) -> tuple[str, ...]:
-        """Return where executors are best asked for, one host for each; none leaves it to YARN."""
+        """Return the best host for each executor; if empty, YARN chooses."""
         if self._request.placement is None and self._request.hosts is None:
             return ()
         # YARN's client refuses a request with both, and Spark's application master ends by it.
@@ -127,11 +127,11 @@ class Queueing:
         return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
     def room(self, least: int, most: int) -> int:
-        """Return how many executors of those wanted seem to fit now.
+        """Return how many of the requested executors seem to fit now.
 
         Args:
-            least: so many are asked for whatever is free.
-            most: that are wanted.
+            least: number to request whatever is free.
+            most: largest number to request.
         """
         try:
             snapshot = self._snapshot(0.0)
@@ -145,11 +145,11 @@ class Queueing:
         return most_that_fit(least, most, fits)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
-        """Return how YARN stands on the nodes that will do."""
+        """Return the state of YARN on the nodes that the gang can use."""
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
     def _is_ours(self, has: int) -> bool:
-        """Look once, and tells; True when the gang is to ask YARN now."""
+        """Check once, and report; return True when the gang should ask YARN now."""
         self._patience.check(Grants(connected=has))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
@@ -209,7 +209,7 @@ class Queueing:
         return Turn(False, "another gang was quicker")
 
     def _still(self, has: int, probe: bool) -> bool:
-        """Look again once the turn is taken: whoever had it before may have taken the rest."""
+        """Check again after taking the turn: the previous holder may have taken the rest."""
         if probe:
             return True
         try:
@@ -253,13 +253,13 @@ class Queueing:
 def queueing(
     application: Application, request: Request, patience: Patience, *, grows: bool = False
 ) -> Iterator[Queueing]:
-    """A gang's place in the line of its cluster, left on every path.
+    """Provide a gang's place in the line of its cluster; leave the line on every path.
 
     Args:
-        application: in which it runs.
-        request: what it asks for.
+        application: application in which it runs.
+        request: the request.
         patience: how long it may take.
-        grows: whether it is a search that could do without, and stands behind all gangs.
+        grows: whether it is for more executors of a running search, which stands behind all gangs.
     """
     with contextlib.ExitStack() as stack:
         place = None

@@ -1,8 +1,8 @@
 """The file that spark-submit runs in place of a user's script: it starts the script unchanged.
 
 Spark and YARN write a script's name and arguments into shell scripts of the node, where `{{PWD}}`
-is expanded and a backtick is executed; spark-submit itself drops carriage returns, and Java the
-letters that its locale lacks. So they are given this file alone, whose name has letters and digits;
+is expanded and a backtick is executed; spark-submit itself drops carriage returns, and Java drops
+characters that its locale lacks. So they receive only this file, whose name has letters and digits;
 the script's name and arguments are inside, as bytes.
 """
 
@@ -41,13 +41,13 @@ except OSError as error:
 
 
 def job_file(script: Path, arguments: Sequence[str], *, with_source: bool) -> tuple[str, bytes]:
-    """Return the file's name, which differs where its content does, and its content.
+    """Return the file's name, which depends on its content, and its content.
 
     Args:
         script: a Python file of this machine.
-        arguments: what it gets.
-        with_source: whether the script travels in the file, to the working directory of a container
-            (cluster mode); else it is run where it is.
+        arguments: its arguments.
+        with_source: whether the file contains the script, for the working directory of a container
+            (cluster mode); else the script runs where it is.
 
     Raises:
         OSError: the script cannot be read.

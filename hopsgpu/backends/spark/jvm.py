@@ -1,4 +1,4 @@
-"""Every call into Spark's JVM that PySpark has no word for.
+"""All calls into Spark's JVM that PySpark does not offer.
 
 None of it may run in the main thread while a person can press Ctrl-C: py4j then closes the
 connections of all threads, and their calls run twice.
@@ -47,7 +47,7 @@ class Jvm:
         type too.
 
         Args:
-            error: that ended the run.
+            error: the error that ended the run.
         """
         if isinstance(error, HopsGpuError):
             return str(error)
@@ -56,10 +56,10 @@ class Jvm:
         return f"{ended} ({words})" if ended else words
 
     def ended_by(self, error: BaseException) -> str:
-        """That the JVM has ended, where an error is of a call into it and tells of no more; or "".
+        """Return that the JVM has ended, if an error of a call into it says no more; else "".
 
         Args:
-            error: of the call. Of a JVM that has ended it tells of a connection alone.
+            error: error of the call. If the JVM has ended, it only mentions a connection.
         """
         # Of what Java threw the JVM itself has told.
         lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
@@ -68,7 +68,7 @@ class Jvm:
         return ""
 
     def _has_ended(self) -> bool:
-        """Return whether nothing listens any more where Python calls into the JVM."""
+        """Return whether nothing listens any more at the port of the JVM's gateway."""
         gateway = self._context._gateway
         if gateway is None:
             return False
@@ -106,7 +106,7 @@ class Jvm:
         return found
 
     def knows_resource(self, name: str) -> bool:
-        """Return whether this side's YARN configuration (resource-types.xml) has a resource."""
+        """Return whether the YARN configuration here (resource-types.xml) defines a resource."""
         utils = self._class("org.apache.hadoop.yarn.util.resource.ResourceUtils")
         return bool(utils.getResourceTypes().containsKey(name))
 
@@ -116,7 +116,7 @@ class Jvm:
         return str(information.getCurrentUser().getShortUserName())
 
     def hadoop_version(self) -> str:
-        """Of the Hadoop client in this JVM."""
+        """Return the version of the Hadoop client in this JVM."""
         return str(self._class("org.apache.hadoop.util.VersionInfo").getVersion())
 
     def is_kerberized(self) -> bool:
@@ -131,7 +131,7 @@ class Jvm:
         return self._hdfs_part(information.getCurrentUser().getCredentials())
 
     def _hdfs_part(self, credentials: Any) -> bytes:
-        """Of credentials what is for HDFS, without the tokens of YARN and of other services."""
+        """Return the credentials for HDFS, without the tokens of YARN and other services."""
         held = credentials.getTokenMap()
         found = self._class("org.apache.hadoop.security.Credentials")()
         for alias in held.keySet():
@@ -145,7 +145,7 @@ class Jvm:
         return bytes(content.toByteArray())
 
     def executors(self, profile: int) -> tuple[str, ...]:
-        """Return ids of the registered executors of a resource profile."""
+        """Return the IDs of the registered executors of a resource profile."""
         backend = self._scala.schedulerBackend()
         ids = backend.getExecutorIds()
         found = []
@@ -156,7 +156,7 @@ class Jvm:
         return tuple(found)
 
     def executors_on(self, profile: int, host: str) -> tuple[str, ...]:
-        """Return ids of the executors of a resource profile on a host, the oldest first."""
+        """Return the IDs of the executors of a resource profile on a host, the oldest first."""
         listed = self._scala.statusStore().executorList(True)
         found = []
         for index in range(listed.size()):
@@ -192,7 +192,7 @@ class Jvm:
         return self._scala.makeRDD(to_seq(rows), kind).toJavaRDD()
 
     def target(self, profile: int) -> int:
-        """Return executors that Spark's allocation manager wants for a profile now."""
+        """Return how many executors Spark's allocation manager wants for a profile now."""
         manager = self._scala.executorAllocationManager()
         if manager.isEmpty():
             return 0
@@ -201,14 +201,14 @@ class Jvm:
         return int(found.get()) if found.isDefined() else 0
 
     def kill(self, executors: Iterable[str]) -> None:
-        """Kill executors without lowering or raising the target, busy or not."""
+        """Kill executors, busy or not, without changing the target."""
         ids = list(executors)
         if ids:
             seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq(ids)
             self._scala.schedulerBackend().killExecutors(seq, False, False, True)
 
     def cancel(self, tag: str) -> None:
-        """Cancel the jobs with a tag; works during the slot check's retries too."""
+        """Cancel the jobs with a tag; works during the retries of the slot check too."""
         self._context.cancelJobsWithTag(tag)
 
     def stage_is_active(self, group: str) -> bool:
@@ -222,11 +222,11 @@ class Jvm:
         )
 
     def active_tasks(self, group: str) -> int:
-        """Tasks of a group's job that run now."""
+        """Return how many tasks of a group's job run now."""
         return sum(stage.numActiveTasks for stage in self._stages(group))
 
     def progress(self, group: str) -> tuple[int, int, int]:
-        """Tasks of a group's jobs that have ended, that run, and that there are so far."""
+        """Return how many tasks of a group's jobs have ended, run, and are planned so far."""
         stages = self._stages(group)
         return (
             sum(stage.numCompletedTasks for stage in stages),
@@ -235,7 +235,7 @@ class Jvm:
         )
 
     def task_failures(self, group: str) -> tuple[str, ...]:
-        """Errors of the tasks of a group's job that have failed; Spark may try them again."""
+        """Return the errors of a group's failed tasks, which Spark may retry."""
         found = []
         for stage in self._stages(group):
             if stage.numFailedTasks:
@@ -246,7 +246,7 @@ class Jvm:
         return tuple(found)
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
-        """Return what Spark's tracker tells of the stages of a group's job."""
+        """Return what Spark's tracker reports about the stages of a group's job."""
         tracker = self._context.statusTracker()
         infos = [
             tracker.getStageInfo(stage)
@@ -257,19 +257,19 @@ class Jvm:
         return [info for info in infos if info is not None]
 
     def wait_told(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, Spark does not say that no executor has come.
+        """While inside, keep Spark from logging that no executor has arrived.
 
-        For waits that hopsgpu explains itself: Spark's words are of a cluster's page, and of
-        workers. Of another thread's job that waits too it says nothing meanwhile either.
+        For waits that hopsgpu explains itself: Spark's message refers to a cluster's page and
+        workers. It is not logged for other waiting jobs meanwhile either.
         """
         scheduler = str(self._scala.taskScheduler().getClass().getName())
         return silenced(self._context._jvm, scheduler, _NO_RESOURCES)
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:
-        """While inside, Spark's check for barrier stages sees dynamic allocation off.
+        """While inside, make Spark's check for barrier stages see dynamic allocation off.
 
-        The allocation manager took its own setting when the context started and goes on.
+        The allocation manager read its own setting when the context started, and continues.
         """
         conf = self._scala.conf()
         with self._flipping:
@@ -284,9 +284,9 @@ class Jvm:
 def wait_until(
     holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _LOOK_SECONDS
 ) -> bool:
-    """Look until something holds; False when `ended` is set or the time is over first.
+    """Poll until something holds; return False if `ended` is set or the time is over first.
 
-    For states of Spark that nobody announces.
+    For states of Spark that have no notification.
     """
     deadline = time.monotonic() + seconds
     while not holds():

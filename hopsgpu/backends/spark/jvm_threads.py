@@ -1,4 +1,4 @@
-"""Threads in which Spark may be called."""
+"""Threads that may call Spark."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pyspark import InheritableThread
 
 
 def start_daemon(name: str, body: Callable[[], None]) -> None:
-    """Run something in a thread of its own, which has the caller's Spark properties.
+    """Run a function in its own thread, which inherits the caller's Spark properties.
 
-    A daemon: a script that fails must not be kept alive, with its GPUs, by a run.
+    It is a daemon thread: a run must not keep a failed script, and its GPUs, alive.
     """
     InheritableThread(target=body, name=name, daemon=True).start()

@@ -1,7 +1,7 @@
 """The lease: executors and their GPUs, held by one gang, all of them or none.
 
-The order of each step, and why, is in docs/how-it-works.md. This is the only place that
-turns dynamic allocation's flag, and only for the submission of a barrier job.
+The order of each step, and why, is in docs/how-it-works.md. This is the only place that changes
+dynamic allocation's flag, and only for the submission of a barrier job.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STUCK_SECONDS = 5.0
 
 
 class GpuLease(Owner):
-    """Acquires, hands over and releases; use `lease_gpus`, which always releases."""
+    """Acquires, hands over and releases executors; use `lease_gpus`, which always releases."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class GpuLease(Owner):
         return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
 
     def _back_off(self, given_back: int, patience: Patience) -> None:
-        """Let others go first, once a part of the gang was held too long."""
+        """Let others go first, after a part of the gang was held too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
         log.info(
             "%s: asks again in %.1f s; given back so far: %d times",
@@ -107,7 +107,7 @@ class GpuLease(Owner):
             self.request.cancelled.wait(EVENT_SECONDS)
 
     def _aside(self) -> int:
-        """Return executors that are there and get no rank."""
+        """Return the number of executors that are there and get no rank."""
         if self._lease is None:
             return 0
         there = (c for c in self._lease.containers if c.key not in self._lease.gone)
@@ -117,7 +117,7 @@ class GpuLease(Owner):
         return len(self._application.jvm.executors(self._profile.id))
 
     def _try(self, place: Queueing, patience: Patience) -> Lease | None:
-        """Return one turn: asks, waits and hands over; None where YARN granted only a part."""
+        """Take one turn: ask, wait and hand over; return None if YARN granted only a part."""
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
             bringing = Bringing(
@@ -146,7 +146,7 @@ class GpuLease(Owner):
         )
 
     def end_jobs(self) -> None:
-        """End the tasks of a gang that is not whole; its executors stay, and may idle out."""
+        """End the tasks of an incomplete gang; its executors stay until they idle out."""
         if not self._jobs:
             return
         self._server.end_all()
@@ -159,9 +159,9 @@ class GpuLease(Owner):
         self._kill_stuck()
 
     def _kill_stuck(self) -> None:
-        """Kill executors whose tasks do not end: they are frozen, or cut off.
+        """Kill executors whose tasks do not end, because they are frozen or disconnected.
 
-        Spark would count on them, and ask for no others, until it misses their heartbeat.
+        Spark would count on them, and request no others, until it misses their heartbeat.
         """
         jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
         if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
@@ -199,9 +199,9 @@ class GpuLease(Owner):
         holding: Sequence[GangJob],
         parked: Mapping[int, Container],
     ) -> Lease | None:
-        """End the holders and start the agents in their place; None if one was lost.
+        """Replace the placeholders by the agents; return None if one was lost.
 
-        Those that are parked hold what gets no agent until the agents are there.
+        The parked placeholders hold their executors until the agents are there.
         """
         self._server.hang_up(holders)
         cancelled = self.request.cancelled
@@ -243,7 +243,7 @@ class GpuLease(Owner):
         return Lease(self._server, tuple(agents.values()), job, why_lost, part_with, tokens)
 
     def _part_with(self, job: GangJob, keys: Collection[int]) -> bool:
-        """`Lease.let_go`."""
+        """Implement `Lease.let_go`."""
         lease = self._lease
         assert lease is not None, "only a whole gang releases executors"
         lease.gone.update(keys)
@@ -263,7 +263,7 @@ class GpuLease(Owner):
         return parting.confirmed
 
     def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
-        """Let go of what was held aside: the gang asks for no more."""
+        """Release what was held aside, when the gang needs no more."""
         if not parked:
             return
         self._server.hang_up(parked)
@@ -273,11 +273,11 @@ class GpuLease(Owner):
             jvm.kill(e for e in jvm.executors(profile) if e not in busy)
 
     def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
-        """Wait for the agents of a job; None where it ended, or one does not come.
+        """Wait for the agents of a job; return None if it ended, or one does not arrive.
 
         Args:
             job: the barrier job.
-            late: keys of holders, of which the last words may still come.
+            late: keys of placeholders, whose last events may still arrive.
         """
         agents: dict[int, Container] = {}
         deadline = time.monotonic() + _AGENTS_SECONDS
@@ -296,7 +296,7 @@ class GpuLease(Owner):
         return agents
 
     def release(self) -> bool:
-        """Let everything go; whether the ResourceManager confirmed it within 30 s."""
+        """Release everything; return whether the ResourceManager confirmed it within 30 s."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         release = self._let_go()
@@ -309,7 +309,7 @@ class GpuLease(Owner):
 
 @contextlib.contextmanager
 def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]:
-    """What can acquire executors for a gang; all are released on every way out.
+    """Provide what acquires executors for a gang, and release all of them on every path.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.

@@ -1,4 +1,4 @@
-"""Single messages kept out of Spark's log, for a while: those of which hopsgpu tells itself."""
+"""A temporary filter of single messages in Spark's log, about which hopsgpu reports itself."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from py4j.protocol import Py4JError
 
 @contextlib.contextmanager
 def silenced(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
-    """While inside, some messages are not logged, whoever has a cause for them.
+    """While inside, suppress some messages of a logger, whatever their cause.
 
-    Where Spark logs by something else than Log4j 2 it goes on as before.
+    If Spark does not log with Log4j 2, nothing changes.
 
     Args:
         jvm: PySpark's view of the JVM.
-        logger: name of the logger that has them.
-        messages: what they begin with.
+        logger: name of the logger that writes them.
+        messages: their prefixes.
     """
     try:
         config, deny = _config_of(jvm, logger), _filter(jvm, messages)
@@ -36,9 +36,9 @@ def silenced(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
 
 
 def _config_of(jvm: Any, logger: str) -> Any:
-    """Return what the settings say for a logger: mostly the root's.
+    """Return the configuration that applies to a logger: mostly the root's.
 
-    One of its own would change its level: Spark takes it for the user's word.
+    Creating one of its own would change its level, which Spark takes for the user's choice.
     """
     # Whose code runs here may have another class loader, and with it another configuration.
     loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
@@ -47,7 +47,7 @@ def _config_of(jvm: Any, logger: str) -> Any:
 
 
 def _filter(jvm: Any, messages: Sequence[str]) -> Any:
-    """Return a filter of messages that begin so."""
+    """Return a filter of messages with the given prefixes."""
     core = jvm.org.apache.logging.log4j.core
     results = core.Filter.Result
     string = jvm.java.lang.Class.forName("java.lang.String")

@@ -1,4 +1,4 @@
-"""How much Spark says where the driver is a command that a person has started."""
+"""The amount of Spark's log where the driver is a command that a person started."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def quiet(properties: Mapping[str, str], environ: Mapping[str, str], home: Path)
     """Return the property that has a driver say what a person needs; none where a user has own
     logging.
 
-    spark-submit has all of INFO otherwise, 260 lines for a job of one stage; a driver in
-    `python script.py` has WARN of Spark itself.
+    spark-submit would log at INFO, 260 lines for a job of one stage; a driver in `python script.py`
+    logs at WARN by Spark's default.
 
     Args:
-        properties: of the application.
-        environ: of spark-submit.
-        home: Spark's.
+        properties: properties of the application.
+        environ: environment of spark-submit.
+        home: Spark's home directory.
     """
     conf = Path(environ.get("SPARK_CONF_DIR") or home / "conf")
     has_own = (

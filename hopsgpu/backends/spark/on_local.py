@@ -54,10 +54,10 @@ class OnLocal(SparkApplication):
 
 
 def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
-    """Return what gangs of an application on a local master share; what differs is said on stderr.
+    """Return what gangs share with a local master; say on stderr what differs from YARN.
 
     Raises:
-        ConfigError: an option that cannot be.
+        ConfigError: an option is invalid.
     """
     application = OnLocal(context, jvm)
     application.check_options()
@@ -72,7 +72,7 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
 
 
 def _has() -> str:
-    """Return what a gang can have here, for a person."""
+    """Return what a gang can have here, for people."""
     try:
         machine = this_machine()
     except DiscoveryError as error:  # of a launch that wants GPUs it is the end

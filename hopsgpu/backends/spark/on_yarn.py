@@ -31,7 +31,7 @@ from hopsgpu.yarn.resources import GPU
 
 
 class OnYarn(Application):
-    """A `Site`: containers of YARN, by executors of this application."""
+    """A `Site`: containers of YARN, through executors of this application."""
 
     def fit(self, spec: GangSpec) -> Fit:
         return fit_on_yarn(spec, self)
@@ -58,7 +58,7 @@ class OnYarn(Application):
 
 @contextlib.contextmanager
 def _elastic(application: Application, request: Request) -> Iterator[YarnElasticLease]:
-    """What can bring a search's executors; all are released on every way out.
+    """Provide what acquires a search's executors, and release all of them on every path.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.
@@ -78,7 +78,8 @@ def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
     """Return what gangs of an application on YARN share.
 
     Raises:
-        ConfigError: its settings are in the way of gangs, or Hadoop's here do not know of GPUs.
+        ConfigError: its settings prevent gangs, or the Hadoop configuration here does not define
+            GPUs.
     """
     check_session(jvm.settings())
     check_python(context.pythonExec, f"{sys.version_info[0]}.{sys.version_info[1]}")

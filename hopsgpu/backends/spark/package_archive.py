@@ -1,4 +1,4 @@
-"""hopsgpu itself on the executors: nothing of ours need be installed on the nodes."""
+"""hopsgpu itself on the executors, so that it need not be installed on the nodes."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ _ON_NODES = (
 
 
 def with_entry(listed: str | None, uri: str) -> str:
-    """Return a comma-separated list of what is shipped, with one more in place of one of its name.
+    """Return a comma-separated list of shipped files with one more, replacing one of its name.
 
-    YARN takes two of one name for an error; an administrator's spark-defaults.conf may ship
-    another version of what a driver ships itself.
+    YARN rejects two files of one name, and an administrator's spark-defaults.conf may ship another
+    version of what a driver ships itself.
 
     Args:
-        listed: what is shipped already.
-        uri: of one more; its name in the container is its fragment, else its last part.
+        listed: the files that are already shipped.
+        uri: URI of the additional file; its name in the container is the fragment, else the last
+            part.
     """
     others = [entry for entry in (listed or "").split(",") if entry.strip()]
     return ",".join([*(entry for entry in others if _name(entry) != _name(uri)), uri])
@@ -57,11 +58,11 @@ def _name(entry: str) -> str:
 
 
 def pack_package(target: Path) -> Path:
-    """Return a zip of hopsgpu and cloudpickle, so that nothing of ours need be on the nodes.
+    """Return a zip of hopsgpu and cloudpickle, so that neither need be on the nodes.
 
-    What processes on the nodes import is in it as bytecode too: Python keeps none of a zip's
-    modules, so that each process would compile them anew. A Python of another minor version takes
-    the sources.
+    It also has the bytecode of the modules that processes on the nodes import: Python caches none
+    for modules in a zip, so each process would compile them again. A Python of another minor
+    version uses the sources.
     """
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("hopsgpu", "cloudpickle"):
@@ -94,11 +95,11 @@ def _is_on_nodes(package: str) -> bool:
 
 
 def _bytecode(name: str, source: Path) -> bytes:
-    """Return a .pyc file that is taken as it is (PEP 552), whatever the clocks of the nodes say.
+    """Return a .pyc file that is used without checks (PEP 552), whatever the nodes' clocks say.
 
     Args:
-        name: of the source in the archive, which tracebacks show.
-        source: of which Python has bytecode already, or makes it now.
+        name: name of the source in the archive, which tracebacks show.
+        source: the source; Python has its bytecode already, or compiles it now.
     """
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None, "it has a source"
@@ -112,7 +113,7 @@ def _renamed(code: CodeType, name: str) -> CodeType:
 
 
 def ship_package(context: SparkContext) -> tempfile.TemporaryDirectory[str]:
-    """Has executors import the driver's hopsgpu.
+    """Make executors import the driver's hopsgpu.
 
     Returns:
         The directory from which Spark serves it; it must live as long as the application.

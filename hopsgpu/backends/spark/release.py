@@ -1,4 +1,4 @@
-"""Letting go: tasks ended, executors killed, and the ResourceManager's word that they are gone."""
+"""Release of a gang: end the tasks, kill the executors, and confirm it at the ResourceManager."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _PART_SECONDS = 10.0
 
 
 def heartbeat_seconds(jvm: Jvm) -> float:
-    """Within what time the application master has told YARN of all that was asked for before."""
+    """Return within what time the application master forwards a request to YARN."""
     told = jvm.setting(_HEARTBEAT) or ""
     return 2 * (int(told) if told.isdigit() else _HEARTBEAT_MS) / 1000
 
 
 @dataclass(frozen=True)
 class Release:
-    """How letting go went.
+    """The result of a release.
 
     Attributes:
-        confirmed: whether the ResourceManager has shown everything gone.
-        problem: what a person should know, or None.
+        confirmed: whether the ResourceManager has confirmed that everything is gone.
+        problem: a warning for people, or None.
     """
 
     confirmed: bool
@@ -58,16 +58,16 @@ def let_go(
     *,
     whole: bool,
 ) -> Release:
-    """End a gang's tasks, kill its executors and see them gone, within 30 s.
+    """End a gang's tasks, kill its executors and confirm that they are gone, within 30 s.
 
-    Where the direct kill is not to be had from this Spark, its idle timeout lets them go.
+    If this Spark does not offer the direct kill, its idle timeout releases them.
 
     Args:
-        application: whose executors they are.
-        profile: id of the resource profile, which is the gang's alone.
+        application: application of the executors.
+        profile: ID of the resource profile, which only the gang uses.
         jobs: all jobs of the gang, ended or not.
         server: the tasks' control channel.
-        whole: whether the gang was; of one that was not, requests may still be on their way.
+        whole: whether the gang was whole; if not, requests may still be on their way.
     """
     began = time.monotonic()
     letting = _Letting(application, profile, jobs, server, whole)
@@ -92,18 +92,18 @@ def let_part_go(
     staying: int,
     cancelled: threading.Event,
 ) -> Release:
-    """End some of a gang's tasks and kill their executors, while the others go on.
+    """End some of a gang's tasks and kill their executors, while the others continue.
 
-    A task of a barrier stage that has ended well is missed by nobody.
+    A task of a barrier stage that has succeeded is not needed any more.
 
     Args:
-        application: whose executors they are.
-        profile: id of the resource profile, which is the gang's alone.
+        application: application of the executors.
+        profile: ID of the resource profile, which only the gang uses.
         job: the barrier job.
         server: the tasks' control channel.
-        leaving: what is let go.
-        staying: how many go on.
-        cancelled: ends the wait for what shows them gone.
+        leaving: the containers to release.
+        staying: number of those that continue.
+        cancelled: event that ends the wait for the confirmation.
     """
     jvm, manager = application.jvm, application.manager
     containers = {container.container_id for container in leaving}

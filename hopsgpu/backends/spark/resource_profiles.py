@@ -1,7 +1,7 @@
-"""Resource profiles: what an executor of a gang is, and who uses which.
+"""Resource profiles: what an executor of a gang is, and which gang uses which profile.
 
-Spark never forgets a profile and never merges equal ones, so they are pooled: each is out
-with one gang at most, so that no gang takes another's executors.
+Spark never forgets a profile and never merges equal ones, so they are pooled. At most one gang uses
+a profile, so no gang takes another's executors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hopsgpu.gpu.script_archive import marker_script, script_for
 
 
 def build_profile(shape: ExecutorShape) -> ResourceProfile:
-    """Return a profile whose executors run one task at a time, which has all their GPUs, if any."""
+    """Return a profile whose executors run one task at a time, which has all their GPUs."""
     executor = (
         ExecutorResourceRequests()
         .cores(shape.cores)
@@ -46,12 +46,12 @@ class ProfilePool:
         self._idle: dict[ExecutorShape, list[ResourceProfile]] = defaultdict(list)
 
     def check_out(self, shape: ExecutorShape) -> ResourceProfile:
-        """Return a profile of this shape that no other gang has."""
+        """Return a profile of this shape that no other gang uses."""
         with self._lock:
             idle = self._idle[shape]
             return idle.pop() if idle else build_profile(shape)
 
     def check_in(self, shape: ExecutorShape, profile: ResourceProfile) -> None:
-        """Give a profile back; only once nothing of it is left at the ResourceManager."""
+        """Return a profile to the pool, once the ResourceManager has nothing left of it."""
         with self._lock:
             self._idle[shape].append(profile)

@@ -66,24 +66,26 @@ def session(
 ) -> SparkSession:
     """Return a SparkSession that can hold gangs and gives their GPUs back.
 
-    On YARN; without a cluster, on this machine: where no Hadoop configuration is named
-    (HADOOP_CONF_DIR) and no master given, or with the master local[N] or local[*]. A line on stderr
-    says so then. On YARN it has dynamic allocation with shuffle tracking and without minimum, the
-    discovery script shipped to the nodes, and the settings of docs/how-it-works.md. Where an
-    application runs already, and in a driver that runs in YARN (cluster mode), the script can be
-    shipped no more: there the settings are checked.
+    The session runs on YARN. It runs on this machine if the master is local[N] or local[*], or if
+    neither a Hadoop configuration (HADOOP_CONF_DIR) nor a master is given; a line on stderr then
+    says so. On YARN, it has dynamic allocation with shuffle tracking and without a minimum, the
+    discovery script shipped to the nodes, and the settings of docs/how-it-works.md. If an
+    application already runs, or the driver runs in YARN (cluster mode), it is too late to ship the
+    script: the settings are then only checked.
 
     Args:
-        name: the application's name.
-        master: "yarn", "local[*]" or "local[N]"; by default what spark-submit says, else "yarn"
-            where HADOOP_CONF_DIR or YARN_CONF_DIR is set, else what spark-defaults.conf says, else
+        name: name of the application.
+        master: "yarn", "local[*]" or "local[N]"; by default spark-submit's, else "yarn" if
+            HADOOP_CONF_DIR or YARN_CONF_DIR is set, else that of spark-defaults.conf, else
             "local[*]".
-        conf: more Spark properties; they win over ours, and are refused where they cannot work.
+        conf: more Spark properties. They override hopsgpu's, and are refused if gangs cannot work
+            with them.
 
     Raises:
-        ConfigError: a setting that cannot hold gangs, with what mends it, or a call in a rank;
-            nothing was started.
-        CapacityError: the queue (`spark.yarn.queue`) takes no applications; nothing was submitted.
+        ConfigError: a setting prevents gangs (the message says how to fix it), or the call is in a
+            rank; nothing was started.
+        CapacityError: the queue (`spark.yarn.queue`) accepts no applications; nothing was
+            submitted.
         HopsGpuError: the ResourceManager does not answer.
     """
     if VARIABLE in os.environ:
@@ -120,7 +122,7 @@ def session(
 
 
 def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str | None:
-    """Return the master of a new application; None where spark-submit has said it.
+    """Return the master of a new application; None if spark-submit has set it.
 
     Args:
         given: the user's settings.
@@ -136,11 +138,11 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
 
 
 def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
-    """Return a session on a local master; what differs is said.
+    """Return a session on a local master, and say what differs from YARN.
 
     Raises:
-        ConfigError: an option `spark.hopsgpu.*` that cannot be; the session is stopped. Or the
-            driver runs in YARN, which waits for a context of its own.
+        ConfigError: an option `spark.hopsgpu.*` is invalid, and the session is stopped; or the
+            driver runs in YARN, which expects a context on YARN.
     """
     from pyspark import SparkConf, SparkContext
 
@@ -163,12 +165,14 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's settings over what a gang needs; both win over spark-defaults.conf."""
+    """Return the user's settings over those that a gang needs; both override spark-
+    defaults.conf.
+    """
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
 
 
 def _check_running(facts: dict[str, str], wishes: Mapping[str, str]) -> None:
-    """Check an application that runs already; what it was not started with comes too late."""
+    """Check the settings of a running application; it is too late to change them."""
     if not is_local(facts.get("spark.master")):
         check_session(facts)
     late = {key: value for key, value in wishes.items() if facts.get(key) != value}
@@ -236,7 +240,7 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Refuse a queue that takes no application, before one is submitted."""
+    """Refuse a queue that accepts no application, before one is submitted."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
@@ -245,12 +249,12 @@ def _check_queue(name: str) -> None:
 
 
 def _created(builder: SparkSession.Builder) -> SparkSession:
-    """Return the session; started again where Spark's user interface tripped over itself.
+    """Return the session; start again if Spark's user interface failed to start.
 
-    Spark attaches the pages of its UI while the application master's filter is added to them, with
-    no lock between the two: now and then a start fails by it (8 of 176 where three at once had two
-    cores), mostly with a ConcurrentModificationException; whatever it meets, it meets in the UI.
-    Spark has stopped that context then, and the JVM takes a new one.
+    Spark attaches the pages of its UI while the application master's filter is added to them,
+    without a lock between the two. Now and then a start fails because of it (8 of 176, with three
+    at once on two cores), mostly with a ConcurrentModificationException, always in the UI. Spark
+    has then stopped that context, and the JVM accepts a new one.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
@@ -300,7 +304,7 @@ def find_spark() -> None:
     """Make pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no Spark was found.
     """
     try:
         import pyspark  # noqa: F401

@@ -1,6 +1,6 @@
-"""Settings under which an application can hold gangs and give them back: pure checks.
+"""Checks of the settings with which an application can hold gangs and give them back. Pure.
 
-Each rule is one finding that names the setting, what it is, and what mends it.
+Each finding names a setting, its value, and how to fix it.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ SESSION_DEFAULTS: Mapping[str, str] = {
 
 
 def check_session(properties: Mapping[str, str]) -> None:
-    """Check whether an application with these settings can hold gangs.
+    """Check that an application with these settings can hold gangs.
 
     Args:
-        properties: all that are set.
+        properties: all properties that are set.
 
     Raises:
-        ConfigError: naming every setting that is in the way, its value and what to set.
+        ConfigError: the message names every setting that prevents gangs, its value and what to set.
     """
     setting = properties.get
     findings = [
@@ -93,14 +93,14 @@ def in_cluster_mode(setting: Callable[[str], str | None]) -> bool:
 
 
 def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, str]) -> None:
-    """What a driver in YARN can no longer change: the application has been submitted.
+    """Check settings that a driver in YARN can no longer change after the submission.
 
     Args:
-        setting: a property's value as it was submitted, or None where it was not set.
-        given: what the driver wants set.
+        setting: returns a property's value as it was submitted, or None if it was not set.
+        given: the settings that the driver requests.
 
     Raises:
-        ConfigError: naming what spark-submit should have been told.
+        ConfigError: the message names what spark-submit should have received.
     """
     wanted = {name: value for name, value in given.items() if _AT_SUBMISSION.fullmatch(name)}
     if setting(_ATTEMPTS) is None:
@@ -117,10 +117,10 @@ def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, st
 
 
 def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
-    """Check whether the application may have as many executors as a gang needs.
+    """Check that the application may have as many executors as a gang needs.
 
     Raises:
-        ConfigError: `spark.dynamicAllocation.maxExecutors` is below the gang.
+        ConfigError: `spark.dynamicAllocation.maxExecutors` is below the size of the gang.
     """
     most = setting(_DYNAMIC + "maxExecutors")
     # Spark's default is no bound (2^31 - 1).
@@ -136,11 +136,11 @@ def check_python(executable: str, driver: str) -> None:
     tells.
 
     Args:
-        executable: as Spark starts it on the nodes (PYSPARK_PYTHON).
+        executable: the Python that Spark starts on the nodes (PYSPARK_PYTHON).
         driver: minor version of the driver's, as "3.11".
 
     Raises:
-        ConfigError: its name says another version.
+        ConfigError: its name has another version.
     """
     named = re.fullmatch(r"python(\d+\.\d+)", executable.rpartition("/")[2])
     if named is not None and named[1] != driver:
@@ -148,10 +148,10 @@ def check_python(executable: str, driver: str) -> None:
 
 
 def refuse_other_python(error: str) -> None:
-    """Refuse what an executor's Python says where it is of another minor version.
+    """Raise if an error says that an executor's Python has another minor version.
 
     Args:
-        error: of a task or a job.
+        error: error of a task or a job.
 
     Raises:
         ConfigError: it says so.

@@ -1,8 +1,8 @@
-"""What the shells between a submission and its processes on the nodes would change or execute.
+"""Checks for what the shells between a submission and its processes would change or execute.
 
-A container is started by a shell script that the NodeManager writes. Few properties get there;
-those that do are refused where a shell would not leave them as they were given. What users expect
-to be expanded may be given: `$NAME`, `${NAME}`, `{{NAME}}`, `<LOG_DIR>`.
+A container is started by a shell script that the NodeManager writes. Few properties reach it; they
+are refused if a shell would change them. Expansions that users expect are allowed: `$NAME`,
+`${NAME}`, `{{NAME}}`, `<LOG_DIR>`.
 
 Sources: Hadoop's ContainerLaunch (`export NAME="value"`; `exec /bin/bash -c "command"`; `{{` is
 made `$` before, and `}}` is removed); Spark's YarnSparkHadoopUtil.escapeForShell (which escapes
@@ -43,7 +43,7 @@ _EXPANDED = "which the shell that starts a container would change or execute"
 
 
 def shell_findings(properties: Mapping[str, str]) -> list[str]:
-    """Return the properties that would not reach the nodes as they were given, with what to do.
+    """Return the properties that would not reach the nodes unchanged, with what to do.
 
     Args:
         properties: of the application.
@@ -71,16 +71,16 @@ def check_line(
     arguments: Sequence[str],
     environ: Mapping[str, str],
 ) -> None:
-    """Refuse what spark-submit, or YARN after it, would not take as it is given.
+    """Refuse what spark-submit, or YARN after it, would not accept unchanged.
 
     Args:
-        line: the words that spark-submit gets.
+        line: the arguments of spark-submit.
         properties: of the application.
-        arguments: those of the words that Spark writes on a command line of YARN's.
-        environ: the variables that spark-submit gets.
+        arguments: those of the arguments that Spark writes to a command line of YARN.
+        environ: the environment of spark-submit.
 
     Raises:
-        ConfigError: naming what is in the way.
+        ConfigError: the message names what would change.
     """
     findings = shell_findings(properties)
     for name in _HANDED_ON:
@@ -101,7 +101,7 @@ def check_line(
 
 
 def _first(expanded: re.Pattern[str], text: str) -> str | None:
-    """Return the first thing in a text that would not stay as it is."""
+    """Return the first part of a text that a shell would change."""
     return next((found["bad"] for found in expanded.finditer(text) if found["bad"]), None)
 
 
@@ -110,7 +110,7 @@ def _as_it_is(value: str) -> str:
 
 
 def _words(options: str) -> str:
-    """Java's options without the quotes that Spark takes off."""
+    """Return Java's options without the quotes that Spark removes."""
 
     def inside(match: re.Match[str]) -> str:
         if match["double"] is None:
@@ -121,7 +121,7 @@ def _words(options: str) -> str:
 
 
 def _names(entries: str) -> str:
-    """Return what files that are shipped, and the links to them, are called in a container."""
+    """Return the names, in a container, of shipped files and of the links to them."""
     names = []
     for entry in entries.split(","):
         path, _, alias = entry.strip().partition("#")

@@ -1,7 +1,7 @@
-"""What spark-submit is told so that a script of any kind can hold gangs.
+"""The arguments of spark-submit with which a script of any kind can hold gangs.
 
-The other half of yarn-scripts/hopsgpu-submit: what `hopsgpu.session()` would set and ship goes on
-spark-submit's command line.
+It is the other half of yarn-scripts/hopsgpu-submit: what `hopsgpu.session()` would set and ship
+becomes part of spark-submit's command line.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 @dataclass(frozen=True)
 class Shipped:
-    """What an application ships of ours and of the user's.
+    """The files that an application ships, of hopsgpu and of the user.
 
     Attributes:
         scripts: the archive of the discovery script.
         package: the zip of hopsgpu.
-        modules: the zip of the modules beside the user's script, as `pack_modules` has them;
-            None where there are none.
-        job: the file that spark-submit runs in place of the user's script, as `job_file` makes it;
-            None where the script is no Python file of this machine.
+        modules: the zip of the modules beside the user's script, as `pack_modules` returns them;
+            None if there are none.
+        job: the file that spark-submit runs in place of the user's script, as `job_file` creates
+            it; None if the script is not a Python file of this machine.
     """
 
     scripts: Path
@@ -78,17 +78,17 @@ def pack(
     modules: bytes = b"",
     job: tuple[str, bytes] | None = None,
 ) -> Shipped:
-    """Write what an application ships.
+    """Write the files that an application ships.
 
-    Each file is replaced in one step, so that another submission never reads half of it; modules
-    and jobs have a name of their own for each content, and are removed when they have not been
-    shipped for a week.
+    Each file is replaced atomically, so that another submission never reads half of it. The names
+    of module archives and job files depend on their content; they are removed when they have not
+    been shipped for a week.
 
     Args:
-        directory: where to; it is made.
+        directory: target directory; created if missing.
         markers: YARN resources that mark nodes.
-        modules: the zip of the user's, b"" for none.
-        job: name and content, as `job_file` gives them; None for none.
+        modules: zip of the user's modules, b"" for none.
+        job: name and content, as `job_file` returns them, or None.
 
     Raises:
         ConfigError: the directory cannot be written.
@@ -124,7 +124,7 @@ def pack(
 
 @contextlib.contextmanager
 def _replaced(target: Path) -> Iterator[Path]:
-    """A new file that takes the target's place at the end, whole."""
+    """Provide a new file that replaces the target atomically at the end."""
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         yield fresh
@@ -145,23 +145,23 @@ def _sweep(directory: Path) -> None:
 def modules_beside(script: str) -> PackedModules:
     """Return the modules beside a script, and those of this Python's `sys.path` that it imports.
 
-    None where it is no file of this machine.
+    Return None if the script is not a file of this machine.
     """
     file = Path(script)
     return pack_modules([root_of_script(file)] if file.is_file() else [])
 
 
 def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) -> Shipped:
-    """Pack what goes along with a script; a warning is printed where that is not all of it.
+    """Pack what a script ships, and print a warning if that is incomplete.
 
     Args:
-        directory: where to.
+        directory: target directory.
         properties: of the application.
-        script: none, or the one, and its arguments.
+        script: empty, or the script and its arguments.
 
     Raises:
         ConfigError: the directory cannot be written, the script cannot be read, or the markers are
-            no markers.
+            invalid.
     """
     markers = parse_markers(properties.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
     beside = modules_beside(script[0]) if script else pack_modules([])
@@ -186,16 +186,17 @@ def submit_arguments(
 ) -> list[str]:
     """Return the arguments of spark-submit.
 
-    Ours come first, so that the user's own win; what is shipped, and where Python finds it, is
-    joined with the user's and that of spark-defaults.conf, which it would replace otherwise.
+    hopsgpu's arguments come first, so that the user's override them. Shipped files, and Python
+    paths to them, are joined with the user's and those of spark-defaults.conf, which they would
+    otherwise replace.
 
     Args:
-        given: the user's arguments: options, script, and what the script gets.
+        given: the user's arguments: options, script, and the script's arguments.
         defaults: the properties of spark-defaults.conf.
-        shipped: what goes along.
+        shipped: the files to ship.
 
     Raises:
-        ConfigError: something on the line would not reach the application as it was given.
+        ConfigError: an argument would not reach the application unchanged.
     """
     options, rest = split_options(given)
     properties = all_properties(options, defaults)
@@ -227,7 +228,7 @@ def _confs(properties: Mapping[str, str]) -> Iterator[str]:
 
 
 def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str]]:
-    """spark-submit's own options, each with its value, and the script with what it gets."""
+    """Return spark-submit's own options, each with its value, and the script with its arguments."""
     options: list[tuple[str, ...]] = []
     at = 0
     while at < len(given) and given[at].startswith("-"):
@@ -241,11 +242,11 @@ def split_options(given: Sequence[str]) -> tuple[list[tuple[str, ...]], list[str
 def all_properties(
     options: Sequence[tuple[str, ...]], defaults: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the properties that an application gets.
+    """Return the properties that an application receives.
 
     Args:
-        options: of spark-submit, as `split_options` gives them.
-        defaults: of spark-defaults.conf.
+        options: options of spark-submit, as `split_options` returns them.
+        defaults: properties of spark-defaults.conf.
     """
     given = {}
     for name, *value in options:
@@ -258,7 +259,7 @@ def all_properties(
 
 
 def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
-    """Return what the user gave by `--conf NAME=VALUE`, or in a properties file of their own."""
+    """Return the properties that the user gave by `--conf NAME=VALUE`, or in a properties file."""
     found: dict[str, str] = {}
     for option in options:
         name, _, inside = option[0].partition("=")
@@ -276,7 +277,7 @@ def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
     none.
 
     Args:
-        environ: with SPARK_CONF_DIR, or SPARK_HOME.
+        environ: environment with SPARK_CONF_DIR, or SPARK_HOME.
 
     Raises:
         ConfigError: it cannot be read.
@@ -288,7 +289,7 @@ def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_properties(file: Path) -> dict[str, str]:
-    """Return the properties of a Java properties file, as spark-defaults.conf is one.
+    """Return the properties of a Java properties file such as spark-defaults.conf.
 
     Source of the rules: the documentation of java.util.Properties.load.
 

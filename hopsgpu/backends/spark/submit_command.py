@@ -1,4 +1,4 @@
-"""What `hopsgpu submit` tells spark-submit. Values in, command line out."""
+"""The spark-submit command of `hopsgpu submit`. Pure."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _DRIVER_PYTHON = "spark.pyspark.driver.python"
 
 @dataclass(frozen=True)
 class Job:
-    """What a person wants submitted.
+    """What a person wants to submit.
 
     Attributes:
         script: a Python file of this machine.
-        arguments: what it gets.
+        arguments: its arguments.
         deploy_mode: "client" or "cluster"; None for what `conf` or spark-defaults.conf say.
-        queue: YARN's; None likewise.
-        name: the application's; None for the script's.
+        queue: YARN's queue, or None likewise.
+        name: name of the application; None for the script's.
         conf: more Spark properties.
-        detach: whether the application outlives the command, which cluster mode alone allows.
-        tag: by which the application is found in YARN; in cluster mode spark-submit then does not
+        detach: whether the application outlives the command, which only cluster mode allows.
+        tag: tag that identifies the application in YARN; in cluster mode spark-submit then does not
             wait for its end.
     """
 
@@ -53,12 +53,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Planned:
-    """How it is to be submitted.
+    """How to submit it.
 
     Attributes:
         mode: "client" or "cluster".
-        queue: YARN's.
-        properties: those that the application will have, but for what is shipped.
+        queue: YARN's queue.
+        properties: properties that the application will have, except for shipped files.
         given: the arguments of spark-submit, before what a gang needs is added.
     """
 
@@ -71,17 +71,17 @@ class Planned:
 def planned(
     job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> Planned:
-    """Return how a job is to be submitted.
+    """Return how to submit a job.
 
     Args:
-        job: what is wanted.
+        job: the job.
         defaults: the properties of spark-defaults.conf.
-        environ: with PYSPARK_PYTHON, where the executors' Python is not this one.
-        python: this one, which has hopsgpu and is the driver's in client mode.
+        environ: environment, with PYSPARK_PYTHON if the executors' Python is not this one.
+        python: path of this Python, which has hopsgpu and is the driver's in client mode.
 
     Raises:
-        ConfigError: the script is no Python file, a setting cannot hold gangs, there is no Spark,
-            or something would not reach the application as it is given.
+        ConfigError: the script is not a Python file, a setting prevents gangs, there is no Spark,
+            or an argument would not reach the application unchanged.
     """
     if not Path(job.script).is_file() or not job.script.endswith(".py"):
         raise ConfigError(f"{job.script} is not a Python file of this machine: give a script, *.py")
@@ -130,7 +130,7 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
 def _pythons(
     mode: str, given: Mapping[str, str], environ: Mapping[str, str], here: str
 ) -> dict[str, str]:
-    """Return which Python runs what, where nobody has said so."""
+    """Return which Python runs what, if the user has not set it."""
     found = {}
     if _PYTHON not in given:
         found[_PYTHON] = environ.get("PYSPARK_PYTHON") or here
@@ -141,10 +141,10 @@ def _pythons(
 
 
 def parse_conf(given: Sequence[str]) -> dict[str, str]:
-    """Properties of "NAME=VALUE" each; the last of a name counts.
+    """Return properties from texts NAME=VALUE; the last one of a name counts.
 
     Raises:
-        ConfigError: one is of another form, or of no name of Spark's.
+        ConfigError: one has another form, or its name is not a Spark property.
     """
     found = {}
     for text in given:
@@ -156,7 +156,7 @@ def parse_conf(given: Sequence[str]) -> dict[str, str]:
 
 
 def find_spark_submit(environ: Mapping[str, str]) -> Path:
-    """SPARK_HOME's spark-submit, else the one of this Python's pyspark, else the PATH's.
+    """Return SPARK_HOME's spark-submit, else that of this Python's pyspark, else of the PATH.
 
     Raises:
         ConfigError: there is none.

@@ -1,13 +1,13 @@
-"""The submitter's HDFS tokens, handed to a gang's agents whenever the driver has other ones.
+"""The submitter's HDFS tokens, sent to a gang's agents whenever the driver has new ones.
 
-YARN puts delegation tokens into a file of each container and leaves it as it is; they end with
-their lifetime (7 days by default). Spark gets new ones, where it is given a keytab or
-`spark.kerberos.renewal.credentials=ccache`, but keeps them in the memory of its JVMs.
-This brings them from the driver's JVM to the agents, which write them to that file
-(`hopsgpu.agent.hadoop_tokens`), and to the driver's own where it runs in a container too: it writes
-models and records with the same client.
+YARN puts delegation tokens into a file of each container and never updates it; they expire (after 7
+days by default). Spark gets new ones if it has a keytab or
+`spark.kerberos.renewal.credentials=ccache`, but keeps them in the memory of its JVMs. This module
+sends them from the driver's JVM to the agents, which write them to that file
+(`hopsgpu.agent.hadoop_tokens`). It also writes the driver's own file if the driver runs in a
+container, because the driver writes models and records with the same client.
 
-Built to the documentation of Hadoop and Spark, and untried with a real KDC.
+Written according to the documentation of Hadoop and Spark; not tested with a real KDC.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ LOOK_SECONDS = 600.0
 
 
 def read_tokens(jvm: Jvm) -> bytes:
-    """Return the submitter's HDFS tokens as `Jvm.hdfs_tokens`; b"" on clusters without Kerberos."""
+    """Return the submitter's HDFS tokens, as `Jvm.hdfs_tokens` does; b"" without Kerberos."""
     return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
 
 
 class Handover:
-    """Hands the agents of one attempt what is new of the submitter's tokens.
+    """Sends new tokens of the submitter to the agents of one attempt.
 
-    An agent has tokens once it says that it keeps them: until then it is sent them at every look.
+    An agent has the tokens once it confirms them: until then they are sent at every look.
 
     Args:
         lease: the gang.
-        run_id: of the run.
-        warnings: of the run; what a person should know is added, once.
+        run_id: ID of the run.
+        warnings: warnings of the run; a problem is added once.
         clock: seconds.
-        environment: of the driver.
+        environment: environment of the driver.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Handover:
         self._kept: dict[int, str] = {}
 
     def kept(self, key: int, message: Message) -> None:
-        """Note that an agent keeps tokens, and which."""
+        """Record that an agent has tokens, and which."""
         self._kept[key] = message["digest"]
 
     def look(self) -> None:
-        """Send the tokens to the agents that do not have them; looks every ten minutes."""
+        """Send the tokens to agents that do not have them; check for new ones every ten minutes."""
         now = self._clock()
         if self._look_at is not None and now < self._look_at:
             return

@@ -1,4 +1,4 @@
-"""What executors are waited for by: why they do not come, in words."""
+"""Why executors have not arrived, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hopsgpu.core.gang import GangState, backoff_seconds, end_again
 
 
 class EndedAgain:
-    """Containers that YARN granted and that have ended, but for those that may."""
+    """Containers that YARN granted and that have ended unexpectedly."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
@@ -21,34 +21,34 @@ class EndedAgain:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """The number of these containers."""
         return len(self._lost)
 
     def look(self, held: Collection[str], came: Collection[str] = ()) -> None:
-        """Take in which there are.
+        """Record which containers there are.
 
         Args:
-            held: ids of those that YARN shows now.
-            came: of those whose executors came, whatever became of them.
+            held: IDs of the containers that YARN shows now.
+            came: IDs of those whose executors arrived, whatever became of them.
         """
         self._held = set(held)
         self._seen |= self._held
         self._lost = sorted(self._seen.difference(held, came, self._excused))
 
     def forget(self) -> None:
-        """They count no longer: one has come."""
+        """Forget them, because an executor has arrived."""
         self._seen, self._lost = set(), []
 
     def excuse(self, held: Collection[str] = ()) -> None:
-        """Those that there are may go: hopsgpu itself lets them go.
+        """Expect the present containers to end, because hopsgpu itself releases them.
 
         Args:
-            held: ids of those that YARN shows now, besides those that it showed last.
+            held: IDs of the containers that YARN shows now, besides those that it showed last.
         """
         self._excused |= self._held.union(held)
 
     def beside(self, *parts: str) -> str:
-        """Return what a person is told of them, after what else there is to tell."""
+        """Return the given parts, with a remark about the ended containers, for people."""
         lost = self._lost
         if lost:
             parts += (
@@ -59,7 +59,7 @@ class EndedAgain:
 
 
 class _PatienceOf(Patience):
-    """Tells, besides what else there is, of the executors that ended."""
+    """Adds a remark about the executors that ended to what it tells."""
 
     def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
         super().__init__(request, since)
@@ -70,7 +70,7 @@ class _PatienceOf(Patience):
 
 
 class Coming:
-    """The executors of a search that were asked for and have not come."""
+    """The executors of a search that were requested and have not arrived."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
@@ -82,11 +82,11 @@ class Coming:
         self._patience: Patience | None = None
 
     def patience(self, request: Request, now: float) -> Patience:
-        """Return how long those may take that are asked for now.
+        """Return how long the executors requested now may take.
 
         Args:
-            request: theirs; it has a timeout where the search has no executor. That begins with
-                the first asking, however often it is asked, and ends once one has come.
+            request: their request, with a timeout if the search has no executor. The time starts
+                with the first request, however often it is repeated, and ends once one has arrived.
             now: the clock's reading.
         """
         if request.timeout is not None and self._since is None:
@@ -95,25 +95,25 @@ class Coming:
         return self._patience
 
     def check(self) -> None:
-        """Check whether it may go on waiting.
+        """Check that waiting may continue.
 
         Raises:
-            GangTimeout: none has come for too long.
+            GangTimeout: none has arrived for too long.
         """
         if self._patience is not None:
             self._patience.check_time()
 
     def tell(self, why: str) -> None:
-        """Tell what those wait for that were asked for."""
+        """Report what the requested executors wait for."""
         if self._patience is not None:
             self._patience.tell((), why)
 
     def saw(self, container: str) -> None:
-        """The executor in a container, by its id, has shown itself, whatever it is good for."""
+        """Record that the executor of a container has connected, useful or not."""
         self._seen.add(container)
 
     def came(self) -> None:
-        """One can have trials: those that ended before it are forgotten."""
+        """Record that an executor can run trials, and forget those that ended before it."""
         self._ended.forget()
         self._before = ""
         self._given_back = 0
@@ -123,16 +123,16 @@ class Coming:
             self._patience.wait_for_ever()
 
     def excuse(self, held: Collection[str] = ()) -> None:
-        """As of `EndedAgain`."""
+        """Like `EndedAgain.excuse`."""
         self._ended.excuse(held)
 
     def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
-        """Return how many YARN has not granted, and where those are that have not come.
+        """Return how many YARN has not granted, and where the missing ones are.
 
         Args:
-            held: ids of the containers that YARN shows now.
-            leaving: of those that were let go.
-            asked: executors that are here or were asked for.
+            held: IDs of the containers that YARN shows now.
+            leaving: IDs of those that were released.
+            asked: number of executors that are here or were requested.
         """
         self._ended.look(held, self._seen)
         missing = max(asked - len(set(held).difference(leaving)), 0)
@@ -140,19 +140,19 @@ class Coming:
         return missing, where
 
     def beside(self, why: str) -> str:
-        """Return what a person is told of those that ended, after what else there is to tell."""
+        """Return a text with a remark about the ended executors, for people."""
         told = self._ended.beside(why)
         return told if self._ended.count or not self._before else f"{why}; before, {self._before}"
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:
-        """Return why executors are given back now for others to go first; "" where they are not.
+        """Return why executors are given back now, so that others go first; "" if they are not.
 
-        They end again and again. What ended so far counts no longer then.
+        The reason is that they fail repeatedly. Earlier failures no longer count afterwards.
 
         Args:
-            waiting: executors that have not come.
+            waiting: number of executors that have not arrived.
             now: the clock's reading.
-            chance: as of `backoff_seconds`.
+            chance: as for `backoff_seconds`.
         """
         if not waiting or not end_again(self._ended.count, waiting):
             return ""
@@ -173,11 +173,11 @@ class _Owner(Protocol):
 
 @dataclass(frozen=True)
 class WhyAlone:
-    """A gang's watcher who tells why it waits alone, and warnings.
+    """A gang's watcher that passes on only why it waits, and warnings.
 
     Args:
-        watcher: gets the warnings.
-        owner: is told why it waits.
+        watcher: receives the warnings.
+        owner: receives the reason for waiting.
     """
 
     watcher: Watcher

@@ -15,15 +15,15 @@ from hopsgpu.control.peer import lake_environment
 def settings_inside(
     ours: Mapping[str, str], submitted: Mapping[str, str], given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the settings with which a driver in YARN makes its context.
+    """Return the settings with which a driver in YARN creates its context.
 
     Args:
-        ours: what a gang needs, under what is given.
-        submitted: what the application was submitted with.
-        given: what the driver wants set.
+        ours: the settings that a gang needs, which `given` overrides.
+        submitted: the settings that the application was submitted with.
+        given: the settings that the driver requests.
 
     Raises:
-        ConfigError: what spark-submit should have been told, or should have shipped.
+        ConfigError: the message says what spark-submit should have received or shipped.
     """
     check_submitted(submitted.get, given)
     settings = {**ours, **submitted, **given}
@@ -32,10 +32,11 @@ def settings_inside(
 
 
 def act_for_submitter(context: SparkContext) -> None:
-    """Has HDFS clients of a driver in YARN act for who submitted it, with their configuration.
+    """Make HDFS clients of a driver in YARN act for the submitter.
 
-    Its process is a container's: the NodeManager's user, with that node's HADOOP_CONF_DIR. With
-    Kerberos the tokens that YARN put there say who it is. In client mode there is nothing to do.
+    They use the submitter's Hadoop configuration. The driver's process is a container's, which runs
+    as the NodeManager's user, with that node's HADOOP_CONF_DIR. With Kerberos, the tokens that YARN
+    put there identify the submitter. In client mode there is nothing to do.
     """
     jvm = Jvm(context)
     if in_cluster_mode(jvm.setting):
