@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hopsgpu.agent import process_daemon as keeper_module
 from hopsgpu.agent.rank_environment import package_path
-from hopsgpu.own_log import level
+from hopsgpu.core.own_log import level
 from hopsgpu.tracebacks import VARIABLE
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu import own_log
 from hopsgpu.agent.daemon_client import connected
 from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.control.peer import Driver, greet, lake_environment
+from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.environment import Home, PythonEnv
 

@@ -36,7 +36,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hopsgpu import linux, own_log
+from hopsgpu import linux
 from hopsgpu.agent import fork_servers, orphans
 from hopsgpu.agent.environment_unpacker import Preparing
 from hopsgpu.agent.fork_server_pool import Pool
@@ -45,6 +45,7 @@ from hopsgpu.agent.json_lines import Lines, error_fields, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.reaper import Ended, Reaper
 from hopsgpu.agent.tmpdir_links import Links, links
+from hopsgpu.core import own_log
 from hopsgpu.rank import main as rank
 from hopsgpu.tracebacks import VARIABLE
 

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from hopsgpu import own_log
+from hopsgpu.core import own_log
 
 # The kind of the message; the driver keeps its payload as it is.
 KIND = "agent-log"

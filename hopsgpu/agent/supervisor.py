@@ -41,7 +41,6 @@ from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from hopsgpu import own_log
 from hopsgpu.agent.addresses import held_ports, reach
 from hopsgpu.agent.daemon_client import Keeper, connected
 from hopsgpu.agent.gpu_access import unopened
@@ -54,6 +53,7 @@ from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, ChannelError, Message
 from hopsgpu.control.peer import Driver, given_out, greet, lake_environment
+from hopsgpu.core import own_log
 from hopsgpu.core.rank_requirements import lacking
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.packaging.python_env.environment import Home, PythonEnv

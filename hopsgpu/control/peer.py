@@ -15,10 +15,10 @@ from typing import Any
 from hopsgpu.control.channel import Channel
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
+from hopsgpu.core.own_log import INFO
 from hopsgpu.core.rank_requirements import DATA, LAKE, lacking
 from hopsgpu.gpu.container_gpus import read_given
 from hopsgpu.gpu.node.health import BAD
-from hopsgpu.own_log import INFO
 
 
 @dataclass(frozen=True)

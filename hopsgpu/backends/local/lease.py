@@ -21,8 +21,8 @@ from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
+from hopsgpu.core.own_log import level
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.own_log import level
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import network_is_encrypted
+from hopsgpu.core.own_log import level
 from hopsgpu.linux import allow_descriptors
-from hopsgpu.own_log import level
 
 
 @contextlib.contextmanager
