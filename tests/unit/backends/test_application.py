@@ -36,7 +36,7 @@ def test_ports_are_a_first_and_a_last(given: str, ports: range) -> None:
     ["40000", "40100-40000", "0-5", "1-65536", "40000-", "a-b", "40000:40100", "1-2-3", "-1-5"],
 )
 def test_ports_that_are_none_are_refused_with_what_was_given(given: str) -> None:
-    said = f"spark.hopsgpu.ports='{given}' must be .*as 40000-40100"
+    said = f"spark.hopsgpu.ports='{given}': must be .*as 40000-40100"
     with pytest.raises(ConfigError, match=said):
         _ = application(ports=given).ports
 
