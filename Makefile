@@ -9,8 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PACKAGING := setup.py pyproject.toml
 # Several files at a time; the longest ones first, for the last one runs alone.
 BY_FILE := --dist loadfile --no-loadscope-reorder
-# Each worker with a cluster of its own: 5 GB.
-PARALLEL := -n 3 $(BY_FILE)
+# Each worker with a cluster of its own: 5 GB, and more than one core.
+PARALLEL := -n 2 $(BY_FILE)
 # What needs Spark on that cluster or disturbs others on its HDFS, and what does not.
 SPARK := $(wildcard tests/cluster/test_*.py tests/contract/test_frameworks_*.py)
 SPARK := $(filter-out tests/cluster/test_cluster_lifecycle.py,$(SPARK))
