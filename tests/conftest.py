@@ -10,7 +10,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from importlib.util import module_from_spec, spec_from_file_location
@@ -23,8 +22,6 @@ from pyspark.sql import SparkSession
 
 import hopsgpu
 from hopsgpu import devcluster
-from hopsgpu.devcluster.class_archive import archive_of, make_archive
-from hopsgpu.devcluster.layout import Layout
 from hopsgpu.launcher import options
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
@@ -77,31 +74,13 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> I
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
     conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
-    if not shared:
-        devcluster.up(directory, conf=conf, keep_classes=True)
-        try:
-            yield directory
-        finally:
+    # Of workers that share it and come at the same time, the first one starts it and the others wait.
+    devcluster.up(directory, conf=conf, keep_classes=True)
+    try:
+        yield directory
+    finally:
+        if not shared:
             devcluster.down(directory)
-        return
-    # Of workers that come at the same time the first one starts it, and the others wait.
-    filesystem = devcluster.up(directory, conf=conf).filesystem
-    # For those who come later: here nobody waits for it.
-    keeping = threading.Thread(target=keep_classes, args=(directory, filesystem))
-    if os.environ.get("PYTEST_XDIST_WORKER") == "gw0":
-        keeping.start()
-    yield directory
-    if keeping.ident is not None:
-        keeping.join()
-
-
-def keep_classes(directory: Path, filesystem: str) -> None:
-    """As an `up` does that is asked to, of a cluster that runs."""
-    environ = devcluster.environment(directory)
-    archive = archive_of(Path(environ["JAVA_HOME"]), Path(environ["SPARK_HOME"]))
-    if archive is not None:
-        url = f"{filesystem}/tmp/hopsgpu-classes"
-        make_archive(archive, Layout.at(directory), environ, url, lambda _: None)
 
 
 @pytest.fixture(scope="session")
