@@ -74,7 +74,7 @@ def cluster_dir(tmp_path_factory: pytest.TempPathFactory, own_tmpdir: Path) -> I
     # Containers inherit nothing: theirs would be /tmp, as a node's is.
     tmpdir = {f"{CONTAINERS_ENV}.TMPDIR": shared or str(own_tmpdir)}
     conf = {"yarn-site": tmpdir, "hdfs-site": HDFS_SITE}
-    # Of workers that share it and come at the same time, the first one starts it and the others wait.
+    # Of workers that share it the first one starts it, and the others wait.
     devcluster.up(directory, conf=conf, keep_classes=True)
     try:
         yield directory
