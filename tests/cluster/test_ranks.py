@@ -118,7 +118,9 @@ def test_the_interface_that_is_set_is_the_one_of_gloo_and_of_the_rendezvous(
             assert (name, total) == (wanted, 2.0)
             assert address in there[wanted] or (wanted == "lo" and address.startswith("127."))
     monkeypatch.setenv("HOPSGPU_INTERFACE", "ib7")
-    with pytest.raises(hopsgpu.ConfigError, match="interface='ib7' is not on this node; there are"):
+    with pytest.raises(
+        hopsgpu.ConfigError, match="interface='ib7' is not on this node; available: "
+    ):
         gang.launch(all_reduce, progress="off")
 
 
