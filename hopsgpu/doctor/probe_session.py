@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from hopsgpu.backends.spark.session import session as new_session
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.storage.bounded_calls import Bounded
 from hopsgpu.yarn.application_state import Standing
@@ -54,7 +55,7 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
     given = {**conf, "spark.yarn.tags": tags}
     with _stderr_in_file() as log:
-        starting = Bounded("hopsgpu-session", lambda: session(_NAME, conf=given))
+        starting = Bounded("hopsgpu-session", lambda: new_session(_NAME, conf=given))
         try:
             session = starting.result(seconds)
         except TimeoutError:
