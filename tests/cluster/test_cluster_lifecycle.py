@@ -154,7 +154,7 @@ def test_a_dead_daemon_is_seen_and_started_again(running: tuple[Path, str]) -> N
     assert status(directory)["gpus_total"] == 0
     mended = hopsgpu(directory, "up")
     assert mended.returncode == 0, mended.stderr
-    assert "not alive, starting: node1" in mended.stdout
+    assert "restarting dead daemons: node1" in mended.stdout
     assert "namenode: log" not in mended.stdout
     assert hopsgpu(directory, "status").returncode == 0
     assert status(directory)["gpus_total"] == 1

@@ -401,6 +401,6 @@ def test_a_search_whose_executors_end_before_they_come_says_so_and_ends(
     told = out.splitlines()
     assert told and "ended again, see the node's log of container_" in told[0], errors
     assert any("given back (time 1), it asks again soon" in line for line in told), out
-    assert told[-1].startswith("late: 0 of 1 executor came within 90 s"), out + errors
+    assert told[-1].startswith("late: 0 of 1 executor arrived within 90 s"), out + errors
     assert "ended again" in told[-1]
     assert gpus_become(manager, 0, SECONDS)

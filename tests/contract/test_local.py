@@ -143,7 +143,7 @@ def test_a_cancelled_run_leaves_no_rank(told: Told) -> None:
 
 
 def test_gpus_are_leased_to_one_gang_at_a_time(told: Told) -> None:
-    assert "wants 3 GPUs, and this machine has 2" in told("too many")[0]["said"]
+    assert "needs 3 GPUs, and this machine has 2" in told("too many")[0]["said"]
     waited = told("waited")[0]["waited"]
     assert any("leased to another gang" in text for text in waited)
     runs = sorted(told("gpus"), key=lambda run: run["times"])

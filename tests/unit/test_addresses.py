@@ -94,7 +94,7 @@ def test_what_others_are_told(address: str, wanted: str | None, found: Reach) ->
 
 
 def test_a_wanted_interface_that_is_not_there() -> None:
-    with pytest.raises(ConfigError, match="'eth9' is not on this node; there are lo .*eth0 "):
+    with pytest.raises(ConfigError, match="'eth9' is not on this node; available: lo .*eth0 "):
         choose("10.0.0.5", "eth9", NODE)
     with pytest.raises(ConfigError, match="'down0' has no address"):
         choose("10.0.0.5", "down0", NODE)

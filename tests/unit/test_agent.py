@@ -986,7 +986,7 @@ def test_reserved_ports_are_held_until_the_rank_binds_them(gang: Gang) -> None:
 
 def test_a_node_without_the_wanted_interface_says_what_there_is(gang: Gang) -> None:
     problem = reserve(gang, interface="ib7")["problem"]
-    assert "spark.hopsgpu.interface='ib7' is not on this node; there are" in problem
+    assert "spark.hopsgpu.interface='ib7' is not on this node; available" in problem
 
 
 def test_the_agent_serves_a_store_that_ends_with_the_attempt(gang: Gang) -> None:

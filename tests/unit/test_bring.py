@@ -147,7 +147,7 @@ def test_a_task_of_one_of_two_bad_ones_is_waited_for_until_the_timeout() -> None
     cluster = cluster_of(
         ("comes", 1, BAD), ("comes", 2, BAD), ("ends", 1, {}), ("comes", 3, {}), ("comes", 4, {})
     )
-    with pytest.raises(GangTimeout, match="2 of 2 executors came within 60 s"):
+    with pytest.raises(GangTimeout, match="2 of 2 executors arrived within 60 s"):
         bringing(cluster, 2).run()
 
 
@@ -194,7 +194,7 @@ def test_many_that_were_held_aside_are_counted() -> None:
 def test_gpus_that_our_script_did_not_give_out_are_refused(gpus: int) -> None:
     cluster = cluster_of(("comes", 1, {"gpus": gpus}))
     with pytest.raises(
-        DiscoveryError, match=rf"tells {gpus} GPUs?, and not the 1 asked for.*Plugin"
+        DiscoveryError, match=rf"reports {gpus} GPUs? instead of the requested 1: .*Plugin"
     ):
         bringing(cluster, 1).run()
 

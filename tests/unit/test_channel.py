@@ -239,8 +239,9 @@ def test_forged_replayed_and_huge_frames_break_the_connection(server: ControlSer
     assert attack(server, other).reason == wrong
     for lengths in ((2**31, 0), (0, 2**40), (10, 2**63)):
         end = attack(server, struct.pack("!IQ", *lengths))
-        assert end.reason == "broke the protocol: a frame of {} + {} bytes announced".format(
-            *lengths
+        assert (
+            end.reason
+            == "broke the protocol: the peer announced a frame of {} + {} bytes".format(*lengths)
         )
     # The genuine one is taken, its repetition is not.
     assert attack(server, None, None).message is not None

@@ -243,7 +243,7 @@ def test_a_version_is_downloaded_verified_and_damage_told(
     assert result.output == f"digits 1 is in {target}\n"
     assert (target / "layers" / "0.txt").read_text() == "zero"
     assert call("models", "download", "digits", "1", str(tmp_path / "b")).exit_code == 0
-    assert call("models", "verify", "digits").output == "digits 1 is whole: 2 files, 2.0 KiB\n"
+    assert call("models", "verify", "digits").output == "digits 1 is intact: 2 files, 2.0 KiB\n"
     assert json.loads(call("models", "verify", "digits", "--json").output) == {
         "name": "digits",
         "version": 1,

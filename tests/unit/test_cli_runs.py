@@ -146,7 +146,7 @@ def test_a_runs_data_is_shown(root: Path) -> None:
     train = {"url": "hdfs://nn/x", "rows": 7, "bytes": 2048, "kept": False}
     put_run(root, NEW, data={"data": train, "test": {**train, "kept": True}, "odd": 3})
     shown = call("runs", "show", NEW).output
-    assert "data         7 rows, 2.0 KiB of hdfs://nn/x, removed with the run's end\n" in shown
+    assert "data         7 rows, 2.0 KiB of hdfs://nn/x, removed at the end of the run\n" in shown
     assert "data test    7 rows, 2.0 KiB of hdfs://nn/x\n" in shown
     assert "odd" not in shown
 

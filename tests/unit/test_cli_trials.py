@@ -60,7 +60,7 @@ def test_a_search_is_shown_with_its_best_trial_and_why_others_failed(root: Path)
     lines = shown(root, search=search(*trials))
     text = "\n".join(lines)
     assert "minimize loss, by TPESampler and MedianPruner" in text
-    assert "60 wanted: 1 complete, 1 pruned, 1 failed" in text
+    assert "60 requested: 1 complete, 1 pruned, 1 failed" in text
     assert "4 at most, of 1 rank with 0.5 of a GPU each" in text
     assert "trial 0: 1 with lr=0.1, optimizer=adam" in text
     header = next(n for n, line in enumerate(lines) if line.split()[:2] == ["TRIAL", "STATE"])

@@ -486,4 +486,4 @@ def test_without_a_cluster_one_line_says_so_and_the_exit_code_is_1() -> None:
     assert "fix" not in told.stdout and told.stdout.endswith(" 1 wrong, 0 unknown\n")
     told = ran("--conf", "spark.x")
     assert (told.returncode, told.stdout) == (1, "")
-    assert told.stderr.startswith("hopsgpu: --conf spark.x: NAME=VALUE")
+    assert told.stderr.startswith("hopsgpu: --conf spark.x must be NAME=VALUE")

@@ -228,4 +228,4 @@ def test_that_nobody_asks_any_more_is_told(made: Made, monkeypatch: pytest.Monke
         return ""
 
     assert until(problem, SECONDS)
-    assert "could not be asked for executors: OverflowError: too large" in problem()
+    assert "executors could not be requested from Spark: OverflowError: too large" in problem()

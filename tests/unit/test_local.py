@@ -93,9 +93,9 @@ def test_all_ranks_share_one_container_with_their_gpus() -> None:
 
 
 def test_more_gpus_than_there_are_good_ones_can_never_be_had() -> None:
-    with pytest.raises(CapacityError, match="wants 3 GPUs, .* has 2 .*GPU-c is bad: fell off"):
+    with pytest.raises(CapacityError, match="needs 3 GPUs, .* has 2 .*GPU-c is bad: fell off"):
         fit_here(GangSpec("run", workers=3), WORKSTATION)
-    with pytest.raises(ConfigError, match="gpu_type='H100'.*There are: 'NVIDIA A100"):
+    with pytest.raises(ConfigError, match="gpu_type='H100'.*It has: 'NVIDIA A100"):
         fit_here(GangSpec("run", gpu_type="H100"), WORKSTATION)
 
 

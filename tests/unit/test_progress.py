@@ -111,7 +111,7 @@ async def coroutine(status: RunStatus) -> None: ...
         (lambda *, status: None, "one argument, a RunStatus"),
         (Takes().none, "one argument, a RunStatus"),
         (coroutine, "coroutine"),
-        ("loud", "progress='loud': 'rich', 'lines', 'off', None or a callable"),
+        ("loud", "progress='loud' must be 'rich', 'lines', 'off', None or a callable"),
         (1, "progress=1"),
     ],
 )

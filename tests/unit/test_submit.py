@@ -123,13 +123,13 @@ def test_each_python_is_this_one_unless_somebody_said_otherwise(script: str) -> 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"script": "nowhere.py"}, "nowhere.py is no Python file of this machine"),
-        ({"script": "/etc/passwd"}, "/etc/passwd is no Python file"),
+        ({"script": "nowhere.py"}, "nowhere.py is not a Python file of this machine"),
+        ({"script": "/etc/passwd"}, "/etc/passwd is not a Python file"),
         ({"deploy_mode": "client", "detach": True}, "--detach needs --deploy-mode cluster"),
         ({"conf": {DEPLOY: "x"}}, "deploy mode 'x'"),
         ({"conf": {"spark.executor.instances": "2"}}, "executor.instances=2.*set it to 0"),
         ({"conf": {"spark.master": "local"}}, "spark.master=local is this machine alone"),
-        ({"conf": {"spark.master": "spark://h:7077"}}, "spark://h:7077 cannot hold gangs; yarn is"),
+        ({"conf": {"spark.master": "spark://h:7077"}}, "spark://h:7077 cannot hold gangs; it must"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything(
@@ -493,7 +493,7 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     said = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
     assert not (tmp_path / "lake").exists() and not started
     ran = CliRunner().invoke(main, ["submit", *given])
-    assert ran.exit_code == 0 and "made if need be" in ran.stderr, ran.output
+    assert ran.exit_code == 0 and "create it if missing" in ran.stderr, ran.output
     (command,) = started
     url = conf_of(command)[PYTHON_ENV]
     assert url.startswith(f"{lake}/environments/") and url == said
