@@ -1,7 +1,7 @@
 """Horovod on gloo, with PyTorch, on a gang.
 
-Untried: there is no wheel of Horovod 0.28.1 for the Pythons that hopsgpu runs on. Written to its
-documentation and to `horovod.runner.gloo_run`.
+Not tested: there is no wheel of Horovod 0.28.1 for the Pythons that hopsgpu runs on. Written
+according to its documentation and to `horovod.runner.gloo_run`.
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/horovod_ranks.py
@@ -23,7 +23,7 @@ PATIENCE = 60.0
 
 
 def rendezvous() -> None:
-    """What horovodrun does before its ranks start: rank 0 serves, the others wait for it.
+    """Do what horovodrun does before its ranks start: rank 0 serves, the others wait for it.
 
     All variables of Horovod are set; the port is held for rank 0.
     """
@@ -53,7 +53,7 @@ def rendezvous() -> None:
 
 
 def train(steps: int) -> dict[str, Any]:
-    """Fits a plane; every rank computes on its part of each batch."""
+    """Fit a plane; every rank computes on its part of each batch."""
     import horovod.torch as hvd
     import torch
 

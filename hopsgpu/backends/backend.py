@@ -74,9 +74,7 @@ class Site(Protocol):
 
     @property
     def added(self) -> Path:
-        """The directory of the files that `addPyFile` and `--py-files` have brought to the
-        driver.
-        """
+        """The directory of files that `addPyFile` and `--py-files` brought to the driver."""
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
         """Return the top-level modules that the executors' Python is already known to lack."""
@@ -97,9 +95,7 @@ class Site(Protocol):
         """Return what a record says about the error that ended a run; never raise."""
 
     def option(self, name: str) -> str | None:
-        """Return the Spark property `spark.hopsgpu.<name>`, else its environment variable, or
-        None.
-        """
+        """Return the property `spark.hopsgpu.<name>`, its environment variable, or None."""
 
     def fit(self, spec: GangSpec) -> Fit:
         """Return the containers of a gang, without requesting them.

@@ -8,7 +8,5 @@ _LOCAL = re.compile(r"local(\[(\*|\d+)(,\s*\d+)?\])?")
 
 
 def is_local(master: str | None) -> bool:
-    """Return whether a master is this machine, in the driver's own JVM: local, local[N],
-    local[*].
-    """
+    """Return whether a master is local, local[N] or local[*]: the driver's own JVM."""
     return master is not None and _LOCAL.fullmatch(master.strip()) is not None

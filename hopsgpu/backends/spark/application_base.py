@@ -116,9 +116,7 @@ class SparkApplication:
 
     @functools.cached_property
     def added(self) -> Path:
-        """The directory of the files that `addPyFile` and `--py-files` have brought to the
-        driver.
-        """
+        """The directory of files that `addPyFile` and `--py-files` brought to the driver."""
         return Path(SparkFiles.getRootDirectory())
 
     @property
@@ -128,9 +126,7 @@ class SparkApplication:
 
     @property
     def root(self) -> str:
-        """The root of runs and models: `spark.hopsgpu.root`, HOPSGPU_ROOT, or the user's
-        directory.
-        """
+        """The root of runs and models: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's."""
         return root_on(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:
@@ -151,8 +147,6 @@ class SparkApplication:
         return self.jvm.setting(name)
 
     def option(self, name: str) -> str | None:
-        """Return the Spark property `spark.hopsgpu.<name>`, else its environment variable, or
-        None.
-        """
+        """Return the property `spark.hopsgpu.<name>`, its environment variable, or None."""
         twin = f"HOPSGPU_{name.upper().replace('.', '_')}"
         return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(twin)

@@ -43,8 +43,9 @@ class Jvm:
         self._flipping = threading.Lock()
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record says about the error that ended a run, with the type of others'
-        errors.
+        """Return what a record says about the error that ended a run.
+
+        The text has the type of an error that is not hopsgpu's.
 
         Args:
             error: the error that ended the run.
