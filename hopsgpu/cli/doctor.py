@@ -79,5 +79,5 @@ def shown(check: Check) -> str:
 def _property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ConfigError(f"--conf {text}: must be NAME=VALUE, such as spark.yarn.queue=training")
+        raise ConfigError(f"--conf {text} must be NAME=VALUE, such as spark.yarn.queue=training")
     return name, value

@@ -109,7 +109,7 @@ def test_what_is_not_reserved_here_is_told() -> None:
         placement="spread",
     )
     told = "; ".join(fit_here(spec, LAPTOP)[2])
-    assert "want 8 cores, and share the 4" in told
+    assert "request 8 cores, and share the 4" in told
     assert "131072 MiB together, which is more than the 16384 MiB" in told
     assert "spread: all ranks are on this machine" in told
 
