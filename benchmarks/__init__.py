@@ -1,1 +1,1 @@
-"""Speed and memory, each against a rival in the same run: `make bench`."""
+"""Speed and memory, each compared with a rival in the same run: `make bench`."""

@@ -1,4 +1,4 @@
-"""Runs the benchmarks, or those that are named; prints tables and writes bench.json.
+"""Run the benchmarks, or those that are named; print tables and write bench.json.
 
 `python -m benchmarks [release | acquisition | cold | search | warm | contention | stores | data |
 channel | output | trials] …`

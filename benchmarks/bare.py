@@ -23,9 +23,9 @@ _MOST_SECONDS = 180.0
 
 @contextlib.contextmanager
 def bare_stage(spark: SparkSession, tasks: int) -> Iterator[tuple[float, ResourceProfile]]:
-    """Seconds until every task of a plain stage runs at once, on executors of its own.
+    """Yield the seconds until all tasks of a plain stage run, on newly started executors.
 
-    The tasks end with the context; the executors stay for whoever measures their end.
+    The tasks end with the context; the executors stay, so that the caller can measure their end.
     """
     profile = build_profile(shape_of(GangSpec("bare", workers=tasks), cores_per_gpu=2))
     context = spark.sparkContext
@@ -51,21 +51,21 @@ def bare_stage(spark: SparkSession, tasks: int) -> Iterator[tuple[float, Resourc
 
 
 def idle_release(spark: SparkSession, tasks: int) -> float:
-    """Seconds until the GPUs of a bare stage are free by Spark's idle timeout."""
+    """Return seconds until the GPUs of a bare stage are free by Spark's idle timeout."""
     with bare_stage(spark, tasks):
         pass
     return _until_free(spark)
 
 
 def floor_of_release(spark: SparkSession, tasks: int) -> float:
-    """Seconds from one kill of idle executors until their GPUs are free: heartbeats, teardown."""
+    """Return the seconds from one kill of idle executors until their GPUs are free."""
     with bare_stage(spark, tasks) as (_, profile):
         pass
     return release_bare(spark, profile)
 
 
 def release_bare(spark: SparkSession, profile: ResourceProfile) -> float:
-    """Kills a bare stage's executors once its tasks have ended; seconds until they are gone."""
+    """Kill a bare stage's executors once its tasks have ended; return the seconds taken."""
     jvm = application_of(spark).jvm
     # A kill while Spark still wants executors brings new ones.
     assert wait_until(lambda: jvm.target(profile.id) == 0, threading.Event(), _MOST_SECONDS)

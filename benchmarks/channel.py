@@ -1,4 +1,4 @@
-"""The control channel with many ranks: how soon all are there, and what they cost the driver."""
+"""The control channel with many ranks: the time to connect all, and the driver's cost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SPAWN = multiprocessing.get_context("spawn")
 
 
 def measure(agents: int = _AGENTS, rounds: int = _ROUNDS) -> dict[str, dict[str, list[float]]]:
-    """Agents join, are silent but for their heartbeats, and one of them answers.
+    """Measure agents that join and send only heartbeats, and one of which answers.
 
     Returns:
         For "plain" and "tls", one figure of each round: seconds until all have said hello
@@ -50,8 +50,8 @@ def measure(agents: int = _AGENTS, rounds: int = _ROUNDS) -> dict[str, dict[str,
         row(f"{name}: round trip, ms", figures[name]["round trip"])
     slowest = max(figures["plain"]["join"] + figures["tls"]["join"])
     busiest = max(figures["plain"]["cpu"] + figures["tls"]["cpu"])
-    print(f"\nall are there after {slowest:.2f} s at most (under 5 are wanted),")
-    print(f"and the driver takes {busiest:.0%} of a core at most (under one is wanted)")
+    print(f"\nall are there after {slowest:.2f} s at most (target: under 5),")
+    print(f"and the driver takes {busiest:.0%} of a core at most (target: under one)")
     return figures
 
 
@@ -71,7 +71,7 @@ def _in_process(agents: int, encrypted: bool) -> dict[str, float]:
 
 
 def _drive(results: Connection, agents: int, encrypted: bool) -> None:
-    """The driver's process."""
+    """Run the driver's process."""
     allow_descriptors(agents)
     secret = new_secret()
     with (
@@ -125,7 +125,7 @@ def _round_trip(server: ControlServer, peer: int) -> float:
 
 @contextlib.contextmanager
 def _simulated(agents: int) -> Iterator[list[Connection]]:
-    """Processes with that many agents in all, which wait for the driver's address."""
+    """Start processes with that many agents in all, which wait for the driver's address."""
     pipes, processes = [], []
     try:
         for number in range(_PROCESSES):
@@ -163,5 +163,5 @@ async def _agent(driver: Driver) -> None:
 
 
 def _resident() -> float:
-    """MiB of this process."""
+    """Return the memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

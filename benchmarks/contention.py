@@ -1,4 +1,4 @@
-"""Two applications that together want more GPUs than there are."""
+"""Two applications that together need more GPUs than there are."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ print("finished", flush=True)
 
 
 def measure() -> Mapping[str, object]:
-    """Both want one GPU too many, and all."""
+    """Measure two applications that each need one GPU too many, or all."""
     return {f"two of {workers} on {GPUS}": two_of(workers) for workers in (3, 4)}
 
 
 def two_of(workers: int) -> Mapping[str, object]:
-    """Seconds until two applications of 10 launches of `workers` ranks have finished."""
+    """Return seconds until two applications of 10 launches of `workers` ranks have finished."""
     command = [sys.executable, "-c", CONTENDER, str(workers)]
     both = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

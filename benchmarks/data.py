@@ -1,4 +1,4 @@
-"""Rows a second into a rank: hopsgpu's batches beside bare Arrow, and the loops of others.
+"""Rows per second into a rank: hopsgpu's batches compared with bare Arrow and others' loops.
 
 All read the same rows, of 32 float32, from HDFS or from the local disk, in turn in each round.
 """
@@ -44,7 +44,7 @@ Batches = Iterable[Mapping[str, Any]]
 
 
 def measure(rows: int = _ROWS, rounds: int = _ROUNDS) -> dict[str, dict[str, list[float]]]:
-    """Reads the rows as a list column, of fixed length and as Spark writes it, and as 32 columns.
+    """Read the rows as a list column, of fixed length and as Spark writes it, and as 32 columns.
 
     Returns:
         For each layout and way the million rows a second of each round.
@@ -140,7 +140,7 @@ def _compare(taken: Mapping[str, list[float]]) -> None:
             # Of one round, since others use the machine too.
             pairs = zip(taken[ours], taken[theirs], strict=True)
             ratio = statistics.median(one / other for one, other in pairs)
-            told = f" ({wanted} is wanted)" if wanted else ""
+            told = f" (target: {wanted})" if wanted else ""
             print(f"{ours} is {ratio:.2f} times {theirs}{told}")
 
 
@@ -156,7 +156,7 @@ def _written(table: pa.Table, lake: Lake) -> Shard:
 
 
 def _mapped(local: Path) -> Iterator[Mapping[str, Any]]:
-    """Bare Arrow at its best: each record batch is converted once, and batches are views."""
+    """Yield batches of bare Arrow at its best: views of record batches, each converted once."""
     with pa.memory_map(str(local / "mapped.arrow")) as source:
         file = pa.ipc.open_file(source)
         for number in range(file.num_record_batches):
@@ -196,7 +196,7 @@ def _summed(batches: Batches) -> float:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[Lake]:
-    """A directory on the HDFS that the environment names, or on the local disk."""
+    """Provide a directory on the HDFS that the environment names, or on the local disk."""
     with tempfile.TemporaryDirectory() as local:
         root = f"file://{local}"
         if configuration := os.environ.get("HADOOP_CONF_DIR"):

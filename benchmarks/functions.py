@@ -1,4 +1,4 @@
-"""What the launchers run. Imports nothing slow: a rank imports what its function is in."""
+"""The functions that the launchers run. Ranks import this module, so it imports nothing slow."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def nothing() -> int:
-    """A function that returns."""
+    """Return at once."""
     return 1
 
 
 def torch_all_reduce() -> float:
-    """The sum of the ranks + 1, by gloo."""
+    """Return the sum of the ranks + 1, by gloo."""
     import torch
     import torch.distributed as dist
 
@@ -23,7 +23,7 @@ def torch_all_reduce() -> float:
 
 
 def tensorflow_all_reduce() -> float:
-    """The number of the ranks, by TensorFlow's collectives."""
+    """Return the number of the ranks, by TensorFlow's collectives."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -43,7 +43,7 @@ def first_line() -> float:
 
 
 def trial(index: int, seconds: Sequence[float]) -> dict[str, float]:
-    """A trial that takes as long as is said."""
+    """Run a trial that takes as long as requested."""
     import time
 
     began = time.time()

@@ -1,4 +1,4 @@
-"""Where the time of a launch goes, and the GPUs' way back against Spark's own."""
+"""How the time of a launch is spent, and how the GPUs' release compares with Spark's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COLD = 7
 
 
 def release(spark: SparkSession) -> Mapping[str, object]:
-    """Seconds of 10 launches of 2 ranks, of the floor, and of Spark's idle timeout."""
+    """Return seconds of 10 launches of 2 ranks, of the floor, and of Spark's idle timeout."""
     flips: list[float] = []
     with timed_flips(flips):
         times = [
@@ -45,14 +45,14 @@ def release(spark: SparkSession) -> Mapping[str, object]:
         row(name, seconds)
     back = statistics.median(steps["returned to GPUs free"])
     ratio = steps["Spark's idle timeout, default"][0] / back
-    print(f"\nGPUs are back after {back:.2f} s (at most 1 is wanted),")
-    print(f"{ratio:.0f} times sooner than by Spark's idle timeout (at least 50 are wanted)")
+    print(f"\nGPUs are back after {back:.2f} s (target: at most 1),")
+    print(f"{ratio:.0f} times sooner than by Spark's idle timeout (target: at least 50)")
     return {**steps, "ratio": ratio}
 
 
 @contextlib.contextmanager
 def timed_flips(seconds: list[float]) -> Iterator[None]:
-    """Notes for how long each launch had dynamic allocation's flag turned."""
+    """Record for how long each launch had dynamic allocation's flag changed."""
     flip = Jvm.barriers_allowed
 
     @contextlib.contextmanager
@@ -67,7 +67,7 @@ def timed_flips(seconds: list[float]) -> Iterator[None]:
 
 
 def acquisition(spark: SparkSession) -> Mapping[str, object]:
-    """Seconds until 3 executors are there: a gang's against a bare stage's, taken in turns."""
+    """Measure the seconds until 3 executors are there, for a gang and a bare stage in turn."""
     bare, ours = [], []
     for _ in range(COLD):
         with bare_stage(spark, COLD_WORKERS) as (took, profile):
@@ -79,5 +79,5 @@ def acquisition(spark: SparkSession) -> Mapping[str, object]:
     row("a bare stage of the same profile", bare)
     row("a gang", ours)
     above = statistics.median(ours) - statistics.median(bare)
-    print(f"\na gang takes {above:.2f} s more (at most 1.5 are wanted)")
+    print(f"\na gang takes {above:.2f} s more (target: at most 1.5)")
     return {"bare": bare, "gang": ours, "above": above}

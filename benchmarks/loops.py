@@ -1,4 +1,4 @@
-"""Loops of others over the rows that benchmarks.data reads: TorchDistributor's and petastorm's.
+"""Others' loops over the rows that benchmarks.data reads: TorchDistributor's and petastorm's.
 
 Each is a function that goes over the rows once, or the reason for which there is none.
 """
@@ -17,7 +17,7 @@ Loop = Callable[[], None]
 
 
 def torch_distributor(table: pa.Table, local: Path, batch: int) -> Loop | str:
-    """Its loop over a DataFrame's partition: its own dataset and torch's DataLoader."""
+    """Return TorchDistributor's loop over a partition: its own dataset and torch's DataLoader."""
     try:
         from pyspark.ml.torch.data import _SparkPartitionTorchDataset
         from pyspark.sql.types import ArrayType, FloatType, StructField, StructType
@@ -41,7 +41,7 @@ def torch_distributor(table: pa.Table, local: Path, batch: int) -> Loop | str:
 
 
 def petastorm(table: pa.Table, local: Path, batch: int, shuffled: int = 0) -> Loop | str:
-    """Its reader of Parquet on the local disk, by threads, and its loader, which makes tensors.
+    """Return petastorm's threaded reader of local Parquet files, and its loader of tensors.
 
     Args:
         table: the rows.
@@ -78,6 +78,6 @@ def petastorm(table: pa.Table, local: Path, batch: int, shuffled: int = 0) -> Lo
 
 
 def _with_lists(table: pa.Table) -> pa.Table:
-    """The rows with lists as Spark writes them, of any length."""
+    """Return the rows with lists as Spark writes them, of any length."""
     kinds = {f.name: pa.list_(pa.float32()) for f in table.schema if f.name == "x"}
     return table.cast(pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in table.schema]))

@@ -47,7 +47,7 @@ _NUMBER = b"\x80\x04K\x01."  # pickle.dumps(1)
 
 
 def measure(executors: int = EXECUTORS, trials: int = TRIALS) -> Mapping[str, float]:
-    """Prints and returns the driver's share of a core, and how long executors had no trial."""
+    """Print and return the driver's share of a core, and how long executors had no trial."""
     ours, theirs = _SPAWN.Pipe()
     driver = _SPAWN.Process(target=_drive, args=(theirs, executors, trials))
     driver.start()
@@ -59,8 +59,10 @@ def measure(executors: int = EXECUTORS, trials: int = TRIALS) -> Mapping[str, fl
     print(
         f"\n{trials} trials of {_SHORTEST:g} to {_LONGEST:g} s on {executors} simulated executors"
     )
-    print(f"  {told['seconds']:.0f} s; the driver took {told['share']:.0%} of a core (under one is")
-    print(f"  wanted), and {told['memory']:.0f} MiB; sampler: random, asked ahead")
+    print(
+        f"  {told['seconds']:.0f} s; the driver took {told['share']:.0%} of a core (target: under"
+    )
+    print(f"  one), and {told['memory']:.0f} MiB; sampler: random, asked ahead")
     print(
         f"  from a trial's end to the next on its executor: {told['gap']:.1f} ms,"
         f" 99 %: {told['gap 99']:.1f} ms"

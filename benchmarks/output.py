@@ -61,7 +61,7 @@ for number in range(int(sys.argv[1])):
 
 
 def measure(mibs: int = _MIBS, rounds: int = _ROUNDS) -> dict[str, list[float]]:
-    """A rank prints, an agent follows, and a driver shows all and keeps it.
+    """Measure a rank that prints, an agent that follows, and a driver that shows and stores all.
 
     Args:
         mibs: that the rank prints, in lines of 64 bytes.
@@ -91,7 +91,7 @@ def measure(mibs: int = _MIBS, rounds: int = _ROUNDS) -> dict[str, list[float]]:
 
 
 def _drive(mibs: int) -> dict[str, float]:
-    """The driver's process."""
+    """Run the driver's process."""
     lines = mibs * _MIB // 64
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -196,5 +196,5 @@ async def _follow(driver: Driver, log: Path, code: str | None, arguments: list[s
 
 
 def _peak() -> float:
-    """The most memory that this process had so far, MiB."""
+    """Return the peak memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

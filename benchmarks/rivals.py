@@ -1,6 +1,7 @@
-"""Other launchers and raw barrier stages, on two executors that are there.
+"""Other launchers and raw barrier stages, on two running executors.
 
-They need an application without dynamic allocation, which Spark refuses beside barriers.
+They need an application without dynamic allocation, because Spark does not combine it with
+barriers.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ TENSORFLOW_RIVAL = "spark-tensorflow-distributor"
 
 
 def main() -> None:
-    """Prints the seconds of each as JSON."""
+    """Print the seconds of each as JSON."""
     spark = (
         SparkSession.builder.appName("rivals")
         .master("yarn")
@@ -62,7 +63,7 @@ def main() -> None:
 
 
 def barrier_stage(spark: SparkSession, *, meets: bool) -> None:
-    """A function that returns, on all executors; its tasks wait for each other where they meet."""
+    """Run a function that returns, on all executors; its tasks wait for each other."""
 
     def task(_: object) -> list[int]:
         if meets:
@@ -76,8 +77,8 @@ def barrier_stage(spark: SparkSession, *, meets: bool) -> None:
 def tensorflow_distributor(spark: SparkSession) -> Callable[[], object]:
     """TensorFlow's collectives as spark-tensorflow-distributor starts them.
 
-    It tells its tasks the names of nodes, which only the JVMs of a development cluster know: the
-    function puts their addresses in place of them.
+    It sends its tasks the names of nodes, which only the JVMs of a development cluster know: the
+    function replaces them by their addresses.
     """
     file = spark.sparkContext._jsc.hadoopConfiguration().get("hopsgpu.hosts")
     rows = [line.split() for line in Path(file).read_text().splitlines()] if file else []
@@ -99,13 +100,13 @@ def tensorflow_distributor(spark: SparkSession) -> Callable[[], object]:
 
 
 def times(work: Callable[[], object], count: int) -> list[float]:
-    """Seconds of each time, after one that is not counted."""
+    """Return seconds of each time, after one that is not counted."""
     work()
     return [seconds_of(work) for _ in range(count)]
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Seconds that something takes."""
+    """Return seconds that something takes."""
     began = time.monotonic()
     work()
     return time.monotonic() - began

@@ -1,6 +1,6 @@
-"""A search of 60 uneven trials on one GPU that become four: what is lost between trials.
+"""A search of 60 uneven trials on one GPU that become four: the time lost between trials.
 
-The same trials in rounds on a gang that is held, and by a plain Spark map, for comparison.
+For comparison, the same trials run in rounds on a held gang, and in a plain Spark map.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _WAIT_SECONDS = 600.0
 
 
 def lengths() -> list[float]:
-    """Seconds of each trial."""
+    """Return seconds of each trial."""
     chance = random.Random(7)
     return [chance.uniform(_SHORTEST, _LONGEST) for _ in range(TRIALS)]
 
 
 def measure(spark: SparkSession) -> Mapping[str, object]:
-    """Prints and returns what a search, rounds and a map make of the same trials."""
+    """Print and return the figures of a search, rounds and a map of the same trials."""
     print(f"\n{TRIALS} trials of {_SHORTEST} to {_LONGEST} s on 1, then {GPUS} GPUs")
     figures = {}
     for name, way in {"search": _search, "rounds": _rounds, "map": lambda: _map(spark)}.items():
         told = figures[name] = way()
         print(
             f"  {name:8} {told['seconds']:6.1f} s; a trial ran in {told['share']:.1%} of the held"
-            " GPU time (95 % are wanted of the search)",
+            " GPU time (target for the search: 95 %)",
             flush=True,
         )
     told = figures["search"]
@@ -55,7 +55,7 @@ def measure(spark: SparkSession) -> Mapping[str, object]:
     print(f"{told['whole']:.1f} s ({_ALONE_SECONDS:g} s of them after the first trial)")
     print(
         f"  from a trial's end to the next on its GPU: {told['gap']:.0f} ms,"
-        f" 99 %: {told['gap 99']:.0f} ms (under 50 are wanted)"
+        f" 99 %: {told['gap 99']:.0f} ms (target: under 50)"
     )
     return figures
 
@@ -131,7 +131,7 @@ def _gaps(ran: Sequence[tuple[str, float, float]]) -> list[float]:
 
 
 def _rounds() -> dict[str, float]:
-    """From the moment when all GPUs are there."""
+    """Measure rounds, from the moment when all GPUs are there."""
     seconds, ran = lengths(), []
     with hopsgpu.hold(workers=GPUS, cores_per_worker=1, progress="off") as gang:
         granted = time.time()
@@ -142,7 +142,7 @@ def _rounds() -> dict[str, float]:
 
 
 def _map(spark: SparkSession) -> dict[str, float]:
-    """From each executor's first trial to the end of all: it goes by the idle timeout, later."""
+    """Measure a map, from each executor's first trial to the end of all."""
     seconds = lengths()
     site = application_of(spark)
     shape = site.fit(GangSpec("map", cores_per_worker=1, memory_per_worker=2**30)).shape

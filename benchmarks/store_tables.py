@@ -1,4 +1,4 @@
-"""Who is measured against whom by `benchmarks.stores`, and the tables of it."""
+"""The contenders of `benchmarks.stores`, and their tables."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ VERSION = "hopsgpu, one byte"
 
 @dataclass(frozen=True)
 class Contender:
-    """One way up and the same way down.
+    """One way of uploading, and the same way of downloading.
 
     Attributes:
-        name: for the table.
+        name: name in the table.
         up: names in `transfers.WAYS`, or FsShell's options.
-        threads: of its own, where it does not choose them itself.
-        part: it is given a file in so many to bring up: HDFS takes half a second to close one, and
-            what closes each by itself would need a quarter of an hour for all.
-        once_up: it brings up in the first round alone.
-        once_down: it brings down in the first round alone.
+        threads: number of threads, if it does not choose them itself.
+        part: it uploads only one of so many files: HDFS takes half a second to close one, and a
+            contender that closes each by itself would need a quarter of an hour for all.
+        once_up: it uploads only in the first round.
+        once_down: it downloads only in the first round.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Contender:
     once_down: bool = False
 
     def cut(self, files: int, rounds: int) -> str:
-        """What it was not given of so many files and rounds; "" where it had them all."""
+        """Return which of the files and rounds it skipped; "" if none."""
         told = [f"up {-(-files // self.part)} of the {files} files"] if self.part > 1 else []
         told += [f"up in 1 of {rounds} rounds"] if self.once_up else []
         told += [f"down in 1 of {rounds} rounds"] if self.once_down else []
@@ -80,15 +80,15 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Cost:
-    """What one transfer took.
+    """The cost of one transfer.
 
     Attributes:
-        seconds: on the clock; of Python, without the start of the interpreter.
-        cpu: seconds of the process.
+        seconds: elapsed seconds, for Python without the start of the interpreter.
+        cpu: CPU seconds of the process.
         datanode: CPU seconds of the DataNode meanwhile.
         namenode: CPU seconds of the NameNode meanwhile.
-        memory: the most that the process had, in MiB.
-        closing: seconds in which hdfs-native closed the largest file that it wrote.
+        memory: peak memory of the process, in MiB.
+        closing: seconds that hdfs-native took to close the largest file that it wrote.
     """
 
     seconds: float
@@ -105,10 +105,10 @@ Costs = dict[str, list[Cost]]
 def show(
     title: str, contenders: Sequence[Contender], up: Costs, down: Costs, amount: int, unit: str
 ) -> None:
-    """Prints all costs.
+    """Print all costs.
 
     Args:
-        amount: that all of it is, in what `unit` has before its slash.
+        amount: total amount, in the unit before the slash of `unit`.
     """
     print(f"\n{title}; medians, CPU in seconds\n\n{'':34}", end="")
     heads = ("times", "s", "least", "most", unit, "CPU", "DN", "NN", "MiB")
@@ -127,19 +127,19 @@ def show(
 
 
 def show_cuts(contenders: Sequence[Contender], files: int, rounds: int) -> None:
-    """Prints who was given less than all; rates and ratios are of what each was given."""
+    """Print the contenders that skipped something; rates are of what each transferred."""
     for each in contenders:
         if cut := each.cut(files, rounds):
             print(f"cut: {each.name}: {cut}")
 
 
 def judge_large(up: Costs, down: Costs) -> None:
-    """Prints how one large file compares with what is wanted."""
+    """Print how one large file compares with the target."""
     for way, costs in (("publish", up), ("download", down)):
         # Of one round, since what the disk still writes of others comes and goes.
         pairs = zip(costs[RAW], costs[OURS], strict=True)
         ratio = statistics.median(raw.seconds / ours.seconds for raw, ours in pairs)
-        print(f"{way} has {ratio:.2f} of the rate of {RAW} (at least 0.9 is wanted)")
+        print(f"{way} has {ratio:.2f} of the rate of {RAW} (target: at least 0.9)")
     _show_closing(up)
     own = _median(up[VERSION], "seconds")
     print(f"of a publish {own:.2f} s are the version's own, whatever its size")
@@ -147,7 +147,7 @@ def judge_large(up: Costs, down: Costs) -> None:
 
 
 def _show_closing(up: Costs) -> None:
-    """Prints what is left of the comparison without the toss-up of `transfers._Closing`."""
+    """Print the comparison without the random delay of `transfers._Closing`."""
     pairs = list(zip(up[RAW], up[OURS], strict=True))
     ratio = statistics.median(
         (raw.seconds - raw.closing) / (ours.seconds - ours.closing) for raw, ours in pairs
@@ -160,9 +160,9 @@ def _show_closing(up: Costs) -> None:
 
 
 def judge_small(up: Costs, down: Costs) -> None:
-    """Prints how many small files compare with what is wanted.
+    """Print how many small files compare with the target.
 
-    The time of one that was given a part of the files counts as often as that is in all of them.
+    The time of a contender that skipped files is scaled to all of them.
     """
     start = _median(up[START], "seconds")
     for way, costs in (("publish", up), ("download", down)):
@@ -171,7 +171,7 @@ def judge_small(up: Costs, down: Costs) -> None:
             if each.name.startswith(SHELL):
                 part = each.part if costs is up else 1
                 work = (_median(costs[each.name], "seconds") - start) * part
-                wanted = "measured" if each.threads > 1 else "at least 5 is wanted"
+                wanted = "measured" if each.threads > 1 else "target: at least 5"
                 print(
                     f"{way} has {work / ours:.1f} times the rate of {each.name} once up ({wanted}),"
                     f" and {(start + work) / ours:.1f} times that of one call, its start included"
@@ -181,7 +181,7 @@ def judge_small(up: Costs, down: Costs) -> None:
 
 def _judge_memory(up: Costs, down: Costs) -> None:
     most = max(cost.memory for cost in up[OURS] + down[OURS])
-    print(f"the process has {most:.0f} MiB at most (under {MOST_MEMORY:.0f} are wanted)")
+    print(f"the process has {most:.0f} MiB at most (target: under {MOST_MEMORY:.0f})")
 
 
 def _median(costs: Sequence[Cost], of: str) -> float:

@@ -1,4 +1,4 @@
-"""Publishing and downloading models, against raw HDFS clients, FsShell and a local copy."""
+"""Uploads and downloads of models, compared with raw HDFS clients, FsShell and a local copy."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def measure(large_mb: int = 1000, small_files: int = 2000) -> Mapping[str, object]:
-    """Transfers of one large file and of many small ones, in turns.
+    """Transfer one large file and many small ones, with the contenders in turn.
 
     Args:
-        large_mb: of the large file.
-        small_files: how many of 100 kB.
+        large_mb: size of the large file.
+        small_files: number of files of 100 kB.
 
     Returns:
         For "large" and "small", "up" and "down": what each transfer of each contender took; and
@@ -87,7 +87,7 @@ def _lake() -> Iterator[Lake]:
 
 
 def _files(directory: Path, number: int, size: int) -> Path:
-    """A directory of files that no compression makes smaller."""
+    """Create a directory of incompressible files."""
     directory.mkdir()
     for index in range(number):
         with (directory / f"{index:05d}.bin").open("wb") as file:
@@ -99,7 +99,7 @@ def _files(directory: Path, number: int, size: int) -> Path:
 def _rounds(
     contenders: Sequence[Contender], rounds: int, source: Path, lake: Lake
 ) -> tuple[Costs, Costs]:
-    """All bring down what the first of them, hopsgpu, has brought up in the same round."""
+    """Download with all contenders what hopsgpu, the first, has uploaded in the same round."""
     up: Costs = {each.name: [] for each in contenders}
     up |= {START: [], VERSION: []}
     down: Costs = {each.name: [] for each in contenders if each.down}
@@ -141,11 +141,11 @@ def _arrived(place: Lake) -> int:
 
 def _compare(each: Contender, came: int, wanted: int) -> None:
     if came != wanted:
-        raise RuntimeError(f"{each.name}: {came} bytes of {wanted} came")
+        raise RuntimeError(f"{each.name}: {came} of {wanted} bytes arrived")
 
 
 def _part(source: Path, part: int) -> Path:
-    """A directory with one file in so many of another."""
+    """Create a directory with one of so many files of another."""
     if part == 1:
         return source
     directory = source.with_name(f"{source.name}-{part}")
@@ -184,7 +184,7 @@ def _transfer(way: str, local: Path, url: str, threads: int) -> Cost:
 
 
 def _shell(options: Sequence[str]) -> Cost:
-    """What `hadoop fs` runs, with the jars that PySpark carries."""
+    """Run `hadoop fs`, with the jars that PySpark includes."""
     conf = os.environ["HADOOP_CONF_DIR"]
     command = [
         f"{os.environ['JAVA_HOME']}/bin/java",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def heading(title: str) -> None:
-    """Begins a table."""
+    """Print the heading of a table."""
     print(f"\n{title}\n\n{'':36}{'median':>8}{'least':>8}{'most':>8}", flush=True)
 
 
 def row(name: str, seconds: Sequence[float]) -> None:
-    """One row of a table."""
+    """Print one row of a table."""
     middle = statistics.median(seconds)
     print(f"{name:36}{middle:8.2f}{min(seconds):8.2f}{max(seconds):8.2f}", flush=True)

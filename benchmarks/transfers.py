@@ -1,6 +1,6 @@
-"""Ways between a local directory and the lake, each run in a process of its own.
+"""Ways to copy between a local directory and the lake, each run in its own process.
 
-`python -m benchmarks.transfers WAY LOCAL URL [THREADS]` prints as JSON what it took.
+`python -m benchmarks.transfers WAY LOCAL URL [THREADS]` prints the cost as JSON.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MODEL = "measured"
 
 
 def main(way: str, local: str, url: str, threads: str = "1") -> None:
-    """Runs one way, and prints its seconds, its CPU seconds and the most memory, in MiB.
+    """Run one way, and print its seconds, its CPU seconds and its peak memory, in MiB.
 
-    And the seconds in which hdfs-native closed the largest file that it wrote.
+    It also prints how long hdfs-native took to close the largest file that it wrote.
     """
     closing = _Closing()
     closing.watch()
@@ -38,17 +38,17 @@ def main(way: str, local: str, url: str, threads: str = "1") -> None:
 
 
 def publish(local: Path, url: str, threads: int) -> None:
-    """hopsgpu's own way up."""
+    """Upload with hopsgpu."""
     ModelStore(url).publish(local, MODEL)
 
 
 def download(local: Path, url: str, threads: int) -> None:
-    """hopsgpu's own way down."""
+    """Download with hopsgpu."""
     ModelStore(url).get(MODEL).download(local)
 
 
 def raw_write(local: Path, url: str, threads: int) -> None:
-    """hdfs-native's writer alone: no digests, no manifest, no staging."""
+    """Upload with hdfs-native's writer only: no digests, no manifest, no staging."""
     from hdfs_native import Client
 
     client, root = Client(url), urlsplit(url).path
@@ -63,7 +63,7 @@ def raw_write(local: Path, url: str, threads: int) -> None:
 
 
 def raw_read(local: Path, url: str, threads: int) -> None:
-    """hdfs-native's reader alone, in the faster of its two ways."""
+    """Download with hdfs-native's reader only, in the faster of its two ways."""
     from hdfs_native import Client
 
     client, root = Client(url), urlsplit(url).path
@@ -79,7 +79,7 @@ def raw_read(local: Path, url: str, threads: int) -> None:
 
 
 def web_write(local: Path, url: str, threads: int) -> None:
-    """The upload of the package `hdfs`."""
+    """Upload with the package `hdfs`."""
     from hdfs import InsecureClient
 
     InsecureClient(os.environ["BENCH_WEB"]).upload(
@@ -88,7 +88,7 @@ def web_write(local: Path, url: str, threads: int) -> None:
 
 
 def web_read(local: Path, url: str, threads: int) -> None:
-    """The download of the package `hdfs`."""
+    """Download with the package `hdfs`."""
     from hdfs import InsecureClient
 
     InsecureClient(os.environ["BENCH_WEB"]).download(
@@ -97,7 +97,7 @@ def web_read(local: Path, url: str, threads: int) -> None:
 
 
 def copy(local: Path, url: str, threads: int) -> None:
-    """A copy on the local disk, which has it when this returns."""
+    """Copy on the local disk, which has the data when this returns."""
     target = Path(urlsplit(url).path)
     target.mkdir()
     for file in local.iterdir():
@@ -121,8 +121,8 @@ WAYS: dict[str, Callable[[Path, str, int], None]] = {
 class _Closing:
     """How long hdfs-native took to close the largest file that it wrote.
 
-    It sleeps half a second where it asks the name node before the DataNode has told it of the last
-    block, and that is a toss-up: of a large file it is a fifth of all.
+    It sleeps half a second if it asks the name node before the DataNode has reported the last
+    block. That is random, and a fifth of the time of a large file.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class _Closing:
         self._sizes: dict[int, int] = {}
 
     def watch(self) -> None:
-        """Watches all writers of this process from now on."""
+        """Watch all writers of this process from now on."""
         from hdfs_native import FileWriter
 
         write, close = FileWriter.write, FileWriter.close
@@ -161,10 +161,10 @@ def _chunks(read: Callable[[int], bytes]) -> Iterator[bytes]:
 
 
 def _peak() -> float:
-    """The most memory that this program had.
+    """Return the most memory that this program had.
 
-    getrusage() counts that of the process that started it too, whose memory it shared until it
-    became this program.
+    getrusage() also counts the memory of the process that started this one, which was shared until
+    this program was executed.
     """
     found = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())
     if found is None:

@@ -1,4 +1,4 @@
-"""A launch on a held gang, against other launchers and a raw barrier stage on two executors."""
+"""A launch on a held gang, compared with other launchers and a raw barrier stage."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ TORCH = "a gloo all-reduce"
 TENSORFLOW = "a TensorFlow all-reduce"
 # What is compared with what, and how many times faster it is to be.
 RATIOS = (
-    (TORCH, TORCH_RIVAL, "50 are wanted"),
+    (TORCH, TORCH_RIVAL, "target: 50"),
     (TENSORFLOW, TENSORFLOW_RIVAL, "measured"),
-    (FUNCTION, BARRIER, "5 are wanted"),
+    (FUNCTION, BARRIER, "target: 5"),
     (FUNCTION, STAGE, "measured; it starts tasks, and none knows of another"),
 )
 
 
 def measure() -> Mapping[str, Sequence[float]]:
-    """Seconds of launches on a held gang, of other launchers' and of barrier stages."""
+    """Return seconds of launches on a held gang, of other launchers' and of barrier stages."""
     spark = hopsgpu.session("bench")
     try:
         ours = held(spark)
@@ -54,7 +54,7 @@ def measure() -> Mapping[str, Sequence[float]]:
 
 
 def held(spark: SparkSession) -> dict[str, Sequence[float]]:
-    """Seconds of launches on a held gang of 2 CPU ranks."""
+    """Return seconds of launches on a held gang of 2 CPU ranks."""
     functions: dict[str, tuple[Callable[[], Any], int]] = {
         FUNCTION: (nothing, HELD),
         TORCH: (torch_all_reduce, HELD),
@@ -68,7 +68,7 @@ def held(spark: SparkSession) -> dict[str, Sequence[float]]:
 
 
 def cold(spark: SparkSession) -> Mapping[str, Sequence[float]]:
-    """Seconds from the call to the function's first line, and of a bare stage, taken in turns."""
+    """Measure the seconds to the function's first line, and to a bare stage, in turn."""
     ours, bare = [], []
     for _ in range(COLD):
         with bare_stage(spark, WORKERS) as (took, profile):
@@ -83,7 +83,7 @@ def cold(spark: SparkSession) -> Mapping[str, Sequence[float]]:
 
 
 def rivals() -> dict[str, Sequence[float]]:
-    """Seconds of the same by others, in a process of their own (`benchmarks.rivals`)."""
+    """Return the seconds of the same by others, in a separate process (`benchmarks.rivals`)."""
     ran = subprocess.run(
         [sys.executable, "-m", "benchmarks.rivals"], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -92,7 +92,7 @@ def rivals() -> dict[str, Sequence[float]]:
 
 
 def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[float]]) -> None:
-    """Prints both with their ratios."""
+    """Print both with their ratios."""
     heading(f"{WORKERS} ranks on executors that are there, seconds")
     for name, seconds in (*ours.items(), *others.items()):
         row(name, seconds)
@@ -104,5 +104,5 @@ def show(ours: Mapping[str, Sequence[float]], others: Mapping[str, Sequence[floa
 
 
 def _percentile(seconds: Sequence[float]) -> float:
-    """The 99th percentile."""
+    """Return the 99th percentile."""
     return sorted(seconds)[min(len(seconds) * 99 // 100, len(seconds) - 1)]

@@ -1,4 +1,4 @@
-"""A loop of one's own with Hugging Face Accelerate, on a gang: nothing in it knows of hopsgpu.
+"""A custom training loop with Hugging Face Accelerate on a gang; the loop does not use hopsgpu.
 
 pip install 'hopsgpu[libraries]'
 eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
@@ -15,7 +15,7 @@ WORKERS = 2
 
 
 def train(epochs: int) -> dict[str, Any]:
-    """The loss of each epoch over all ranks, and the plane that was fitted."""
+    """Return the loss of each epoch over all ranks, and the fitted plane."""
     import torch
     from accelerate import Accelerator
     from accelerate.utils import set_seed

@@ -1,4 +1,4 @@
-"""A training that is killed and goes on: tf.train.Checkpoint on a gang.
+"""A training that is killed and resumes: tf.train.Checkpoint on a gang.
 
 eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
 python examples/checkpoint_tensorflow.py
@@ -15,7 +15,7 @@ STEPS = 6
 
 
 def train(steps: int, die_at: int | None = None) -> float:
-    """The loss after some steps. The first attempt is killed at a step, if wanted."""
+    """Return the loss after some steps; if `die_at` is given, the first attempt is killed there."""
     import tensorflow as tf
 
     context = hopsgpu.context()
@@ -25,7 +25,7 @@ def train(steps: int, die_at: int | None = None) -> float:
     found = context.latest_checkpoint()
     if found is not None:
         state.read(str(found / "state")).assert_consumed()
-        print(f"goes on at step {int(done)}")
+        print(f"resumes at step {int(done)}")
 
     loss = 0.0
     for step in range(int(done), steps):
@@ -48,9 +48,9 @@ def train(steps: int, die_at: int | None = None) -> float:
 def main() -> None:
     spark = hopsgpu.session("checkpoint-tensorflow")
     whole = hopsgpu.launch(train, args=(STEPS,), gpus_per_worker=0)
-    # Killed at step 4; the next attempt goes on.
+    # Killed at step 4; the next attempt resumes.
     killed = hopsgpu.launch(train, args=(STEPS, 4), gpus_per_worker=0, retries=1)
-    # Half of the steps, and the rest by a later launch.
+    # Half of the steps; a later launch does the rest.
     half = hopsgpu.launch(train, args=(STEPS // 2,), gpus_per_worker=0)
     resumed = hopsgpu.launch(train, args=(STEPS,), gpus_per_worker=0, resume=half.run_id)
     spark.stop()

@@ -1,7 +1,7 @@
-"""A sharded model that is killed and goes on: torch.distributed.checkpoint on a gang.
+"""A sharded model that is killed and resumes: torch.distributed.checkpoint on a gang.
 
-Every rank holds a part of the model (tensor parallel) and saves it. Loading wants what all of them
-saved in one directory: `latest_checkpoint(all_ranks=True)`.
+Every rank holds a part of the model (tensor parallel) and saves it. Loading needs all parts in one
+directory: `latest_checkpoint(all_ranks=True)`.
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/checkpoint_torch.py
@@ -20,7 +20,7 @@ STEPS = 6
 
 
 def train(steps: int, die_at: int | None = None) -> float:
-    """The loss after some steps. Rank 1 of the first attempt is killed at a step, if wanted."""
+    """Return the loss after some steps; if `die_at` is given, rank 1 is killed there once."""
     import torch
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -49,12 +49,12 @@ def train(steps: int, die_at: int | None = None) -> float:
         dcp.load(state, checkpoint_id=found)
         set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=moments)
         first = state["step"] + 1
-        print(f"goes on at step {first}")
+        print(f"resumes at step {first}")
 
     loss = torch.tensor(0.0)
     for step in range(first, steps):
         if step == die_at and context.attempt == 0:
-            dist.barrier()  # all have saved the step before, so that it is whole
+            dist.barrier()  # all have saved the previous step, so it is complete
             if context.rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
         x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
@@ -66,7 +66,7 @@ def train(steps: int, die_at: int | None = None) -> float:
         # Each rank writes its own files, in its own working directory.
         state = {"model": weights, "optimizer": moments, "step": step}
         dcp.save(state, checkpoint_id="state")
-        # Once it returns there is a copy, which goes to the lake while training goes on.
+        # Once it returns there is a copy, which is uploaded while training continues.
         context.save_checkpoint("state", step)
         shutil.rmtree("state")
     dist.destroy_process_group()
@@ -77,9 +77,9 @@ def main() -> None:
     spark = hopsgpu.session("checkpoint-torch")
     cpus = {"workers": WORKERS, "gpus_per_worker": 0}
     whole = hopsgpu.launch(train, args=(STEPS,), **cpus)
-    # Killed at step 4; the next attempt goes on.
+    # Killed at step 4; the next attempt resumes.
     killed = hopsgpu.launch(train, args=(STEPS, 4), retries=1, **cpus)
-    # Half of the steps, and the rest by a later launch.
+    # Half of the steps; a later launch does the rest.
     half = hopsgpu.launch(train, args=(STEPS // 2,), **cpus)
     resumed = hopsgpu.launch(train, args=(STEPS,), resume=half.run_id, **cpus)
     spark.stop()

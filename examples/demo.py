@@ -1,4 +1,4 @@
-"""`make demo`: a YARN and an HDFS of its own, examples/etl_then_train.py on them, and away."""
+"""`make demo`: start a YARN and an HDFS, run examples/etl_then_train.py on them, and stop them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ HERE = Path(__file__).resolve().parent
 STATE = HERE.parent / ".demo"
 
 
-# At once, in order with what the pipeline prints, where the output is a file or a pipe.
+# Flushed, so that a file or a pipe has it in order with what the pipeline prints.
 say = functools.partial(print, flush=True)
 
 
 def main() -> int:
-    devcluster.down(STATE, say=lambda _: None)  # of a demo that was killed
+    devcluster.down(STATE, say=lambda _: None)  # left by a demo that was killed
     shutil.rmtree(STATE, ignore_errors=True)
     try:
         devcluster.up(STATE, say=say)

@@ -1,7 +1,7 @@
 """From raw rows on HDFS to a served model, in one Spark application.
 
-ETL runs on CPU executors and holds no GPU. The training takes its GPUs from YARN, all of
-them or none, and gives them back when the function returns; the application then goes on.
+ETL runs on CPU executors and holds no GPU. The training takes its GPUs from YARN, all of them or
+none, and gives them back when the function returns; the application then continues.
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/etl_then_train.py
@@ -41,8 +41,10 @@ def say(text: str) -> None:
 
 
 def write_raw(spark: SparkSession, url: str) -> None:
-    """The handwritten digits that scikit-learn ships, with what real collections suffer from:
-    some scans twice, some without a label, some with a broken pixel."""
+    """Write the handwritten digits that scikit-learn ships, with flaws of raw data.
+
+    Some scans are there twice, some have no label, some a broken pixel.
+    """
     digits = load_digits()
     rows = [
         (i, [int(p) for p in image], int(label))
@@ -57,7 +59,7 @@ def write_raw(spark: SparkSession, url: str) -> None:
 
 
 def clean(raw: DataFrame) -> DataFrame:
-    """Labelled, whole, distinct scans with pixels in [0, 1]."""
+    """Return labelled, complete, distinct scans with pixels in [0, 1]."""
     whole = F.forall("pixels", lambda p: p.between(0, 16)) & (F.size("pixels") == 64)
     return (
         raw.where(F.col("label").isNotNull() & whole)
@@ -92,7 +94,7 @@ class Net(nn.Module):
 
 
 def read(url: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Images (rows, 1, 8, 8) and labels (rows,) of a Parquet directory on HDFS."""
+    """Return images (rows, 1, 8, 8) and labels (rows,) of a Parquet directory on HDFS."""
     parts = urlsplit(url)
     # Not cached by fsspec: a cached one makes processes forked later hang (a DataLoader's).
     lake = HdfsFileSystem(host=parts.hostname, port=parts.port, skip_instance_cache=True)
@@ -147,7 +149,7 @@ def train(train_url: str, test_url: str, epochs: int) -> dict[str, float]:
 
 
 class GpuCount:
-    """The ResourceManager's own count of GPUs in use, said whenever it changes."""
+    """The ResourceManager's own count of GPUs in use, printed whenever it changes."""
 
     def __init__(self, spark: SparkSession) -> None:
         hadoop = spark.sparkContext._jsc.hadoopConfiguration()
@@ -164,8 +166,8 @@ class GpuCount:
 
 def main() -> None:
     say("starting Spark on YARN")
-    # Two CPU executors are plenty for this ETL; without a bound Spark asks for many, and they
-    # stand in the way of the gang until they have idled for a minute.
+    # Two CPU executors are enough for this ETL; without a limit Spark requests many, and they
+    # block the gang until they have been idle for a minute.
     few = {"spark.dynamicAllocation.maxExecutors": 2, "spark.sql.shuffle.partitions": 4}
     spark = hopsgpu.session("etl-then-train", conf=few)
     count = GpuCount(spark)

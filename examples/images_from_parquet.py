@@ -20,7 +20,7 @@ WORKERS, SIDE = 2, 16
 
 
 def pictures(numbers: Iterator[Any]) -> Iterator[Any]:
-    """PNG files by number, as Spark's executors make them: of a bar that stands or lies."""
+    """Yield PNG files by number, as Spark's executors create them: of vertical or flat bars."""
     import pandas as pd
     from PIL import Image, ImageDraw
 
@@ -56,7 +56,7 @@ class Pictures(Dataset[tuple[torch.Tensor, int]]):
 
 
 def train(epochs: int) -> dict[str, Any]:
-    """The loss of each epoch, and the weights' sum."""
+    """Return the loss of each epoch, and the sum of the weights."""
     import torch.distributed as dist
 
     gang = hopsgpu.context()

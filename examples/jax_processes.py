@@ -21,7 +21,7 @@ BATCH = 32
 
 
 def train(steps: int) -> dict[str, Any]:
-    """Fits a plane; every rank computes on its part of each batch."""
+    """Fit a plane; every rank computes on its part of each batch."""
     import jax
     import jax.numpy as jnp
     from jax.sharding import NamedSharding, PartitionSpec

@@ -1,7 +1,7 @@
 """Keras 3's `fit` on a table of the lake, as a tf.data pipeline.
 
-One rank with as many GPUs as are wanted: `fit` shares each batch among them. Several ranks take
-another loop (examples/tensorflow_workers.py) or Keras 2 (docs/tensorflow.md).
+One rank with any number of GPUs: `fit` splits each batch among them. Several ranks need another
+loop (examples/tensorflow_workers.py) or Keras 2 (docs/tensorflow.md).
 
     pip install hopsgpu tensorflow
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
@@ -17,19 +17,19 @@ import hopsgpu
 
 
 def points(spark: SparkSession, rows: int) -> DataFrame:
-    """Points of four clusters, and of which."""
+    """Return points of four clusters, with the number of the cluster."""
     label = (F.col("id") % 4).alias("label")
     x = F.array(F.randn(1) + label % 2 * 6, F.randn(2) + F.floor(label / 2) * 6).alias("x")
     return spark.range(rows).select(x, label)
 
 
 def train(epochs: int) -> dict[str, list[float]]:
-    """What `fit` has measured in each epoch."""
+    """Return what `fit` measured in each epoch."""
     import keras
     import tensorflow as tf
 
     gang = hopsgpu.context()
-    shapes = {"x": (2,)}  # Spark's arrays do not tell
+    shapes = {"x": (2,)}  # unknown from Spark's arrays
     training, testing = (
         data.tensorflow(128, shuffle=True, shapes=shapes)
         .map(lambda batch: (tf.cast(batch["x"], tf.float32), batch["label"]))

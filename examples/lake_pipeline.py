@@ -2,20 +2,21 @@
 
     raw CSV -> clean -> features (Spark ML) -> gang training -> model version -> batch scoring
 
-Each step reads what the one before left on the lake, and can be repeated. Run all of them, or one
-as a task of an orchestrator, which needs the exit code alone (not 0, with the reason on stderr):
+Each step reads what the previous one left on the lake, and can be repeated. Run all of them, or one
+as a task of an orchestrator, which needs only the exit code (not 0 on failure, with the reason on
+stderr):
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/lake_pipeline.py hdfs:///tmp/wines --picture gpus.png
     python examples/lake_pipeline.py hdfs:///tmp/wines --step train
 
-At the end a picture shows the ResourceManager's count of GPUs in use, zero but for the training,
-and how many CPU executors came and went by themselves. Without a cluster it runs on this machine,
-whose leased GPUs are counted then, and has no executors:
+At the end a picture shows the ResourceManager's count of GPUs in use, zero except during the
+training, and how many CPU executors Spark started and stopped. Without a cluster it runs on this
+machine, has no executors, and counts the machine's leased GPUs:
 
     python examples/lake_pipeline.py file:///tmp/wines
 
-pandas and matplotlib are wanted besides (`pip install hopsgpu[pipeline]`).
+It also needs pandas and matplotlib (`pip install hopsgpu[pipeline]`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Places:
 
 
 def collect(spark: SparkSession, places: Places) -> str:
-    """Stands for what arrives on a lake: CSV files, some rows twice, some unreadable."""
+    """Stand in for data that arrives on a lake: CSV files, some rows twice, some unreadable."""
     wines = load_wine()
     names = [name.replace("/", "_") for name in wines.feature_names]
     rows = [
@@ -82,7 +83,7 @@ def collect(spark: SparkSession, places: Places) -> str:
 
 
 def clean(spark: SparkSession, places: Places) -> str:
-    """Labelled, whole, distinct rows, with types."""
+    """Write labelled, complete, distinct rows, with types."""
     raw = spark.read.csv(places.raw, header=True)
     typed = raw.select(
         F.col("bottle").cast("long"),
@@ -98,7 +99,7 @@ def clean(spark: SparkSession, places: Places) -> str:
 
 
 def make_features(spark: SparkSession, places: Places) -> str:
-    """One array of scaled floats in a row. The scaling is kept: scoring needs the same."""
+    """Write one array of scaled floats per row, and keep the scaling, which scoring needs."""
     cleaned = spark.read.parquet(places.cleaned)
     inputs = [name for name in cleaned.columns if name not in ("bottle", "kind")]
     stages = [
@@ -120,7 +121,7 @@ def featured(scaling: PipelineModel, cleaned: DataFrame) -> DataFrame:
 # --- The training: GPUs are held here and nowhere else --------------------------------------
 
 
-def network(inputs: int):  # type: ignore[no-untyped-def]  # torch is the ranks' alone
+def network(inputs: int):  # type: ignore[no-untyped-def]  # only ranks have torch
     import torch
 
     return torch.nn.Sequential(
@@ -129,7 +130,7 @@ def network(inputs: int):  # type: ignore[no-untyped-def]  # torch is the ranks'
 
 
 def fit(epochs: int) -> dict[str, float]:
-    """Runs in every rank: plain PyTorch, on the rank's own rows."""
+    """Train in every rank: plain PyTorch, on the rank's own rows."""
     import torch
     import torch.distributed as dist
 
@@ -162,7 +163,7 @@ def fit(epochs: int) -> dict[str, float]:
 
 
 def train(spark: SparkSession, places: Places) -> str:
-    """All GPUs or none, for as long as it trains; the model is a new version on the lake."""
+    """Hold all GPUs or none, for as long as it trains; publish a new version on the lake."""
     has_gpus = hopsgpu.inventory().total > 0
     result = hopsgpu.launch(
         fit,
@@ -188,7 +189,7 @@ def train(spark: SparkSession, places: Places) -> str:
 def predict(
     models: str, version: int, batches: Iterator[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Scores the rows of one Spark task; the model is fetched once for all of them."""
+    """Score the rows of one Spark task; the model is fetched once for all of them."""
     import torch
 
     with tempfile.TemporaryDirectory() as directory:
@@ -211,9 +212,9 @@ def predict(
 
 
 def score(spark: SparkSession, places: Places) -> str:
-    """A table of what the newest model says of every row."""
+    """Write a table of the newest model's prediction for every row."""
     models = f"{hopsgpu.plan(fit, args=(1,), gpus_per_worker=0).paths['root']}/models"
-    # Named once, so that all tasks use the same, whatever is published meanwhile.
+    # Resolved once, so that all tasks use the same version, whatever is published meanwhile.
     version = hopsgpu.ModelStore(models).get(MODEL).version
     rows = featured(PipelineModel.load(places.scaling), spark.read.parquet(places.cleaned))
     told = rows.mapInArrow(
@@ -237,19 +238,19 @@ STEPS: dict[str, Callable[[SparkSession, Places], str]] = {
 
 # --- What was in use: GPUs, and the application's CPU executors ------------------------------
 
-# When each step began and ended; as all times below, in seconds since the epoch.
+# When each step began and ended; like all times below, in seconds since the epoch.
 Span = tuple[str, float, float]
 
 
 @contextlib.contextmanager
 def gpus_counted() -> Iterator[list[tuple[float, int]]]:
-    """While entered asks for the count of GPUs in use, of YARN or this machine, twice a second."""
+    """While entered, count the GPUs in use, of YARN or this machine, twice a second."""
     seen: list[tuple[float, int]] = []
     over = threading.Event()
 
     def watch() -> None:
         while True:
-            # Where nobody answers for a moment, that ends no pipeline.
+            # A missing answer must not end the pipeline.
             with contextlib.suppress(hopsgpu.HopsGpuError):
                 seen.append((time.time(), hopsgpu.inventory().used))
             if over.wait(0.5):
@@ -265,12 +266,13 @@ def gpus_counted() -> Iterator[list[tuple[float, int]]]:
 
 
 def cpu_executors(context: SparkContext) -> list[tuple[float, float]]:
-    """When each executor without a GPU came and went, by the REST interface of Spark's UI.
+    """Return when each executor without a GPU came and went, from the REST API of Spark's UI.
 
-    Of those that are gone it tells the last hundred (spark.ui.retainedDeadExecutors).
+    Of the executors that are gone, it lists the last hundred (spark.ui.retainedDeadExecutors).
 
     Raises:
-        requests.RequestException: it does not answer, as where spark.ui.enabled is false.
+        requests.RequestException: it does not answer, for example because spark.ui.enabled is
+            false.
     """
     path = f"api/v1/applications/{context.applicationId}/allexecutors"
     # The first answer takes seconds, and many of them on a busy machine.
@@ -284,12 +286,12 @@ def cpu_executors(context: SparkContext) -> list[tuple[float, float]]:
 
 
 def instant(told: str) -> float:
-    """Of a time as Spark tells it: 2026-01-31T12:00:00.000GMT."""
+    """Parse a time as Spark reports it: 2026-01-31T12:00:00.000GMT."""
     return datetime.fromisoformat(told.replace("GMT", "+00:00")).timestamp()
 
 
 def counted(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[str, list[int]]:
-    """What was in use whenever that was asked."""
+    """Return what was in use at each count."""
     found = {"GPUs in use": [used for _, used in gpus]}
     try:
         lives = cpu_executors(context)
@@ -301,7 +303,7 @@ def counted(gpus: Sequence[tuple[float, int]], context: SparkContext) -> dict[st
 
 
 def summary(times: Sequence[float], numbers: Sequence[int], spans: Sequence[Span]) -> str:
-    """The fewest and the most before the training, in it, and after it."""
+    """Return the fewest and the most before the training, during it, and after it."""
     trained = [(begin, end) for name, begin, end in spans if name == "train"]
     found: dict[str, set[int]] = {}
     for at, number in zip(times, numbers, strict=True):
@@ -325,7 +327,7 @@ def draw(
     told: str,
     path: Path,
 ) -> None:
-    """The counts over time, one below the other, with the steps behind them."""
+    """Draw the counts over time, one below the other, with the steps behind them."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 2.5 * len(counts)), layout="constrained")
@@ -346,7 +348,7 @@ def draw(
 
 
 def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
-    """Runs steps in order, in one Spark application.
+    """Run steps in order, in one Spark application.
 
     Raises:
         HopsGpuError: as the steps do.
@@ -356,7 +358,7 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
     spans: list[Span] = []
     said = {}
     try:
-        # Executors import this file where it was imported itself, as by an orchestrator.
+        # Executors import this file if an orchestrator has imported it.
         spark.sparkContext.addPyFile(__file__)
         with gpus_counted() as gpus:
             for name in steps:
@@ -368,7 +370,7 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
     finally:
         spark.stop()
     times = [at for at, _ in gpus]
-    if not times:  # nobody has answered
+    if not times:  # no answer
         return
     for what, numbers in counts.items():
         print(f"{what}: {summary(times, numbers, spans)}")
@@ -378,7 +380,7 @@ def run(root: str, steps: Sequence[str], picture: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code that an orchestrator's task wants."""
+    """Return the exit code for an orchestrator's task."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("root", help="directory on the lake, as hdfs:///tmp/wines")
     parser.add_argument("--step", choices=STEPS, action="append", help="all of them by default")

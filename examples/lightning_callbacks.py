@@ -15,7 +15,7 @@ WORKERS = 2
 
 
 def train(epochs: int) -> dict[str, Any]:
-    """Losses, and how many epochs were enough."""
+    """Return the losses, and how many epochs were enough."""
     import lightning as L
     import torch
     from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint

@@ -15,7 +15,7 @@ GRID = {"C": [0.01, 1.0, 10.0], "gamma": ["scale", 0.1]}
 
 
 def validate(grid: dict[str, list[Any]]) -> list[tuple[float, dict[str, Any]]]:
-    """The accuracies of this rank's part of the grid."""
+    """Return the accuracies of this rank's part of the grid."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import ParameterGrid, cross_val_score
     from sklearn.svm import SVC
@@ -32,7 +32,7 @@ def validate(grid: dict[str, list[Any]]) -> list[tuple[float, dict[str, Any]]]:
 
 
 def fit(parameters: dict[str, Any]) -> int:
-    """Fits the best with all rows, and leaves it to be published."""
+    """Fit the best with all rows, and leave it to be published."""
     import joblib
     from sklearn.datasets import load_digits
     from sklearn.svm import SVC

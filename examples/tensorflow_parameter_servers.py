@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def train(steps: int) -> dict[str, Any]:
-    """Fits a plane; what it returns at the chief is the result."""
+    """Fit a plane; the chief's return value is the result."""
     import tensorflow as tf
 
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver()

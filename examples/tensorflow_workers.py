@@ -1,6 +1,6 @@
 """TensorFlow's MultiWorkerMirroredStrategy on a gang: every worker takes a part of each batch.
 
-The steps are written out: `fit` of Keras 3 does not take this strategy with several workers.
+The steps are written out: `fit` of Keras 3 does not support this strategy with several workers.
 
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
     python examples/tensorflow_workers.py
@@ -20,7 +20,7 @@ BATCH = 32
 
 
 def batches() -> tf.data.Dataset:
-    """Four batches of points on a plane, the same in every worker."""
+    """Return four batches of points on a plane, the same in every worker."""
     import tensorflow as tf
 
     x = tf.random.stateless_normal((4 * BATCH, 3), seed=(0, 1))
@@ -29,7 +29,7 @@ def batches() -> tf.data.Dataset:
 
 
 def train(epochs: int) -> dict[str, Any]:
-    """Fits the plane. All that the strategy needs is in TF_CONFIG, which is set."""
+    """Fit the plane. All that the strategy needs is in TF_CONFIG, which hopsgpu sets."""
     import tensorflow as tf
 
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -66,7 +66,7 @@ def train(epochs: int) -> dict[str, Any]:
 
 def main() -> None:
     spark = hopsgpu.session("tensorflow-workers")
-    # TensorFlow takes every GPU that it sees: show each rank its own only.
+    # TensorFlow takes every GPU that it sees: show each rank only its own.
     result = hopsgpu.launch(train, kwargs={"epochs": 10}, workers=WORKERS, visible="rank")
     spark.stop()
     print(f"loss {result.value['losses'][0]:.4f} -> {result.value['losses'][-1]:.4f}")

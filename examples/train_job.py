@@ -3,8 +3,8 @@
     hopsgpu submit examples/train_job.py --workers 4
     hopsgpu submit --deploy-mode cluster --detach examples/train_job.py --workers 4
 
-docs/submit.md says what is given to spark-submit instead. The exit code is 0 if the training
-returned and the model is as good as was asked for.
+docs/submit.md says how to use spark-submit instead. The exit code is 0 if the training returned and
+the model is as good as requested.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import hopsgpu
 
 
 def train(epochs: int, rate: float) -> dict[str, float]:
-    """Logistic regression on the handwritten digits that scikit-learn ships."""
-    # Imported in the ranks alone: a driver in YARN has no memory to spare for it.
+    """Fit a logistic regression to the handwritten digits that scikit-learn ships."""
+    # Imported only in the ranks: a driver in YARN has no memory to spare for it.
     import torch
     import torch.distributed as dist
     from sklearn.datasets import load_digits
@@ -63,7 +63,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=0.01, help="of learning")
     parser.add_argument("--model", default="digits", help="name of the model on the lake")
     parser.add_argument("--least", type=float, default=0.9, help="accuracy that is a success")
-    # A job has nobody who waits at a screen: in a busy cluster its turn may take hours.
+    # Nobody waits at a screen for a job: in a busy cluster its turn may take hours.
     parser.add_argument("--wait", default="12h", help="for the GPUs, as 10m or 12h")
     given = parser.parse_args()
 

@@ -1,6 +1,7 @@
 """Fine-tuning with Hugging Face's Trainer on a gang: what runs under torchrun runs here.
 
-The model is made from a config, so that nothing is downloaded; yours comes by `from_pretrained`.
+The model is created from a config, so that nothing is downloaded; yours would use
+`from_pretrained`.
 
     pip install 'hopsgpu[libraries]'
     eval "$(hopsgpu cluster env)"          # or your own cluster's HADOOP_CONF_DIR
@@ -19,7 +20,7 @@ VOCABULARY, LENGTH, WANTED = 32, 10, 5
 
 
 def sentences(count: int, seed: int) -> list[dict[str, Any]]:
-    """Tokens, and as the label whether one of them is the wanted one."""
+    """Return tokens, with the label whether one of them is WANTED."""
     draw, rows = random.Random(seed), []
     for _ in range(count):
         tokens = [draw.randrange(WANTED + 1, VOCABULARY) for _ in range(LENGTH)]
@@ -31,7 +32,7 @@ def sentences(count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def train(epochs: int) -> dict[str, float]:
-    """What the last evaluation gave, and how the loss fell."""
+    """Return the last evaluation, and how the loss fell."""
     import numpy as np
     from transformers import (
         BertConfig,

@@ -23,7 +23,7 @@ FEATURES = ["amount", "age", "visits"]
 
 
 def customers(spark: SparkSession, rows: int) -> DataFrame:
-    """Numbers by chance, and who leaves: a rule that trees can learn."""
+    """Return random numbers and who leaves, by a rule that trees can learn."""
     frame = spark.range(rows)
     for seed, name in enumerate(FEATURES):
         frame = frame.withColumn(name, F.rand(seed))
@@ -32,7 +32,7 @@ def customers(spark: SparkSession, rows: int) -> DataFrame:
 
 
 def train(rounds: int, device: str = "cpu") -> dict[str, Any]:
-    """One model of all ranks' rows. `device="cuda"` where a rank has a GPU."""
+    """Train one model on all ranks' rows; give `device="cuda"` if each rank has a GPU."""
     gang = hopsgpu.context()
     table = gang.data.to_arrow()
     parameters = {"objective": "binary:logistic", "max_depth": 3, "device": device}
@@ -55,7 +55,7 @@ def train(rounds: int, device: str = "cpu") -> dict[str, Any]:
 
 
 def score(frame: DataFrame, model: hopsgpu.ModelVersion) -> DataFrame:
-    """Adds the model's probability to each row, on CPU executors that have read the model."""
+    """Add the model's probability to each row, on CPU executors that have read the model."""
 
     @F.pandas_udf("double")
     def probability(batches: Iterator[pd.DataFrame]) -> Iterator[pd.Series]:
@@ -70,7 +70,7 @@ def score(frame: DataFrame, model: hopsgpu.ModelVersion) -> DataFrame:
 def main() -> None:
     spark = hopsgpu.session("xgboost")
     frame = customers(spark, 20_000)
-    # GPUs: leave gpus_per_worker out, and give train device="cuda".
+    # For GPUs, omit gpus_per_worker and pass device="cuda" to train.
     result = hopsgpu.launch(
         train,
         kwargs={"rounds": 20},

@@ -1,6 +1,4 @@
-"""Preparation of Python environments, each by a process that outlives the task that requested
-it.
-"""
+"""Preparation of Python environments, each by a process that outlives the requesting task."""
 
 from __future__ import annotations
 

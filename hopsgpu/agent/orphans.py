@@ -1,6 +1,4 @@
-"""Find the processes of a container's ranks by a variable, after their process daemon was
-killed.
-"""
+"""Find the processes of ranks by a variable, after their process daemon was killed."""
 
 from __future__ import annotations
 

@@ -44,9 +44,9 @@ class RankEnd:
         signal: name of the signal, or None.
         peak_memory: bytes, the larger of the largest resident set of one process (wait4's
             ru_maxrss) and the largest total that was seen (memory.Watch).
-        outcome: what the rank left: "status", and "error" and "traceback" where it failed;
-            "besides" with what its log contains besides the exception; "over memory" if it left
-            nothing because we killed it for exceeding its memory; else empty.
+        outcome: what the rank left: "status", and "error" and "traceback" if it failed; "besides"
+            with what its log contains besides the exception; "over memory" if it left nothing
+            because we killed it for exceeding its memory; else empty.
         value: the pickled value, or b"".
         log_tail: the last lines of its output, as returned by `stack_filter.last_lines`.
         time: when it failed or, if unknown, when it had ended; seconds since the epoch by this

@@ -75,8 +75,7 @@ class Spare:
 
 
 def fork(begin: Callable[[], None], become: Become) -> Spare | None:
-    """Fork a spare; return None if that fails, since a lasting problem is reported to the next
-    rank.
+    """Fork a spare; return None if that fails: if it persists, the next rank reports it.
 
     Args:
         begin: is called in the child first.

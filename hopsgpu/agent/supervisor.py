@@ -2,18 +2,18 @@
 
 Between hello and the end of the connection it answers:
 
-    reserve   tries its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
-              a store where one is wanted; the first has the processes started from which ranks
-              are forked                                    → preparing …, reserved {ports, ...}
+    reserve   checks its GPUs, unpacks the ranks' Python environment, holds ports for its ranks, and
+              starts a store if requested; the first one also starts the processes from which
+              ranks are forked                              → preparing …, reserved {ports, ...}
     keep      keeps the payload, the user's modules, for each `run` that names it
     run       starts ranks; payload: the call, shards       → started, entered, output, record,
               reports, warning …, failing, saving …, agent-log, ended
     prune     has the ranks of a trial know that it is to end
     stop      ends the ranks: SIGTERM, SIGKILL after 5 s; and an upload
                                                             → (their ended, publish-failed)
-    tokens    keeps the payload, fresh HDFS tokens, for itself and its ranks
+    tokens    keeps the payload, renewed HDFS tokens, for itself and its ranks
                                                             → kept-tokens {digest} | warning
-    left      looks at ranks' model directories             → left
+    left      inspects ranks' model directories             → left
     publish   uploads them                                  → uploaded | publish-failed
 
 Messages that belong to a run carry its ID, in both directions: on a gang that serves several

@@ -74,9 +74,7 @@ class Site(Protocol):
 
     @property
     def added(self) -> Path:
-        """The directory of the files that `addPyFile` and `--py-files` have brought to the
-        driver.
-        """
+        """The directory of files that `addPyFile` and `--py-files` brought to the driver."""
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
         """Return the top-level modules that the executors' Python is already known to lack."""

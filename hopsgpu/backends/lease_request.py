@@ -25,9 +25,7 @@ class Watcher(Protocol):
     """Is notified of the events of a lease."""
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        """Report a state, with the hosts granted so far; repeated while waiting, with the
-        reason.
-        """
+        """Report a state and the hosts granted so far; repeated with the reason while waiting."""
 
     def mark(self, point: str) -> None:
         """Report that a point of the timeline was passed now."""

@@ -1,1 +1,1 @@
-"""The command line: one file per command, a skin over the library."""
+"""The command line: one file per command, a thin layer over the library."""

@@ -87,7 +87,7 @@ def env(dir_: str | None) -> None:
 
 
 def exports(environ: Mapping[str, str]) -> str:
-    """Shell commands that export variables, whatever characters their values have."""
+    """Return shell commands that export variables, whatever characters their values have."""
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environ.items())
 
 

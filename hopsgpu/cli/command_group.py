@@ -1,4 +1,4 @@
-"""A group of commands whose list has a whole sentence for each."""
+"""A group of commands whose list has a whole sentence for each command."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 
 class Commands(click.Group):
-    """A group; click itself cuts what does not fit into a line."""
+    """A group that lists whole sentences, which click itself would truncate to a line."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands, each with its first sentence, in as many lines as it takes."""

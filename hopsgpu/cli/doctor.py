@@ -1,4 +1,4 @@
-"""`hopsgpu doctor`: what of a cluster and a session is fine, what is not, and how to fix it."""
+"""`hopsgpu doctor`: what is fine in a cluster and a session, what is not, and how to fix it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def doctor(
 
 
 def shown(check: Check) -> str:
-    """Return a check, for people: a line, and more only where something is to be done."""
+    """Return a check for people: one line, and more only if there is something to do."""
     state = click.style(check.state.value.ljust(_STATE), fg=_COLOURS[check.state.value], bold=True)
     lines = [f"{state}{check.name.ljust(_NAME)}{check.seen}"]
     if check.state.value != "ok":

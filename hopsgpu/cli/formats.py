@@ -1,4 +1,4 @@
-"""How commands write times, durations and sizes."""
+"""Formats of times, durations and sizes in the output of commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(seconds: float | None) -> str:
-    """Local date and time of seconds since the epoch; "-" for None."""
+    """Return the local date and time of seconds since the epoch; "-" for None."""
     if seconds is None:
         return "-"
     try:
@@ -32,7 +32,7 @@ def moment(seconds: float | None) -> str:
 
 
 def moment_of(text: str) -> str:
-    """Local date and time of what a manifest says in UTC (RFC 3339); another text as it is."""
+    """Return the local date and time of a manifest's UTC time (RFC 3339); other texts unchanged."""
     try:
         return moment(datetime.datetime.fromisoformat(text).timestamp())
     except ValueError:
@@ -40,7 +40,7 @@ def moment_of(text: str) -> str:
 
 
 def size(count: float) -> str:
-    """Return bytes in the largest unit of which there is one."""
+    """Return bytes in the largest unit with a value of at least 1."""
     for unit in _UNITS:
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -32,17 +32,17 @@ _LAYOUT = Layout(
 
 
 def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
-    """Return what is free, who has the rest, what one could get.
+    """Return tables of what is free, who uses the rest, and what the user could get.
 
     Args:
         found: the GPUs.
-        encoding: of the terminal or file; what it has no character for is written as "\\xd7".
-        width: of the terminal. Each row of a table is a line that fits into it: names are
-            shortened and cut, and columns left out. None for all there is, and no column but the
-            last of a table has spaces in it.
+        encoding: encoding of the terminal or file; other characters are written as "\\xd7".
+        width: width of the terminal. Each row of a table is a line that fits: names are shortened
+            and cut, and columns left out. With None, the tables are complete, and only the last
+            column of a table contains spaces.
 
     Returns:
-        Lines; those that are no rows may be broken at the terminal's width.
+        Lines; those that are not rows may be wrapped at the terminal's width.
     """
     from rich.text import Text
 
@@ -57,7 +57,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
         below = [queue for queue in found.queues if queue.leaf or queue.path != "root"]
         parts.append(_queues(below))
         parts[-1].append(
-            [(f"COULD GET: in executors of {found.executor}, if nobody else requests GPUs", _FAINT)]
+            [(f"COULD GET: in executors of {found.executor}, if nobody else asks", _FAINT)]
         )
     parts.append([[cell] for cell in _remarks(found)])
     blocks = [Text("\n").join(aligned(part, _LAYOUT, encoding, width)) for part in parts if part]
@@ -65,7 +65,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
 
 
 def _shortened(found: ClusterGpus) -> ClusterGpus:
-    """Return the same without what the names of all hosts, products and applications have."""
+    """Return the same without the common parts of hosts, products and applications."""
     firsts = Counter(node.host.partition(".")[0] for node in found.nodes)
 
     def short(host: str) -> str:
@@ -163,7 +163,7 @@ def _users(users: Sequence[GpuUser], now: float) -> list[Row]:
 
 
 def _duration(user: GpuUser, now: float) -> str:
-    """For how long it has had GPUs; no longer than it runs, where that alone is known."""
+    """Return how long a user has had GPUs; at most the application's age if that is unknown."""
     since = user.since or user.started
     if not since:
         return "-"

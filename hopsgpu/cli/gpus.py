@@ -1,4 +1,4 @@
-"""`hopsgpu gpus`: the cluster's GPUs, who has them, and what one could get."""
+"""`hopsgpu gpus`: the cluster's GPUs, who uses them, and what a user could get."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _looks(look: _Look, seconds: float) -> Iterator[ClusterGpus | HopsGpuError]:
 
 
 def _redraw(look: _Look, seconds: float, console: Console) -> None:
-    """On a terminal: in place, and the last table stays."""
+    """Redraw the tables in place on a terminal, and leave the last ones there."""
     from rich.live import Live
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""Which root on the lake a command looks at, and for whom it prints."""
+"""Options that commands share: the root on the lake, and JSON output."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ json_option: Callable[[Any], Any] = click.option(
 
 
 def lake_root() -> str:
-    """Return the root: --root, else as a session finds it, without Spark.
+    """Return --root, or else the root that a session uses, without Spark.
 
     Raises:
-        ConfigError: nothing tells where it is.
+        ConfigError: the root is unknown.
     """
     given = click.get_current_context().meta.get(_KEY)
     return str(given) if given else default_root(os.environ)
@@ -60,15 +60,16 @@ def unset_hint() -> str:
 
 
 def default_root(environ: Mapping[str, str]) -> str:
-    """spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
+    """Return spark.hopsgpu.root of spark-defaults.conf, HOPSGPU_ROOT, or the user's directory.
 
-    That is one on the cluster's file system; without a Hadoop configuration, in the home directory.
+    The user's directory is on the cluster's file system; without a Hadoop configuration, it is in
+    the home directory.
 
     Args:
-        environ: of the process.
+        environ: environment of the process.
 
     Raises:
-        ConfigError: what tells where the cluster is cannot be read.
+        ConfigError: the configuration of the cluster cannot be read.
     """
     from hopsgpu.backends.inventory import own_name
     from hopsgpu.storage.root import root_on

@@ -1,4 +1,4 @@
-"""`hopsgpu logs`: what the ranks of a run wrote, as it comes to the lake."""
+"""`hopsgpu logs`: what the ranks of a run wrote, as it reaches the lake."""
 
 from __future__ import annotations
 
@@ -108,10 +108,10 @@ class _Shown:
         self._is_search = False
 
     def once(self) -> None:
-        """Show what there is, rank by rank.
+        """Show the existing logs, rank by rank.
 
         Raises:
-            ConfigError: there is nothing.
+            ConfigError: there are no logs.
         """
         self._look_at_record()
         sizes = self._wanted(log_sizes(self._directory))
@@ -124,7 +124,7 @@ class _Shown:
             click.echo(f"hopsgpu: {self._run_id}: {self._nothing()}", err=True)
 
     def _none(self) -> ConfigError:
-        """Return what is said where there is no log of those that are wanted."""
+        """Return the error if the requested logs do not exist."""
         which = f" of rank {', '.join(map(str, self._ranks))}" if self._ranks else ""
         when = "" if self._attempt is None else f" in attempt {self._attempt}"
         return ConfigError(
@@ -138,7 +138,7 @@ class _Shown:
         )
 
     def _hint(self) -> str:
-        """Return where a search's logs are to be looked for."""
+        """Return how to find the logs of a search."""
         if not self._is_search:
             return "" if self._trial is None else f": {self._run_id} is not a search"
         if self._trial is None:
@@ -146,11 +146,11 @@ class _Shown:
         return ": a trial's logs appear when it has ended"
 
     def follow(self) -> None:
-        """Show what comes, until the run has ended and all of it is there.
+        """Show the logs as they grow, until the run has ended and they are complete.
 
         Raises:
-            ConfigError: at the end there are logs, and none of those that are wanted.
-            StoreError: nothing tells whether the run goes on, and for long nothing came.
+            ConfigError: at the end there are logs, but not the requested ones.
+            StoreError: it is unknown whether the run is active, and no output arrived for long.
         """
         from hopsgpu.artifacts.runs import LOST_SECONDS
 
@@ -222,7 +222,7 @@ class _Shown:
         return record
 
     def _locate(self, search: Any, trial: int) -> None:
-        """Note on which node a trial was."""
+        """Record on which node a trial ran."""
         for one in search["trials"]:
             # Of ranks on several nodes nothing tells which was where.
             if one["number"] == trial and one["host"] and "," not in one["host"]:
@@ -230,9 +230,9 @@ class _Shown:
                 self._hosts, self._located = hosts, one["tries"] - 1
 
     def _wanted(self, found: Mapping[Log, int]) -> dict[Log, int]:
-        """Of logs those to be shown: of the last attempt unless another is wanted.
+        """Return the logs to show: of the last attempt unless another one is requested.
 
-        Once some of an attempt was shown the following ones are wanted as well.
+        Once some of an attempt was shown, the following attempts are shown too.
         """
         attempts = [log.attempt for log in self._readers or found]
         first = min(attempts) if self._readers else max(attempts, default=0)
@@ -273,7 +273,7 @@ class _Shown:
         }
 
     def _host(self, log: Log) -> str | None:
-        """Return where it was written, where that is known."""
+        """Return where a log was written, or None."""
         known = self._located is None or self._located == log.attempt
         return self._hosts.get(log.rank) if known else None
 
@@ -289,7 +289,7 @@ class _Shown:
         sys.stdout.flush()
 
     def _is_whole(self, record: RunRecord) -> bool:
-        """Return whether all was shown of which the record tells."""
+        """Return whether all logs of the record were shown."""
         return all(
             log in self._readers and self._readers[log].at >= size
             for log, size in self._wanted(self._told_of(record)).items()
@@ -297,33 +297,33 @@ class _Shown:
 
     @staticmethod
     def _told_of(record: RunRecord) -> dict[Log, int]:
-        """Return the logs of which a record tells."""
+        """Return the logs that a record lists."""
         return {log: size for name, size in record.logs.items() if (log := log_of(name))}
 
 
 class Whole:
-    """What comes, as it is.
+    """Passes chunks on unchanged.
 
     Args:
-        write: is given it.
+        write: receives the chunks.
     """
 
     def __init__(self, write: Write) -> None:
         self._write = write
 
     def take(self, chunk: bytes) -> None:
-        """Write it."""
+        """Write a chunk."""
         self._write(chunk)
 
     def end(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: no data is held back."""
 
 
 class Lines:
-    """Whole lines of what comes in chunks.
+    """Splits chunks into whole lines.
 
     Args:
-        write: is given each line with its end.
+        write: receives each line with its end.
     """
 
     def __init__(self, write: Write) -> None:
@@ -339,7 +339,7 @@ class Lines:
             self.end()
 
     def end(self) -> None:
-        """Write what has no end."""
+        """Write a last line without an end."""
         if self._rest:
             self._write(self._rest + b"\n")
             self._rest = b""

@@ -1,4 +1,4 @@
-"""`hopsgpu`: the group that the commands hang under."""
+"""`hopsgpu`: the group of all commands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hopsgpu.errors import HopsGpuError
 
 
 class Main(Commands):
-    """The group that shows what hopsgpu raises on purpose as one message, without a traceback."""
+    """The group that shows hopsgpu's own errors as one message, without a traceback."""
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **options: Any) -> Any:
         if sys.stdout is None:  # what Python makes of one that was closed before it began
@@ -46,7 +46,7 @@ class Main(Commands):
 
 
 def _is_of_output(error: OSError) -> bool:
-    """Return whether it is standard output that refuses."""
+    """Return whether standard output caused the error."""
     try:
         sys.stdout.flush()  # what was refused is in the buffer still
         os.write(sys.stdout.fileno(), b"")  # with PYTHONUNBUFFERED there is no buffer
@@ -56,7 +56,7 @@ def _is_of_output(error: OSError) -> bool:
 
 
 def _drop_output() -> None:
-    """Let what is in the buffer go where nothing refuses it: Python writes it at its end."""
+    """Discard the buffered output, which Python would otherwise try to write at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

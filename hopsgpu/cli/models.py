@@ -1,4 +1,4 @@
-"""`hopsgpu models`: what has been published."""
+"""`hopsgpu models`: the published models."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _listed(store: ModelStore, name: str) -> dict[str, Any]:
 
 
 def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
-    """Return a model's tags, and why they are not told, or ""."""
+    """Return a model's tags, and why they cannot be read, or ""."""
     try:
         return store.tags(name), ""
     except HopsGpuError as error:  # a damaged one hides no version
@@ -252,12 +252,12 @@ def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
 
 
 def _leading(tags: dict[str, int], version: int) -> list[str]:
-    """Return those of a model's tags that lead to a version."""
+    """Return the tags of a model that point at a version."""
     return sorted(tag for tag, number in tags.items() if number == version)
 
 
 def _check_directory(store: ModelStore, name: str, directory: str) -> None:
-    """Refuse what says which version rather than where it is to go."""
+    """Refuse a directory that looks like a version."""
     if directory == _LATEST or directory.isdecimal() or directory in _tags_of(store, name)[0]:
         shown = shlex.quote(name), shlex.quote(directory)
         raise ConfigError(
@@ -268,7 +268,7 @@ def _check_directory(store: ModelStore, name: str, directory: str) -> None:
 
 
 def _told(version: ModelVersion, tags: dict[str, int]) -> dict[str, Any]:
-    """Return a version in a list."""
+    """Return the entry of a version in a list."""
     try:
         manifest = version.manifest
     except HopsGpuError as error:

@@ -11,7 +11,7 @@ _DAY = 86_400.0
 
 
 class Seconds(click.FloatRange):
-    """Seconds from a least number to a day; "nan" is none, which a FloatRange takes."""
+    """Seconds from a minimum to a day; unlike FloatRange, it rejects "nan"."""
 
     def __init__(self, least: float) -> None:
         super().__init__(min=least, max=_DAY)

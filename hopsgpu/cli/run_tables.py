@@ -37,7 +37,7 @@ def rows(found: Sequence[StoredRun], now: float) -> list[Row]:
     """Return the list of runs.
 
     Args:
-        found: the newest first.
+        found: the runs, the newest first.
         now: seconds since the epoch.
     """
     return list(_rows(found, now))
@@ -72,16 +72,16 @@ def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
 
 
 def _model(url: str | None) -> str:
-    """Return a version's name and number, of its URL."""
+    """Return the name and number of a version from its URL."""
     return "-" if url is None else " ".join(url.rsplit("/", 2)[-2:])
 
 
 def described(record: RunRecord, url: str, now: float) -> list[Row | Fact]:
-    """Return all that a person wants to know of a run.
+    """Return all that people want to know about a run.
 
     Args:
-        record: of it.
-        url: of its directory.
+        record: record of the run.
+        url: URL of its directory.
         now: seconds since the epoch.
     """
     return list(_described(record, url, now))
@@ -159,14 +159,14 @@ def _rank(rank: Any, record: RunRecord, now: float) -> Row:
 
 
 def _reported(last: Any) -> Iterator[tuple[str, str]]:
-    """Yield what a rank reported last, without what was sampled of its GPUs."""
+    """Yield what a rank reported last, without samples of its GPUs."""
     for name, value in last.items() if isinstance(last, dict) else ():
         if not name.startswith("gpu."):
             yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _data(told: Any) -> Iterator[tuple[str, str]]:
-    """Yield what the ranks read, a line each."""
+    """Yield the data that the ranks read, one line each."""
     for name, one in told.items() if isinstance(told, dict) else ():
         if isinstance(one, dict) and isinstance(one.get("bytes"), int):
             rows = counted(one.get("rows", 0), "row")

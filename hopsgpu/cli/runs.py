@@ -1,4 +1,4 @@
-"""`hopsgpu runs`: what has run, how it went, and what is to be done about it."""
+"""`hopsgpu runs`: the runs, their outcomes, and commands that act on them."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def _until_ended(store: RunStore, run_id: str) -> Iterator[RunRecord]:
 
 
 def _listed(run: StoredRun, now: float) -> dict[str, Any]:
-    """Return a run in a list for programs."""
+    """Return the entry of a run in a JSON list."""
     if run.record is None:
         return {"run_id": run.run_id, "state": run.state_at(now), "problem": run.problem}
     record = run.record

@@ -1,4 +1,4 @@
-"""Signals that would end a command at once, made exceptions so that it can put things in order."""
+"""Signals that would end a command at once, turned into exceptions so that it can clean up."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 def ended_in_order(*more: signal.Signals) -> Iterator[None]:
     """While inside, SIGTERM and SIGHUP raise SystemExit with the exit code of a shell.
 
-    Once: what a command does then is bounded in time, and a second one must not cut it short. A
-    signal that is ignored, as SIGHUP under nohup, stays so.
+    Only the first signal counts: the cleanup is bounded in time, and a second signal must not
+    interrupt it. An ignored signal, such as SIGHUP under nohup, stays ignored.
 
     Args:
-        more: signals that do likewise.
+        more: more signals to treat likewise.
     """
     taken = [n for n in (*_SIGNALS, *more) if signal.getsignal(n) is not signal.SIG_IGN]
 

@@ -122,11 +122,11 @@ def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> Non
 
 
 def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """Return the URL of a Python environment, made if it is not there, for whoever runs the script.
+    """Return the URL of a Python environment on the lake; create it if missing.
 
     Args:
-        python_env: as of `launch`.
-        properties: of the application, which may name its root on the lake.
+        python_env: as for `launch`.
+        properties: properties of the application, which may name its root on the lake.
 
     Raises:
         ConfigError, StoreError: as `put_on_lake`.
@@ -148,7 +148,7 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
     said.
 
     Raises:
-        ConfigError: as `url_on_lake`, or nothing tells where the lake is.
+        ConfigError: as `url_on_lake`, or the location of the lake is unknown.
     """
     from hopsgpu.packaging.python_env.builder import url_on_lake
     from hopsgpu.packaging.python_env.kinds import wanted_of
@@ -167,10 +167,11 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
 
 
 def _root(properties: Mapping[str, str]) -> Lake:
-    """Return where environments are on the lake.
+    """Return the root of environments on the lake.
 
     Raises:
-        ConfigError: there is no Hadoop configuration; a directory of this machine is no lake.
+        ConfigError: there is no Hadoop configuration, and a directory of this machine is not a
+            lake.
     """
     from hopsgpu.cli.lake_root import default_root
     from hopsgpu.storage.lake import Lake
@@ -187,7 +188,7 @@ def _say(text: str) -> None:
 
 
 def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
-    """Submit in cluster mode; the exit code."""
+    """Submit in cluster mode; return the exit code."""
     from hopsgpu.backends.spark.cluster_mode import Attended
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
@@ -205,10 +206,10 @@ def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
 
 
 def _cache() -> Path:
-    """Return where what is shipped lies until spark-submit has read it.
+    """Return where shipped files stay until spark-submit has read them.
 
     Raises:
-        ConfigError: there is no place for it.
+        ConfigError: no directory is configured.
     """
     cache = os.environ.get("XDG_CACHE_HOME", "")
     if not Path(cache).is_absolute():

@@ -21,12 +21,12 @@ _LEAST_ROOM = 20
 
 @dataclass(frozen=True)
 class Fact:
-    """A name and a text that may be long, on lines of their own.
+    """A name and a text that may be long, on separate lines.
 
     Attributes:
-        name: "" for another line of the one before.
-        text: of one line.
-        style: of both.
+        name: the name; "" for another line of the previous fact.
+        text: text of one line.
+        style: style of both.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Layout:
     """How the columns of a table behave, by their headers.
 
     Attributes:
-        right: those of numbers.
-        least: what a column may shrink to; others do not.
-        spared: given up in this order where even that is too wide.
-        cut_in_front: those whose texts differ at their ends.
+        right: columns of numbers.
+        least: smallest width of columns that may shrink; others do not.
+        spared: columns to drop, in this order, if the table is still too wide.
+        cut_in_front: columns whose texts differ at their ends.
     """
 
     right: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ def headers(*names: str) -> Row:
 
 
 def show(rows: Sequence[Row | Fact], layout: Layout) -> None:
-    """Print a table: on a terminal each row is a line that fits, elsewhere it is whole."""
+    """Print a table: on a terminal each row is a line that fits, elsewhere it is complete."""
     from rich.console import Console
     from rich.text import Text
 
@@ -75,10 +75,10 @@ def aligned(
     own.
 
     Args:
-        rows: the texts may be anybody's.
-        layout: of the columns.
-        encoding: of the terminal or file.
-        width: that a line may have, or None for all there is.
+        rows: rows, whose texts are not trusted.
+        layout: layout of the columns.
+        encoding: encoding of the terminal or file.
+        width: largest width of a line, or None for no limit.
     """
     from rich.cells import cell_len
     from rich.text import Text
@@ -119,7 +119,7 @@ def aligned(
 
 
 def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
-    """Return the name and beside it the text, in as many lines as it takes."""
+    """Return the name and beside it the text, in as many lines as needed."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -133,7 +133,7 @@ def _told(fact: Fact, encoding: str, width: int | None) -> list[Text]:
 
 
 def _broken(text: str, room: int) -> Iterator[str]:
-    """Yield a text in parts of so many cells at most: between words, in a path behind a "/"."""
+    """Yield a text in parts of at most so many cells, cut between words or behind a "/"."""
     from rich.cells import cell_len, set_cell_size
 
     while cell_len(text) > room:
@@ -148,7 +148,7 @@ def _broken(text: str, room: int) -> Iterator[str]:
 
 
 def _fitted(columns: Sequence[str], widths: Sequence[int], room: int, layout: Layout) -> list[int]:
-    """Return widths of columns that fit, 0 of one that is left out; the widest shrinks first."""
+    """Return column widths that fit, 0 for a dropped column; the widest shrinks first."""
     fitted = dict(zip(columns, widths, strict=True))
     spared = [name for name in layout.spared if name in fitted]
     while sum(fitted.values()) + _GAP * (len(fitted) - 1) > room:
@@ -175,6 +175,6 @@ def _cut(text: str, width: int, mark: str, in_front: bool) -> str:
 
 
 def plain(text: str, encoding: str) -> str:
-    """Without what would steer a terminal: names of applications are other users'."""
+    """Remove control characters: names of applications are other users' texts."""
     shown = "".join(char if char.isprintable() else "?" for char in text)
     return shown.encode(encoding, "backslashreplace").decode(encoding)

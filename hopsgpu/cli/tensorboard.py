@@ -1,4 +1,4 @@
-"""`hopsgpu tensorboard`: a run's TensorBoard files, shown while they grow."""
+"""`hopsgpu tensorboard`: a run's TensorBoard files, displayed while they grow."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def tensorboard(run_id: str, host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def _sigterm_exits() -> Iterator[None]:
-    """While inside, SIGTERM ends the command as an exception would: what it owns is let go of."""
+    """While inside, make SIGTERM raise SystemExit, so that resources are released."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Python's signals are not its
         return
@@ -84,7 +84,7 @@ def _sigterm_exits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """TensorBoard, which prints its own URL; it ends with the context."""
+    """Run TensorBoard, which prints its own URL, until the end of the context."""
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", directory]
     command += ["--host", host, "--port", str(port), "--reload_interval", str(int(_LOOK_SECONDS))]
     server = subprocess.Popen(command)
@@ -100,7 +100,7 @@ def _served(directory: str, host: str, port: int) -> Iterator[subprocess.Popen[b
 
 
 def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
-    """Copy what has come, until TensorBoard ends."""
+    """Copy new data until TensorBoard ends."""
     while True:
         try:
             # The lake announces no change.

@@ -1,4 +1,4 @@
-"""A search of the runs on the lake, as a table for people."""
+"""A search's record on the lake, as a table for people."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LONGEST = 200
 
 
 def described(told: Any, left: str, now: float) -> list[Row | Fact]:
-    """Return what a record tells of a search and its trials.
+    """Return what a record says about a search and its trials.
 
     Args:
         told: `search` of the record.
-        left: what has become of a trial that ran at the search's end; "" while it goes on.
+        left: state of a trial that ran when the search ended; "" while the search is active.
         now: seconds since the epoch.
     """
     try:

@@ -1,6 +1,4 @@
-"""What an executor's task needs to find and authenticate the driver, and how it introduces
-itself.
-"""
+"""What an executor's task needs to find, authenticate and greet the driver."""
 
 from __future__ import annotations
 

@@ -78,9 +78,7 @@ class ControlServer:
         return self._events.take(seconds)
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; return False if its connection is gone, which `next_event` also
-        reports.
-        """
+        """Send to a peer; return False if its connection is gone (see `next_event`)."""
         return self._done(self._send(peer, kind, payload, fields))
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:

@@ -1,7 +1,7 @@
-"""The files that an administrator installs, of which this cluster is made too.
+"""The files that an administrator installs, which this cluster also uses.
 
-They lie in spark-conf/ and yarn-scripts/ of a checkout; `admin_files/` here links to them, and
-carries them in an installed package.
+They are in spark-conf/ and yarn-scripts/ of a checkout; `admin_files/` here has links to them,
+which become copies in an installed package.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SPARK_DEFAULTS = HOME / "spark-conf" / "spark-defaults.conf"
 
 
 def yarn_file(name: str) -> dict[str, str]:
-    """Return the properties of one of the XML files in yarn-scripts/, as `resource-types`."""
+    """Return the properties of one of the XML files in yarn-scripts/, such as `resource-types`."""
     return site_properties(YARN / f"{name}.xml")
 
 
 def site_properties(file: Path) -> dict[str, str]:
-    """Return the properties of a site file as it stands, nothing filled in.
+    """Return the properties of a site file, without substitutions.
 
     Raises:
         ConfigError: it cannot be read.

@@ -1,4 +1,4 @@
-"""Starts daemons and waits until they say that they are ready."""
+"""Start daemons and wait until they are ready."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ _INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PAT
 
 
 def heap_mib(daemon: str, nodes: int) -> int:
-    """Return a daemon's largest heap: all of them together stay under 2 GB up to eight nodes."""
+    """Return a daemon's largest heap; the sum stays under 2 GB for up to eight nodes."""
     if daemon in _HEAP_MIB:
         return _HEAP_MIB[daemon]
     return min(256, max(128, (_ALL_HEAPS_MIB - sum(_HEAP_MIB.values())) // nodes))
 
 
 class Starter:
-    """Starts daemons, and stops them again unless all of it went well.
+    """Starts daemons, and stops them again if an error occurs.
 
     Attributes:
-        state: with every process started so far; saved at each start.
+        state: the state, with every process started so far; saved at each start.
         started: daemon → when it was started here, in epoch seconds.
     """
 
@@ -79,7 +79,7 @@ class Starter:
             raise
 
     def start(self, daemon: str) -> None:
-        """Start one daemon; it is ready when `wait_ready` says so."""
+        """Start one daemon; `wait_ready` waits until it is ready."""
         layout = self._layout
         # A NodeManager that was killed leaves its containers behind.
         stop(members(layout.root, daemon), GRACE_S)
@@ -93,7 +93,7 @@ class Starter:
         save(layout, self.state)
 
     def format_namenode(self) -> None:
-        """Make the file system at the first start in a directory."""
+        """Create the file system at the first start in a directory."""
         if self._layout.formatted.exists():
             return
         # What an interrupted one has left; blocks of a file system that never was are of no use.
@@ -153,10 +153,10 @@ class Starter:
 
 
 def start_all(starter: Starter, daemons: list[str]) -> None:
-    """Start daemons side by side.
+    """Start daemons in parallel.
 
     Raises:
-        ClusterError: the file system could not be made.
+        ClusterError: the file system could not be created.
     """
     # The ResourceManager takes longest and needs no file system.
     order = [RESOURCEMANAGER, *node_names(starter.state.spec.nodes), NAMENODE, DATANODE]
@@ -168,14 +168,15 @@ def start_all(starter: Starter, daemons: list[str]) -> None:
 
 
 def wait_ready(layout: Layout, state: State, user: str, started: Mapping[str, float]) -> None:
-    """Ask the daemons until all of them are ready.
+    """Poll the daemons until all of them are ready.
 
     Args:
-        user: gets a home in HDFS.
-        started: daemon → when it was started, in epoch seconds; for those that this `up` did.
+        user: user who gets a home directory in HDFS.
+        started: daemon → when it was started, in epoch seconds, for those that this `up` started.
 
     Raises:
-        ClusterError: a daemon ended, or the deadline passed; with the log's last lines.
+        ClusterError: a daemon ended (the message has the last lines of its log), or the deadline
+            passed.
     """
     steps: dict[str, Callable[[], bool]] = {
         "HDFS": lambda: probe.hdfs_ready(state.ports),
@@ -206,7 +207,7 @@ def _all_alive(layout: Layout, state: State) -> None:
 
 
 def _directories(ports: dict[str, int], user: str) -> bool:
-    """Make what users of HDFS need: any of them can make a home for themselves."""
+    """Create the directories that HDFS users need: any user can create a home directory."""
     wanted = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
     return all(probe.make_directory(ports, path, user, mode) for path, mode in wanted)
 
@@ -226,7 +227,7 @@ def _registered(state: State, started: Mapping[str, float]) -> bool:
 
 
 def _gpus_due(spec: ClusterSpec, node: str) -> int | None:
-    """GPUs that a node must report; unknown where a user has set the plugin otherwise."""
+    """Return how many GPUs a node must report; None if the user configures the plugin otherwise."""
     theirs = {**spec.conf.sites.get("yarn-site", {}), **spec.conf.nodes.get(node, {})}
     changed = any(name.startswith(GPU_PLUGIN) for name in theirs)
     return None if changed else spec.gpus_per_node

@@ -1,7 +1,7 @@
-"""The class-data archive: Spark's classes as its JVMs want them, mapped at their start.
+"""The class-data archive: Spark's classes in a form that its JVMs map at their start.
 
-A JVM takes most of its start to read and check its classes. One with an archive of the same JDK and
-jars maps them; any other starts as it would without.
+A JVM spends most of its start reading and verifying its classes. A JVM with an archive of the same
+JDK and jars maps them; any other starts as it would without.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _SECONDS, _GRACE_S = 600.0, 2.0
 
 @dataclass(frozen=True)
 class Archive:
-    """Where the archive for a JDK and a PySpark is kept.
+    """Where the archive for a JDK and a PySpark is.
 
     Attributes:
-        file: it is there once an `up` has made it, and whole then.
-        base: the JDK's own, on which it stands.
-        jars: first on the class path of who maps it.
+        file: the archive; it exists, complete, once an `up` has created it.
+        base: the JDK's own archive, on which it builds.
+        jars: jars that must come first on the class path.
     """
 
     file: Path
@@ -43,7 +43,7 @@ class Archive:
 
     @property
     def options(self) -> str:
-        """For a JVM; a missing archive, or one that does not fit it, is passed over silently."""
+        """Return the options for a JVM, which silently ignores a missing or unsuitable archive."""
         return f"-XX:SharedArchiveFile={self.base}:{self.file} -Xlog:cds=off -Xlog:cds+dynamic=off"
 
     @property
@@ -52,7 +52,7 @@ class Archive:
 
 
 def archive_of(java: Path, spark: Path) -> Archive | None:
-    """Return the archive for a JDK and a PySpark; None where they can have none.
+    """Return the archive for a JDK and a PySpark; None if they cannot have one.
 
     Args:
         java: the JDK's home.
@@ -88,13 +88,13 @@ def make_archive(
     url: str,
     say: Callable[[str], object],
 ) -> None:
-    """Make an archive unless it is there, or somebody else is making it.
+    """Create an archive unless it exists, or somebody else is creating it.
 
-    A failure is told, and nothing else comes of it: JVMs start without.
+    A failure is only reported: JVMs then start without the archive.
 
     Args:
-        environ: of a client of the running cluster in `layout`.
-        url: a directory in its HDFS that may be written to, and is removed.
+        environ: environment of a client of the running cluster in `layout`.
+        url: a directory in its HDFS to write and remove.
     """
     if archive.file.exists():
         return
@@ -121,7 +121,7 @@ def make_archive(
 def _run(
     archive: Archive, made: Path, layout: Layout, environ: Mapping[str, str], url: str, log: Path
 ) -> int | None:
-    """Run a Spark whose JVM leaves the archive at its end; its exit code."""
+    """Run a Spark whose JVM writes the archive at its end; return its exit code."""
     options = " ".join([f"-Djdk.net.hosts.file={layout.hosts}", *QUICK])
     submit = [
         *("--conf", f"spark.driver.extraClassPath={archive.class_path}"),
@@ -155,7 +155,7 @@ def _run(
 
 @contextmanager
 def _alone(file: Path) -> Iterator[bool]:
-    """Whether nobody else makes this file meanwhile."""
+    """Yield whether nobody else is creating this file."""
     file.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(file.parent / "spark-classes.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:

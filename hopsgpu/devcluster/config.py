@@ -1,4 +1,4 @@
-"""What a cluster is made of: its size, and the properties that a user overrides."""
+"""The configuration of a cluster: its size, and the properties that a user overrides."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SiteConf:
         sites: site file → property → value.
         fair_scheduler: the text of the Fair Scheduler's allocation file, or "".
         nodes: host name of a node → property → value, on top of yarn-site for that node.
-        hosts: more host names that the cluster's JVMs shall know → address.
+        hosts: additional host name for the cluster's JVMs → address.
     """
 
     sites: dict[str, Properties] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class SiteConf:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What `up` was asked for."""
+    """The requested size and overrides of a cluster."""
 
     nodes: int = 2
     gpus_per_node: int = 2
@@ -64,7 +64,7 @@ def read_conf(path: str | Path) -> SiteConf:
     """Return the overrides of a `--conf` file.
 
     Raises:
-        ConfigError: no such file, no YAML, or not of the accepted form.
+        ConfigError: the file does not exist, is not YAML, or does not have the accepted form.
     """
     import yaml
 
@@ -79,10 +79,10 @@ def read_conf(path: str | Path) -> SiteConf:
 
 
 def parse_conf(said: Any, origin: str = "conf") -> SiteConf:
-    """Override from a mapping as a `--conf` file holds it.
+    """Return overrides from a mapping, the content of a `--conf` file.
 
     Raises:
-        ConfigError: an unknown key or a wrong value; says what is accepted.
+        ConfigError: a key is unknown or a value is wrong; the message says what is accepted.
     """
     if not isinstance(said, Mapping):
         raise ConfigError(f"{origin} must map site files to properties, not be {said!r}")

@@ -1,4 +1,4 @@
-"""Writes a cluster's configuration into its directory."""
+"""Write a cluster's configuration into its directory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hopsgpu.errors import ClusterError
 
 
 def container_environ(layout: Layout, node: str) -> dict[str, str]:
-    """Return what a node's containers have in their environment from this cluster."""
+    """Return the variables that this cluster sets in a node's containers."""
     programs = layout.node(node) / "bin"
     environ = {
         # The node's nvidia-smi first, and for hopsgpu's discovery alone: NVML would show the GPUs

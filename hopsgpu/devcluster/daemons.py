@@ -1,4 +1,4 @@
-"""Processes that outlive the command that started them: start, recognise, end."""
+"""Processes that outlive the command that started them: start, identify and end them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHELL = 'cd "$1" || exit 1; shift; exec "$@"'
 
 @dataclass(frozen=True)
 class Process:
-    """A process, told from a later one with the same id by when it was born."""
+    """A process, identified by its pid and its start time."""
 
     pid: int
     born: str
@@ -40,9 +40,9 @@ class Process:
 
 
 def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path) -> Process:
-    """Start a command in a session of its own, its output in a fresh log.
+    """Start a command in its own session, with its output in a new log.
 
-    The log of the time before is kept beside it, with `.previous` at its end.
+    The previous log is kept beside it, with the suffix `.previous`.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
@@ -86,7 +86,7 @@ def stop(processes: Iterable[Process], grace: float) -> None:
 
 
 def _wait(left: dict[int, Process], seconds: float) -> None:
-    """Take out of `left` what ends within `seconds`."""
+    """Remove from `left` the processes that end within `seconds`."""
     poll = select.poll()
     for fd in left:
         poll.register(fd, select.POLLIN)
@@ -98,7 +98,7 @@ def _wait(left: dict[int, Process], seconds: float) -> None:
 
 
 def members(cluster: Path, daemon: str | None = None) -> list[Process]:
-    """This user's processes that carry the marker of a cluster, or of one of its daemons."""
+    """Return this user's processes with the marker of a cluster, or of one of its daemons."""
     begin = f"{MARKER}={marker(cluster, daemon or '')}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -136,7 +136,7 @@ def last_lines(log: Path, lines: int = 15) -> str:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """State of a process, and when it was started, as no other process on this machine was."""
+    """Return the state and the start time of a process, which identify it on this machine."""
     try:
         # The name in parentheses may itself have spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -147,9 +147,9 @@ def _stat(pid: int) -> tuple[str, str] | None:
 
 
 def _await_threads(pid: int) -> None:
-    """Wait until all threads of a process have ended whose first one has.
+    """Wait until all threads of a process have ended, after its main thread has.
 
-    Those of a killed JVM hold its ports for a moment longer.
+    The threads of a killed JVM hold its ports a moment longer.
     """
     with suppress(ProcessLookupError):
         descriptor = os.pidfd_open(pid)
@@ -162,6 +162,6 @@ def _await_threads(pid: int) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Clear a child that has ended; others are their own parents' affair."""
+    """Reap a child that has ended; other processes are reaped by their own parents."""
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The Hadoop daemons' jars: fetched once by Spark's own resolver, then kept in a cache."""
+"""The Hadoop daemons' jars: downloaded once by Spark's own resolver, then cached."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pyspark_home() -> Path:
 
 
 def hadoop_version(spark: Path) -> str:
-    """Return the version of Hadoop that a PySpark carries."""
+    """Return the version of Hadoop that a PySpark includes."""
     for jar in sorted((spark / "jars").glob("hadoop-client-api-*.jar")):
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
@@ -48,13 +48,13 @@ def hadoop_version(spark: Path) -> str:
 
 
 def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
-    """Return a directory with what the daemons need beside PySpark's jars: `*.jar` and `webapps`.
+    """Return a directory with what the daemons need beside PySpark's jars: `*.jar`, `webapps`.
 
-    The directory appears by one rename, so it is whole where it exists, and nothing is asked
-    of the network or the resolver then.
+    The directory appears by one rename, so it is complete if it exists, and then neither the
+    network nor the resolver is used.
 
     Raises:
-        ClusterError: the resolver could not fetch them; with what it said.
+        ClusterError: the resolver could not download them; the message has its output.
     """
     version = hadoop_version(spark)
     kept = cache() / f"hadoop-daemons-{version}-bc-{_BOUNCY_CASTLE}"
@@ -74,14 +74,14 @@ def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
 
 
 def cache() -> Path:
-    """Return what is made once for all clusters of a user lies there."""
+    """Return the directory of files that all clusters of a user share."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative one.
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hopsgpu"
 
 
 def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
-    """Run spark-submit for its resolver alone; the class that it starts prints a version."""
+    """Run spark-submit only for its resolver; the class that it starts prints a version."""
     wanted = (
         f"org.apache.hadoop:hadoop-client-minicluster:{version}",
         f"org.bouncycastle:bcprov-jdk18on:{_BOUNCY_CASTLE}",
@@ -120,7 +120,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:
-    """Unpack the daemons' pages: found in a jar, each daemon unpacks all of it at each start."""
+    """Unpack the daemons' web pages; from a jar, each daemon would unpack all at each start."""
     with zipfile.ZipFile(jar) as opened:
         pages = [name for name in opened.namelist() if name.startswith("webapps/")]
         opened.extractall(target, pages)

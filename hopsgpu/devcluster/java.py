@@ -1,4 +1,4 @@
-"""Finds a JDK that Spark and Hadoop can run on."""
+"""Find a JDK that Spark and Hadoop can run on."""
 
 from __future__ import annotations
 
@@ -37,10 +37,11 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """Return the first accepted Java of JAVA_HOME and the PATH.
 
     Args:
-        environ: where JAVA_HOME and PATH are read; the process's own by default.
+        environ: environment with JAVA_HOME and PATH, by default the process's.
 
     Raises:
-        ClusterError: neither is a Java 17 or 21; says what was found and what to install.
+        ClusterError: neither is a Java 17 or 21; the message says what was found and what to
+            install.
     """
     environ = os.environ if environ is None else environ
     seen: list[str] = []
@@ -57,14 +58,14 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def java_of_spark(environ: Mapping[str, str]) -> tuple[str, Path, Java | None] | None:
-    """Return the Java that Spark's scripts start: JAVA_HOME's where that is set, else the PATH's.
+    """Return the Java that Spark's scripts start: JAVA_HOME's if that is set, else the PATH's.
 
     Args:
-        environ: with JAVA_HOME and PATH.
+        environ: environment with JAVA_HOME and PATH.
 
     Returns:
-        where it was found, the binary, and what it says of itself: None where it does not run.
-        None where there is none at all.
+        Where it was found, the binary, and its version, which is None if it does not run. None if
+        there is no Java.
     """
     for origin, binary in _candidates(environ):
         return origin, binary, _ask(binary)
@@ -80,7 +81,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _ask(binary: Path) -> Java | None:
-    """Return what a `java` says of itself; None where it does not run."""
+    """Return the version and home that a `java` reports; None if it does not run."""
     # JDK_JAVA_OPTIONS or JAVA_TOOL_OPTIONS could keep even a good java from starting.
     quiet = {k: v for k, v in os.environ.items() if not re.fullmatch(r"J\w*_OPTIONS", k)}
     try:
@@ -98,7 +99,7 @@ def _ask(binary: Path) -> Java | None:
 
 
 def main() -> int:
-    """Say what to install where no Java is accepted; for `make`, before it downloads."""
+    """Say what to install if no Java is accepted; for `make`, before it downloads."""
     try:
         find_java()
     except ClusterError as error:

@@ -1,4 +1,4 @@
-"""Where everything of a cluster lies: the files of its directory, its hosts, its daemons."""
+"""Where the parts of a cluster are: the files of its directory, its hosts, its daemons."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Layout:
 
     @classmethod
     def at(cls, directory: str | Path | None) -> Layout:
-        """Return the layout of a cluster's directory, `~/.hopsgpu/cluster` where none is given."""
+        """Return the layout of a cluster's directory, by default `~/.hopsgpu/cluster`."""
         root = Path(directory) if directory is not None else Path.home() / ".hopsgpu" / "cluster"
         return cls(root.expanduser().resolve())
 
     def check(self) -> None:
-        """Refuse a path that YARN's own scripts and lists of directories do not bear."""
+        """Refuse a path that YARN's own scripts and lists of directories cannot handle."""
         if not BORNE.fullmatch(str(self.root)):
             raise ConfigError(
                 f"the cluster's directory is {str(self.root)!r}, but YARN accepts only letters, "
@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def client(self) -> Path:
-        """The configuration for clients; the daemons on MASTER use it too."""
+        """The configuration for clients, which the daemons on MASTER also use."""
         return self.root / "conf" / "client"
 
     @property
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def formatted(self) -> Path:
-        """There once the file system has been made."""
+        """A file that exists once the file system has been created."""
         return self.root / "hdfs" / "formatted"
 
     @property
@@ -85,12 +85,12 @@ class Layout:
 
     @property
     def yarn(self) -> Path:
-        """What the ResourceManager keeps of its nodes."""
+        """What the ResourceManager stores about its nodes."""
         return self.root / "yarn"
 
     @property
     def scratch(self) -> Path:
-        """What daemons need while they run; removed at `down`."""
+        """Files that daemons need while they run; removed at `down`."""
         return self.root / "tmp"
 
     def temporary(self, daemon: str) -> Path:
@@ -105,5 +105,5 @@ class Layout:
         return self.logs / f"{daemon}.log"
 
     def node(self, name: str) -> Path:
-        """Return what belongs to one NodeManager: `bin`, `local` and `logs`."""
+        """Return the directory of one NodeManager, with `bin`, `local` and `logs`."""
         return self.root / "nodes" / name

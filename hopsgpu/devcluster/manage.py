@@ -1,4 +1,4 @@
-"""`up`, `down` and the environment of clients: what the command line and tests call."""
+"""`up`, `down` and the environment of clients, for the command line and tests."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class ClusterInfo:
     """A running cluster.
 
     Attributes:
-        directory: its state, data and logs.
+        directory: directory of its state, data and logs.
         gpus: "real", "simulated" or "none", and why.
         filesystem: URL of HDFS.
         resourcemanager: URL of its pages and its REST interface.
-        logs: daemon → its log.
-        started: daemons that this `up` started; none where it ran already.
+        logs: daemon → log.
+        started: daemons that this `up` started; none if the cluster already ran.
     """
 
     directory: Path
@@ -66,21 +66,22 @@ def up(
     say: Say = print,
     keep_classes: bool = False,
 ) -> ClusterInfo:
-    """Start a cluster, or what is missing of one, and waits until it is ready.
+    """Start a cluster, or its missing daemons, and wait until it is ready.
 
     Args:
         dir: the cluster's directory; `~/.hopsgpu/cluster` by default.
-        nodes: NodeManagers; what runs already, else 2.
-        gpus_per_node: real ones where nvidia-smi answers, else simulated; what runs, else 2.
-        conf: a YAML file, or the mapping it would hold, of site file → property → value.
-        say: gets a line at a time.
-        keep_classes: whether to keep what Spark's JVMs load in the cache (about 200 MB), where that
-            is not done yet: it takes half a minute, and their starts are quicker from then on.
+        nodes: number of NodeManagers; by default as many as already run, else 2.
+        gpus_per_node: number of GPUs per node, real ones if nvidia-smi answers, else simulated; by
+            default that of the running cluster, else 2.
+        conf: a YAML file, or its content, a mapping of site file → property → value.
+        say: receives one line at a time.
+        keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB) if they are
+            not cached yet. That takes half a minute, and makes later starts of JVMs quicker.
 
     Raises:
-        ConfigError: a value that cannot be.
-        ClusterError: no Java, no packages, a daemon that does not start, or a cluster that
-            runs with other settings. What was started is stopped again.
+        ConfigError: a value is invalid.
+        ClusterError: Java or the packages are missing, a daemon does not start, or the cluster runs
+            with other settings. Daemons that were started are stopped again.
     """
     layout = Layout.at(dir)
     layout.check()
@@ -147,7 +148,7 @@ def _start(
 def _ports(
     layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str]
 ) -> Iterator[dict[str, int]]:
-    """Every port of the cluster, those of the missing daemons held."""
+    """Provide every port of the cluster, with those of the missing daemons reserved."""
     recorded = before.ports if before else {}
     names = port_names(spec.nodes)
     with held_ports([n for n in names if n.partition(".")[0] in missing], recorded) as held:
@@ -161,11 +162,11 @@ def _ports(
 
 
 def down(dir: str | Path | None = None, say: Say = print) -> None:
-    """End every process of a cluster; its files in HDFS, its logs and its ports are kept.
+    """Stop every process of a cluster; keep its HDFS files, its logs and its ports.
 
     Args:
         dir: the cluster's directory.
-        say: gets a line at a time.
+        say: receives one line at a time.
     """
     layout = Layout.at(dir)
     if not layout.root.is_dir():
@@ -210,7 +211,7 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
 
 
 def _leave_nothing(layout: Layout, state: State | None) -> int:
-    """End daemons, then what their containers left; how many processes that were."""
+    """End daemons, then what their containers left; return the number of processes."""
     processes = dict(state.processes) if state else {}
     ended = 0
     # NodeManagers end their containers, and the NameNode outlives who writes to it.

@@ -1,4 +1,4 @@
-"""The nodes' GPUs: real ones shared out among the nodes, or simulated ones."""
+"""The nodes' GPUs: real ones divided among the nodes, or simulated ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Gpu:
     """One GPU of a node.
 
     Attributes:
-        index: as its nvidia-smi counts; within the node for a simulated one.
-        minor: of the device file.
-        memory: in MiB.
+        index: index in nvidia-smi's list; within the node for a simulated one.
+        minor: minor number of the device file.
+        memory: memory in MiB.
     """
 
     index: int
@@ -36,11 +36,11 @@ class Gpu:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """Which GPUs each node gets.
+    """The GPUs of each node.
 
     Attributes:
         nodes: host name → its GPUs.
-        smi: the real nvidia-smi; None where the GPUs are simulated, or there are none.
+        smi: the real nvidia-smi; None if the GPUs are simulated, or there are none.
         said: "real", or "simulated" and why.
     """
 
@@ -50,7 +50,7 @@ class GpuPlan:
 
 
 def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
-    """Real GPUs where the machine has enough of them, otherwise simulated ones.
+    """Return real GPUs if the machine has enough of them, else simulated ones.
 
     Args:
         root: the cluster's directory: simulated GPUs of two clusters differ.
@@ -108,8 +108,8 @@ def parse_query(xml: str) -> tuple[Gpu, ...]:
     """Return the GPUs in the XML of `nvidia-smi -q -x`.
 
     Raises:
-        ParseError: not XML.
-        ValueError: a GPU without a minor number or memory (a MIG slice, a vGPU guest).
+        ParseError: the text is not XML.
+        ValueError: a GPU has no minor number or memory (a MIG slice, a vGPU guest).
     """
     return tuple(
         Gpu(

@@ -1,8 +1,8 @@
-"""The `nvidia-smi` that a node's containers and its NodeManager see first on their PATH.
+"""The `nvidia-smi` that comes first on the PATH of a node's containers and its NodeManager.
 
-For simulated GPUs it is a stand-in, for real ones a wrapper that shows the node's own only.
-Both are POSIX shell scripts that start no other program, for the discovery script runs them in
-every container.
+For simulated GPUs it is a stand-in, for real ones a wrapper that shows only the node's own. Both
+are POSIX shell scripts that start no other program, because the discovery script runs them in every
+container.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _xml_gpu(gpu: Gpu) -> str:
 def standin_script(gpus: tuple[Gpu, ...]) -> str:
     """Return a shell script that answers like an nvidia-smi of these GPUs.
 
-    It knows `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS, `--query-compute-apps`
-    (no process is ever listed), and `-i` with indices and UUIDs.
+    It supports `-q -x`, `-L`, `--query-gpu` with the fields of FIELDS, `--query-compute-apps` (no
+    process is ever listed), and `-i` with indices and UUIDs.
     """
     values = "".join(
         f"    {g.index}.{field}) value={shlex.quote(str(value(g)))} ;;\n"
@@ -178,7 +178,7 @@ esac
 
 
 def wrapper_script(smi: str, gpus: tuple[Gpu, ...]) -> str:
-    """Return a shell script that runs the real nvidia-smi for these GPUs alone."""
+    """Return a shell script that runs the real nvidia-smi for these GPUs only."""
     own = ",".join(str(g.index) for g in gpus)
     smi = shlex.quote(smi)
     return f"""#!/bin/sh

@@ -29,10 +29,10 @@ def port_names(nodes: int) -> tuple[str, ...]:
 
 
 def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
-    """New ports to try for one use; ends after some tries with 0 ("any").
+    """Yield new ports to try for one use; after some tries yield 0 ("any").
 
-    Ports below the ephemeral range come before those in it: no outgoing connection takes them
-    while the cluster is down.
+    Ports below the ephemeral range come first: no outgoing connection takes them while the cluster
+    is down.
     """
     if ephemeral_from > _LOWEST + 1000:
         for _ in range(_TRIES):
@@ -44,15 +44,15 @@ def candidates(ephemeral_from: int, rng: random.Random) -> Iterator[int]:
 def held_ports(
     names: Sequence[str], before: Mapping[str, int], rng: random.Random | None = None
 ) -> Iterator[dict[str, int]]:
-    """Hold one free port for each name, the earlier one where it is still free.
+    """Hold one free port for each name, the previous one if it is still free.
 
-    A new port is bound without SO_REUSEADDR, so two clusters never choose the same one; an
-    earlier one with it, for connections of the last time may linger there. The holder has it set
-    afterwards, and so the daemon, which binds with it, takes the port while it is still held.
+    A new port is bound without SO_REUSEADDR, so two clusters never choose the same one. A previous
+    one is bound with it, because old connections may still occupy it. The option is then set on
+    every held port, so that the daemon, which also uses it, can bind the port while it is held.
 
     Args:
-        names: as in `port_names`; the daemon's name decides the address.
-        before: ports of the last time.
+        names: names as in `port_names`; the daemon's name determines the address.
+        before: previous ports.
 
     Yields:
         The port of each name.

@@ -1,4 +1,4 @@
-"""Asks the daemons themselves: the ResourceManager and the NameNode, over HTTP."""
+"""Queries of the daemons, the ResourceManager and the NameNode, over HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class NodeStatus:
     """A NodeManager as the ResourceManager sees it.
 
     Attributes:
-        memory: in MiB, as is memory_used.
+        memory: memory in MiB, like memory_used.
         heard: when its health was last reported, in epoch seconds.
     """
 
@@ -34,7 +34,7 @@ class NodeStatus:
 
 
 def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
-    """Return the nodes that the ResourceManager knows; None where it does not answer."""
+    """Return the nodes that the ResourceManager knows; None if it does not answer."""
     said = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
     if said is None:
         return None
@@ -43,9 +43,9 @@ def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
 
 
 def hdfs_ready(ports: Mapping[str, int]) -> bool:
-    """Return whether the NameNode is out of safe mode and the DataNode registered with it.
+    """Return whether the NameNode is out of safe mode and its DataNode is running.
 
-    Both are asked: a NameNode takes ten minutes to see that a DataNode is gone.
+    Both are asked, because a NameNode takes ten minutes to notice that a DataNode is gone.
     """
     name = _bean(ports["namenode.http"], "NameNode", "FSNamesystemState")
     data = _bean(ports["datanode.http"], "DataNode", "DataNodeInfo")
@@ -61,7 +61,7 @@ def hdfs_ready(ports: Mapping[str, int]) -> bool:
 
 
 def make_directory(ports: Mapping[str, int], path: str, user: str, mode: str) -> bool:
-    """Make a directory of HDFS with exactly this mode, or sets it on one that is there."""
+    """Create an HDFS directory with exactly this mode, or set the mode of an existing one."""
     import requests
 
     base = f"http://{MASTER}:{ports['namenode.http']}/webhdfs/v1{path}"
@@ -96,14 +96,14 @@ def _gpus(resource: Any) -> int:
 
 
 def _bean(port: int, service: str, name: str) -> dict[str, Any]:
-    """Return one of a daemon's JMX beans; empty where it does not answer."""
+    """Return one of a daemon's JMX beans; empty if it does not answer."""
     said = _get(f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}")
     beans = (said or {}).get("beans") or [{}]
     return dict(beans[0])
 
 
 def _get(url: str) -> dict[str, Any] | None:
-    """Return a JSON object from a daemon; None where it does not answer with one."""
+    """Return a JSON object from a daemon; None if it does not answer with one."""
     import requests
 
     try:

@@ -1,4 +1,4 @@
-"""The configuration files of a cluster, as values: what stands in which, and as which text."""
+"""The configuration files of a cluster as values: which properties are in which file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _GIB_PER_GPU, _GIB_BESIDE, _CORES_BESIDE = 6, 4, 5
 
 
 def node_size(gpus_per_node: int) -> tuple[int, int]:
-    """Return what a NodeManager advertises: memory in MiB and cores.
+    """Return the memory in MiB and the cores that a NodeManager advertises.
 
-    Enough for the node's share of a gang of default ranks (4 GiB and the overhead, one core
-    each) beside an application master and CPU executors.
+    They are enough for the node's share of a gang of default ranks (4 GiB and the overhead, one
+    core each), an application master and CPU executors.
     """
     memory = 1024 * (gpus_per_node * _GIB_PER_GPU + _GIB_BESIDE)
     return memory, gpus_per_node + _CORES_BESIDE
@@ -99,10 +99,10 @@ def yarn_site(layout: Layout, spec: ClusterSpec, ports: Ports) -> Properties:
 def node_site(
     layout: Layout, node: str, ports: Ports, gpus: GpuPlan, environ: Mapping[str, str]
 ) -> Properties:
-    """Return what a NodeManager's yarn-site has beside the common one.
+    """Return the properties of a NodeManager's yarn-site in addition to the common ones.
 
     Args:
-        environ: variables that every container gets; it inherits none of the NodeManager's.
+        environ: variables of every container, which inherits none of the NodeManager's.
     """
     nm, home = "yarn.nodemanager", layout.node(node)
     properties = {
@@ -168,8 +168,8 @@ def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) 
 
     Args:
         system: text of the machine's hosts file; its IPv4 lines are kept.
-        hostname: the machine's own name, on loopback where the hosts file lacks it.
-        more: further names → addresses.
+        hostname: the machine's own name, on loopback if the hosts file lacks it.
+        more: additional name → address.
     """
     lines = [line.partition("#")[0].split() for line in system.splitlines()]
     ours = {n: address_of(n) for n in node_names(nodes)} | dict(more)
@@ -184,7 +184,7 @@ def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) 
 
 
 def log4j(level: str = "info") -> str:
-    """Return the daemons' log4j2.properties: everything to stdout, which is their log file."""
+    """Return the daemons' log4j2.properties, which sends everything to stdout, their log file."""
     return f"""rootLogger.level = {level}
 rootLogger.appenderRef.stdout.ref = stdout
 appender.stdout.type = Console
@@ -204,5 +204,5 @@ def xml_text(properties: Mapping[str, str]) -> str:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """Return a Java properties file, as spark-defaults.conf is one."""
+    """Return a Java properties file such as spark-defaults.conf."""
     return "".join(f"{k} {v.replace(chr(92), chr(92) * 2)}\n" for k, v in properties.items())

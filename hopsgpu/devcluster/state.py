@@ -1,4 +1,4 @@
-"""What a cluster's directory remembers: its size, its ports, its processes."""
+"""The saved state of a cluster: its size, its ports, its processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FORM = 1
 
 @dataclass(frozen=True)
 class State:
-    """What was started last in a directory.
+    """The state of the last start in a directory.
 
     Attributes:
-        spec: what was asked for.
+        spec: the requested configuration.
         gpus: "real", "simulated" or "none", and why.
         java: JAVA_HOME of the daemons and of clients.
         spark: PySpark's directory.
@@ -45,26 +45,26 @@ class State:
 
     @property
     def running(self) -> bool:
-        """Whether any of its daemons lives."""
+        """Whether any of its daemons is alive."""
         return any(process.alive for process in self.processes.values())
 
     @property
     def dead(self) -> list[str]:
-        """Daemons that were started and have ended since."""
+        """The daemons that were started and have ended since."""
         return [daemon for daemon, process in self.processes.items() if not process.alive]
 
     @property
     def missing(self) -> list[str]:
-        """Daemons that belong to the cluster and do not run."""
+        """The daemons that belong to the cluster and do not run."""
         every = (*MASTERS, *node_names(self.spec.nodes))
         return [d for d in every if d not in self.processes or not self.processes[d].alive]
 
 
 def load(layout: Layout) -> State | None:
-    """Return the state of a directory; None where no cluster was ever started in it.
+    """Return the state of a directory; None if no cluster was ever started in it.
 
     Raises:
-        ClusterError: the file is not one of ours.
+        ClusterError: the file is not a state of hopsgpu.
     """
     try:
         said = json.loads(layout.state.read_text(encoding="utf-8"))
@@ -89,7 +89,7 @@ def save(layout: Layout, state: State) -> None:
 
 @contextmanager
 def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
-    """Keep any other `up` or `down` out of a cluster's directory."""
+    """Exclude any other `up` or `down` from a cluster's directory."""
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT, 0o600)
@@ -107,7 +107,7 @@ def locked(layout: Layout, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def write(path: Path, text: str, mode: int = 0o644) -> None:
-    """Write a file of the cluster's directory; a reader finds the old or the new one whole."""
+    """Write a file of the cluster's directory atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".new")
     scratch.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a cluster is doing: its daemons by their processes, its nodes by the ResourceManager."""
+"""The status of a cluster: its daemons by their processes, its nodes by the ResourceManager."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ class ClusterStatus:
     """A cluster at one moment.
 
     Attributes:
-        healthy: every daemon lives, and the ResourceManager has every node running.
-        resourcemanager_answers: False where the nodes below are unknown for that reason.
+        healthy: whether every daemon is alive, and every node runs according to the
+            ResourceManager.
+        resourcemanager_answers: False if it does not, so that the nodes are unknown.
         gpus: "real", "simulated" or "none", and why.
     """
 
@@ -54,7 +55,7 @@ class ClusterStatus:
 
 
 def status(dir: str | Path | None = None) -> ClusterStatus:
-    """Ask the processes and the ResourceManager of a cluster how they are.
+    """Return the status of a cluster, from its processes and its ResourceManager.
 
     Args:
         dir: the cluster's directory; `~/.hopsgpu/cluster` by default.

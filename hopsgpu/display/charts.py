@@ -33,8 +33,8 @@ def sparkline(
         points: the values, in order.
         width: largest number of characters.
         levels: a character for each height.
-        bounds: the lowest and the highest value, by default those that are there.
-        span: the first and the last time or step, by default those that are there.
+        bounds: the lowest and the highest value, by default those of the points.
+        span: the first and the last time or step, by default those of the points.
     """
     if not points:
         return ""

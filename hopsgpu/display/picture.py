@@ -115,7 +115,8 @@ class Picture:
         ranks: number of ranks that report.
         rows: of the first ranks.
         plots: of the first metrics.
-        utilisations: of the GPUs of all ranks in order, in groups where they are many.
+        utilisations: utilisation of the GPUs of all ranks in order, averaged in groups if there are
+            many.
         recent: the last lines of all ranks.
         logs: of each of the first ranks.
     """

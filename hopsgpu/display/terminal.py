@@ -170,9 +170,7 @@ def _is_utf(encoding: str) -> bool:
 
 
 def shown_in(width: int, encoding: str) -> Shown:
-    """Return a function that formats lines for a terminal, in ASCII where its encoding requires
-    it.
-    """
+    """Return a function that formats lines for a terminal, in ASCII if necessary."""
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
 

@@ -45,9 +45,7 @@ class Tty:
         self._is_released = True
 
     def write(self, text: str) -> int:
-        """Wait until all has been accepted, or is given up; rich calls it from one thread at a
-        time.
-        """
+        """Wait until all is accepted or given up; rich calls it from one thread at a time."""
         self._held.append(text)
         if not self._is_released:
             return len(text)

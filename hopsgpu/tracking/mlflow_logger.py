@@ -193,9 +193,7 @@ def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
 
 
 def fit_name(name: str) -> str:
-    """Return a name that MLflow accepts for a parameter or metric, with "_" for other
-    characters.
-    """
+    """Return a name that MLflow accepts, with "_" for other characters."""
     fit = _UNFIT.sub("_", name)[:_LONGEST_NAME]
     # It takes names for paths, of which each has one form.
     if any(part in ("", ".", "..") for part in fit.split("/")):

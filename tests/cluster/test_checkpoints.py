@@ -63,7 +63,7 @@ def check_that_it_goes_on(gang: hopsgpu.Gang, train: Callable[..., float], worke
     assert resumed.values == pytest.approx(whole.values, abs=1e-6)
     for rank in range(workers):
         for log in (f"{retried.run_id}/logs/attempt-1", f"{resumed.run_id}/logs"):
-            assert b"goes on at step 4\n" in (runs(gang) / log / f"rank-{rank}.log").read()
+            assert b"resumes at step 4\n" in (runs(gang) / log / f"rank-{rank}.log").read()
 
     there = runs(gang) / resumed.run_id / "checkpoints"
     assert there.names() == ("4", "5", "_ranks", "_staging")

@@ -137,9 +137,7 @@ class LocalLease(Owner):
 
 
 def _keep(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` without releasing: the one container has the remaining ranks, and
-    stays.
-    """
+    """Implement `Lease.let_go` without releasing: the only container stays."""
     return False
 
 

@@ -71,9 +71,7 @@ class Application(SparkApplication):
 
     @property
     def labelled(self) -> bool:
-        """Whether executors are requested by a node label; YARN then accepts no hosts besides
-        it.
-        """
+        """Whether executors are requested by a node label, with which YARN accepts no hosts."""
         return bool(self.setting(_LABEL))
 
     @property

@@ -125,9 +125,7 @@ class SparkApplication:
 
     @functools.cached_property
     def added(self) -> Path:
-        """The directory of the files that `addPyFile` and `--py-files` have brought to the
-        driver.
-        """
+        """The directory of files that `addPyFile` and `--py-files` brought to the driver."""
         return Path(SparkFiles.getRootDirectory())
 
     @property
@@ -137,9 +135,7 @@ class SparkApplication:
 
     @property
     def root(self) -> str:
-        """The root of runs and models: `spark.hopsgpu.root`, HOPSGPU_ROOT, or the user's
-        directory.
-        """
+        """The root of runs and models: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's."""
         return root_on(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:

@@ -157,9 +157,7 @@ def write_frame(
 
 
 def _with_arrays(frame: Any) -> Any:
-    """Return the frame with lists in place of Spark ML's vectors, which Parquet stores as
-    structs.
-    """
+    """Return the frame with lists in place of Spark ML's vectors (structs in Parquet)."""
     vectors = {f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"}
     if not vectors:
         return frame

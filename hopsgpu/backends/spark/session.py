@@ -165,9 +165,7 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's settings over those that a gang needs; both override spark-
-    defaults.conf.
-    """
+    """Return the user's settings over those of a gang; both override spark-defaults."""
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
 
 

@@ -320,10 +320,11 @@ def _unescaped(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`DIRECTORY [-- ARGUMENTS of spark-submit]`.
+    """Pack what a script ships, for yarn-scripts/hopsgpu-submit; return the exit code.
 
-    Writes what is shipped into the directory; prints the arguments as words of a shell where
-    `--` is given, else what was written.
+    `arguments` is `DIRECTORY [-- ARGUMENTS of spark-submit]`. The files are written to the
+    directory. With `--`, the arguments of spark-submit are printed as words of a shell, else the
+    names of the written files.
     """
     if not arguments:
         print("usage: python -m hopsgpu.spark.submission DIRECTORY", file=sys.stderr)

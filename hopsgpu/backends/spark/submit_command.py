@@ -159,7 +159,7 @@ def find_spark_submit(environ: Mapping[str, str]) -> Path:
     """Return SPARK_HOME's spark-submit, else that of this Python's pyspark, else of the PATH.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: no spark-submit was found.
     """
     if home := environ.get("SPARK_HOME"):
         binary = Path(home, "bin", "spark-submit")
