@@ -57,7 +57,7 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
         below = [queue for queue in found.queues if queue.leaf or queue.path != "root"]
         parts.append(_queues(below))
         parts[-1].append(
-            [(f"COULD GET: in executors of {found.executor}, if nobody else asks", _FAINT)]
+            [(f"COULD GET: in executors of {found.executor}, if nobody else requests GPUs", _FAINT)]
         )
     parts.append([[cell] for cell in _remarks(found)])
     blocks = [Text("\n").join(aligned(part, _LAYOUT, encoding, width)) for part in parts if part]
