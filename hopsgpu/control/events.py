@@ -28,12 +28,14 @@ class Event:
         message: message of the peer, or None when its connection ended.
         reason: why its connection ended ("no sign of life for 30 s", "connection reset", "closed",
             "broke the protocol: …"); empty with a message, or if it is unknown.
+        opened: when its connection was accepted, in seconds since the epoch; `at` if not given.
         at: when the event was noticed, in seconds since the epoch.
     """
 
     peer: int
     message: Message | None
     reason: str = ""
+    opened: float | None = field(default=None, compare=False)
     at: float = field(default_factory=time.time, compare=False)
 
 

@@ -77,8 +77,9 @@ def _introduction(address: str, driver: Driver) -> dict[str, Any]:
         "address": address,
         "devices": given_out(),
         "python": platform.python_version(),
-        "time": time.time(),
         "missing": lacking(dict.fromkeys((*LAKE, *DATA, *driver.modules))),
+        # Last: the driver compares it with the time at which this arrives.
+        "time": time.time(),
     }
 
 

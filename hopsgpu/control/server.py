@@ -10,6 +10,7 @@ import itertools
 import logging
 import socket
 import threading
+import time
 from collections.abc import Coroutine, Iterable, Iterator
 from typing import Any
 
@@ -195,6 +196,7 @@ class ControlServer:
         connection.close()
 
     async def _peer(self, connection: socket.socket) -> None:
+        opened = time.time()
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -204,7 +206,7 @@ class ControlServer:
             log.debug("a connection was hung up on in its handshake: %s", type(error).__name__)
             return  # a stranger: hung up on, no harm done
         self._admission.leave(task)
-        await self._listen_to(channel)
+        await self._listen_to(channel, opened)
 
     async def _greeted(self, connection: socket.socket) -> Channel:
         """Return the channel of an authenticated peer; disconnect others."""
@@ -219,14 +221,14 @@ class ControlServer:
             writer.transport.abort()
             raise
 
-    async def _listen_to(self, channel: Channel) -> None:
+    async def _listen_to(self, channel: Channel, opened: float) -> None:
         peer = next(self._numbers)
         channel.peer = f"agent {peer}"
         log.debug("agent %d has connected", peer)
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
-                await self._events.put(Event(peer, message))
+                await self._events.put(Event(peer, message, opened=opened))
         except ChannelError:
             pass  # the event says it
         finally:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from hopsgpu.core.gpu_types import has_type
@@ -293,7 +293,13 @@ def assign_ranks(
     than ranks, neighbours share one. Parameter servers are
     dealt one by one to the containers, from the first on.
     """
-    ordered = sorted(containers, key=lambda c: (c.host, c.container_id, c.key))
+    # The containers of a node have one clock. Of its estimates, each of which is too large by the
+    # time that a message took, the least is the best.
+    clocks: dict[str, float] = {}
+    for each in containers:
+        clocks[each.host] = min(each.clock, clocks.get(each.host, each.clock))
+    timed = [replace(each, clock=clocks[each.host]) for each in containers]
+    ordered = sorted(timed, key=lambda c: (c.host, c.container_id, c.key))
     places = []
     for node_rank, container in enumerate(ordered):
         for local_rank in range(ranks_per_container):

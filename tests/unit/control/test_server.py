@@ -164,6 +164,26 @@ def test_a_peer_that_says_much_can_be_told_something(server: ControlServer) -> N
     assert told == [30 * 2**20]
 
 
+def test_an_event_has_the_time_at_which_its_connection_was_accepted(
+    server: ControlServer,
+) -> None:
+    connected: list[float] = []
+
+    async def talk() -> None:
+        channel = await connect("127.0.0.1", server.port, SECRET)
+        connected.append(time.time())
+        await channel.send("hello")
+        await channel.close()
+
+    began = time.time()
+    thread = threading.Thread(target=lambda: asyncio.run(talk()), daemon=True)
+    thread.start()
+    event = server.next_event(SECONDS)
+    thread.join(SECONDS)
+    assert event is not None and event.opened is not None
+    assert began <= event.opened <= connected[0] <= event.at
+
+
 def test_a_peer_keeps_what_it_was_sent_until_it_is_sent_others(server: ControlServer) -> None:
     heard: list[tuple[str, str, bytes]] = []
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -115,6 +116,18 @@ def test_neighbours_in_rank_share_a_node() -> None:
     assert [p.rank for p in world.places] == [0, 1, 2, 3]
     assert [p.node_rank for p in world.places] == [0, 1, 2, 3]
     assert assign_ranks(containers[::-1], 1) == world
+
+
+def test_containers_of_a_node_have_one_clock() -> None:
+    measured = [(0, "a", 0.0), (1, "a", 0.4), (2, "b", -3.1), (3, "b", -3.5)]
+    containers = [replace(container(key, host), clock=clock) for key, host, clock in measured]
+    places = assign_ranks(containers, 1).places
+    assert [(p.container.host, p.container.clock) for p in places] == [
+        ("a", 0.0),
+        ("a", 0.0),
+        ("b", -3.5),
+        ("b", -3.5),
+    ]
 
 
 def test_several_ranks_in_a_container_share_out_its_gpus() -> None:
