@@ -281,6 +281,13 @@ def test_a_rank_that_fails_to_import_never_runs(gang: Gang) -> None:
     assert not [m for m in gang.seen if m.kind == "entered"]
 
 
+def leave_gpus(container: Path, gpus: dict[str, Any]) -> None:
+    """Write what was given out at once, as the discovery script does: the agent may be reading."""
+    new = container / f"{GIVEN_OUT}.new"
+    new.write_text(json.dumps(gpus))
+    new.replace(container / GIVEN_OUT)
+
+
 def uses_cpu() -> str | None:
     return os.environ.get("ACCELERATE_USE_CPU")
 
@@ -305,7 +312,7 @@ def test_accelerate_is_told_of_ranks_without_a_real_gpu(
     """It goes by what the discovery script gave out, and by the user's own value first."""
     gpu = {"name": name, "driver": "", "state": "healthy", "reason": ""}
     found = {"gpus": [{**gpu, "address": address} for address in gpus], "isolated": False}
-    (tmp_path / "container" / GIVEN_OUT).write_text(json.dumps(found))
+    leave_gpus(tmp_path / "container", found)
     gang.run(uses_cpu, gpus=gpus, **given)
     assert pickle.loads(gang.wait_for("ended").payload) == told
 
@@ -1204,7 +1211,7 @@ def test_gpus_that_nobody_watches_are_warned_of_once(
 ) -> None:
     simulated = {"address": "GPU-sim", "name": "Simulated A100", "driver": "550"}
     given = {"gpus": [{**simulated, "state": "healthy", "reason": ""}], "isolated": False}
-    (tmp_path / "container" / GIVEN_OUT).write_text(json.dumps(given))
+    leave_gpus(tmp_path / "container", given)
     gang.run(os.getpid, gpus=("GPU-sim",))
     gang.wait_for("ended")
     assert not [m for m in gang.seen if m.kind == "warning"]
