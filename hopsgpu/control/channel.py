@@ -131,12 +131,13 @@ class Channel:
                 f" {MOST_JSON} + {MOST_PAYLOAD}"
             )
         log.debug("to %s: %s, %d bytes", self.peer, kind, len(body) + len(payload))
-        if not self.reason:
+        # A transport that has lost its peer accepts more, and complains of it on stderr.
+        if not self.reason and not self._writer.transport.is_closing():
             self._write(body, payload)
             await self._writer.drain()
         # A connection that ends while its transport is full lets drain() return as if it were not.
-        if self.reason:
-            raise ConnectionResetError(f"the connection has ended: {self.reason}")
+        if self.reason or self._writer.transport.is_closing():
+            raise ConnectionResetError(f"the connection has ended: {self.reason or 'closed'}")
 
     def _write(self, body: bytes, payload: bytes) -> None:
         head = _LENGTHS.pack(len(body), len(payload))

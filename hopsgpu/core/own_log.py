@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
@@ -78,14 +79,26 @@ def level() -> str:
 
 
 class _File(RotatingFileHandler):
-    """Writes to a file of a bounded size, and one more of what came before."""
+    """Writes to a file of a bounded size, and one more of what came before.
+
+    The file and its directory are made with the first line: a process that has nothing to say
+    leaves none.
+    """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         super().__init__(
-            path, maxBytes=_MOST, backupCount=1, encoding="utf-8", errors="backslashreplace"
+            path,
+            maxBytes=_MOST,
+            backupCount=1,
+            encoding="utf-8",
+            errors="backslashreplace",
+            delay=True,
         )
         self.setFormatter(logging.Formatter(_FILE_FORMAT))
+
+    def _open(self) -> TextIOWrapper:
+        Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
+        return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
         """A full disk ends no rank, nor fills the container's stderr with complaints."""
@@ -115,18 +128,14 @@ def last_of(path: Path, most: int) -> bytes:
 
 @contextlib.contextmanager
 def written(path: Path, level: str) -> Iterator[None]:
-    """While inside, this process's log goes to a file alone, unless it cannot be made.
+    """While inside, this process's log goes to a file alone; to none if it cannot be made.
 
     Args:
         path: of the file; what is there stays.
         level: "info" or "debug".
     """
     global _level
-    try:
-        handler = _File(path)
-    except OSError:
-        yield
-        return
+    handler = _File(path)
     before = _level, _ours.level, _ours.propagate
     _level = level
     _ours.setLevel(LEVELS[level])

@@ -16,6 +16,7 @@ from hopsgpu.artifacts.runs import RECORD, SCHEMA
 from hopsgpu.core.metrics import for_json
 from hopsgpu.core.run_values import RankReport
 from hopsgpu.core.spec import GangSpec, LaunchPlan, redacted
+from hopsgpu.core.version import __version__
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.packaging.python_env.environment import PythonEnv
@@ -115,7 +116,7 @@ def environment(application: Site) -> dict[str, Any]:
     hundred milliseconds, and asks the JVM.
     """
     return {
-        "hopsgpu": packages().get("hopsgpu", ""),
+        "hopsgpu": __version__,
         "python": platform.python_version(),
         "executable": sys.executable,
         **application.versions,

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hopsgpu.devcluster.node_gpus import parse_query
 from hopsgpu.gpu.node import devices, nvml
 from hopsgpu.gpu.node import nvidia_smi as smi
 from hopsgpu.gpu.node.devices import (
@@ -26,7 +27,7 @@ from hopsgpu.gpu.node.devices import (
     list_devices,
     run_bounded,
 )
-from hopsgpu.gpu.node.health import Readings
+from hopsgpu.gpu.node.health import HEALTHY, Readings
 from tests.conftest import gone, until
 from tests.unit import discovery_standins as standins
 from tests.unit.discovery_standins import gpu, mig_device
@@ -105,6 +106,37 @@ def test_both_tell_the_same(node: Reader, told: dict[str, Any], readings: dict[s
         # NVML's is asked for by a call that the stand-in does not have
         readings=by_smi.readings._replace(sram_threshold_exceeded=None)
     )
+
+
+def test_what_a_real_h100_answers_is_read(tmp_path: Path) -> None:
+    """Recorded from driver 580.159.04, without serial numbers; NVML's answer there was the same."""
+    answer = Path(__file__).parent / "answers" / "nvidia_smi_h100_580.xml"
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\ncat '{answer}'\n")
+    tool.chmod(0o755)
+    (device,) = smi.read({smi.VARIABLE: str(tool), "PATH": "/usr/bin:/bin"}, 60.0).devices
+    assert device == Device(
+        "GPU-00000000-1111-2222-3333-444444444444",
+        "NVIDIA H100 80GB HBM3",
+        81559,
+        "580.159.04",
+        Readings(
+            recovery_action=0,
+            volatile_double_bit=0,
+            aggregate_double_bit=0,
+            sram_threshold_exceeded=False,
+            remapped_correctable=0,
+            remapped_uncorrectable=0,
+            remap_pending=False,
+            remap_failed=False,
+            hw_thermal=False,
+            hw_power_brake=False,
+            sw_thermal=False,
+        ),
+    )
+    assert device.verdict.state == HEALTHY
+    (listed,) = parse_query(answer.read_text())
+    assert (listed.minor, listed.memory) == (0, device.memory_mib)
 
 
 def test_a_gpu_that_tells_little_is_not_judged_by_it(node: Reader) -> None:

@@ -316,6 +316,28 @@ def test_an_agent_tells_why_its_driver_is_gone() -> None:
         assert next_event(server).reason == "closed by this side"
 
 
+def test_nothing_is_written_for_a_driver_that_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """An agent whose ranks print on: asyncio would complain of each line, on the node's stderr."""
+
+    async def output(server: ControlServer) -> list[str]:
+        async with connected(server) as channel:
+            await channel.send("hello")
+            event = await asyncio.to_thread(next_event, server)
+            await asyncio.to_thread(server.hang_up, [event.peer])
+            ends = []
+            while len(ends) < 20:  # nobody receives: the first few may still reach the kernel
+                try:
+                    await channel.send("output", b"x" * 100_000)
+                except ConnectionError as error:
+                    ends.append(str(error))
+            await channel.tell("output")
+            return ends
+
+    with serve(SECRET, "127.0.0.1") as server:
+        assert "the connection has ended: closed" in asyncio.run(output(server))
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
+
+
 def test_a_killed_peer_is_told(server: ControlServer) -> None:
     async def reset() -> None:
         channel = await connect("127.0.0.1", server.port, SECRET)

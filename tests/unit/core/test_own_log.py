@@ -103,11 +103,20 @@ def test_a_file_takes_the_log_alone_and_is_bounded(
     assert own_log.level() == "info"
 
 
-def test_a_file_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_made_is_done_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     with own_log.written(tmp_path / "file" / own_log.AGENT, "debug"):
-        OURS.getChild("some").info("nowhere")
-        assert OURS.propagate
+        OURS.getChild("some").warning("nowhere")
+    assert OURS.propagate
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_process_that_has_nothing_to_say_leaves_no_file(tmp_path: Path) -> None:
+    with own_log.written(tmp_path / "logs" / own_log.AGENT, "info"):
+        OURS.getChild("some").debug("not written")
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_are_where_yarn_collects_them(
