@@ -27,7 +27,8 @@ def test_launches_on_a_held_gang_are_in_mlflow_when_it_is_closed(
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    # A store that needs neither a server nor a database.
+    # MLflow makes a database in the working directory, though this store needs none.
+    monkeypatch.chdir(tmp_path)
     uri = (tmp_path / "mlflow").as_uri()
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("HOPSGPU_MLFLOW", uri)
