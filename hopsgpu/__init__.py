@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from hopsgpu.tuning.search_results import AblationResult, SearchResult
     from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuType, GpuUser
 
-# Nothing is printed where nobody configured logging: not even warnings.
+# Unless the application configures logging, hopsgpu prints nothing, not even warnings.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
 
 _HOMES = {

@@ -1,7 +1,7 @@
-"""The error tree: everything hopsgpu raises on purpose is a HopsGpuError.
+"""The errors of hopsgpu: every error that it raises on purpose is a HopsGpuError.
 
-A message says what was given, what is accepted, and what to do. The command line prints it
-as it is, without a traceback of ours.
+A message says what was given, what is accepted, and what to do. The command line prints the
+message as it is, without hopsgpu's own traceback.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from hopsgpu import tracebacks
 
 
 class HopsGpuError(Exception):
-    """The root of hopsgpu's errors.
+    """The base class of hopsgpu's errors.
 
     Attributes:
-        result: the GangResult that a failed run leaves (timeline, ranks, gpu_seconds, values of
-            a run whose publish failed), or None where no run had begun.
+        result: the GangResult of a failed run (timeline, ranks, gpu_seconds, and the values if only
+            publishing failed), or None if no run had begun.
     """
 
     __module__ = "hopsgpu"
 
     result: Any = None
-    # Its message says all: tracebacks leave out the frames of libraries below it.
+    # The message is complete, so tracebacks also hide the frames of libraries that hopsgpu called.
     _hides_library_frames = True
 
     @property
     def _render_traceback_(self) -> Callable[[], list[str]]:
-        """What IPython asks an exception for, to show it: here lines of the cell and the message.
+        """Return the function by which IPython shows this error: lines of the cell and the message.
 
         Raises:
-            AttributeError: hopsgpu's own frames are to be shown; IPython does that itself.
+            AttributeError: hopsgpu's own frames are to be shown, which IPython does itself.
         """
         if tracebacks.shows_all():
             raise AttributeError("_render_traceback_")
@@ -40,24 +40,25 @@ class HopsGpuError(Exception):
 
 
 class ConfigError(HopsGpuError):
-    """An argument or a setting that cannot work; raised before anything is started."""
+    """An argument or a setting that cannot work; raised before anything starts."""
 
     __module__ = "hopsgpu"
 
 
 class CapacityError(HopsGpuError):
-    """What was asked for can never fit on the cluster, in the queue or under the user's limit."""
+    """A request that can never fit into the cluster, the queue or the user's limit."""
 
     __module__ = "hopsgpu"
 
 
 class GangTimeout(HopsGpuError):
-    """The gang was not whole before `acquire_timeout`, or no executor of a search had come; what
-    was held was let go.
+    """A gang that was incomplete, or a search without any executor, at `acquire_timeout`.
+
+    The executors that it held were released.
 
     Attributes:
-        granted: executors that had come.
-        wanted: executors the gang needs.
+        granted: executors that had arrived.
+        wanted: executors that the gang needs.
     """
 
     __module__ = "hopsgpu"
@@ -81,12 +82,11 @@ class DiscoveryError(HopsGpuError):
 
 
 class StoreError(HopsGpuError):
-    """The lake refused or lost something: which path, what happened, what to do.
+    """An error of the lake: the message says which path, what happened, and what to do.
 
     Attributes:
         kind: "permission", "quota", "safe mode", "absent", "exists", "unreachable", "damaged",
-            "unsupported", "schema" of what another version of hopsgpu wrote, or "" for what is none
-            of them.
+            "unsupported", "schema" (another version of hopsgpu wrote it), or "" for anything else.
     """
 
     __module__ = "hopsgpu"
@@ -103,18 +103,18 @@ class ClusterError(HopsGpuError):
 
 
 class RankFailed(HopsGpuError):
-    """The first failure of a gang, by time.
+    """The first failure in a gang, by time.
 
     Attributes:
-        rank: global rank that failed first; None where a whole container was lost.
-        host: the node it ran on.
+        rank: global rank that failed first; None if a whole container was lost.
+        host: the node on which it ran.
         container: YARN's container id.
-        gpus: UUIDs of the GPUs it had.
-        exit_code: of the process, None when it was ended by a signal or never ended.
+        gpus: UUIDs of its GPUs.
+        exit_code: exit code of the process; None if a signal ended it, or if it never ended.
         signal: name of the signal that ended it ("SIGKILL"), or None.
         traceback: the user's traceback as text, or None.
         log_tail: the last lines of the rank's log.
-        log_url: where the whole log is on the lake.
+        log_url: URL of the whole log on the lake.
     """
 
     __module__ = "hopsgpu"

@@ -1,4 +1,4 @@
-"""What ranks and their keepers ask of the kernel that Python has no name for."""
+"""Linux calls that Python does not offer, for ranks and the processes that supervise them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OTHERS_FILES = 1024
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent's main thread ends (prctl(2)).
+    """Have the kernel kill this process when its parent's main thread ends (prctl(2)).
 
     Args:
         parent: pid of the process that forked this one, from its main thread.
@@ -31,15 +31,15 @@ def die_with(parent: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes descendants whose parents end this process's children (prctl(2))."""
+    """Make descendants whose parents end children of this process (prctl(2))."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def rename(command: str) -> None:
-    """Gives this process, whose main thread calls it, another command: see `comm` (prctl(2)).
+    """Change this process's command, its `comm` (prctl(2)); call this in the main thread.
 
     Args:
-        command: of which the kernel takes 15 bytes.
+        command: the new command, of which the kernel keeps 15 bytes.
     """
     _prctl(_PR_SET_NAME, command.encode())
 
@@ -51,9 +51,9 @@ def _prctl(option: int, value: int | bytes) -> None:
 
 
 def allow_descriptors(number: int) -> None:
-    """Raises this process's soft limit of open files for so many, as far as the hard one lets.
+    """Raise this process's soft limit of open files to fit `number`, at most to the hard limit.
 
-    Others of the process may open 1024 beside them, which is the usual soft limit.
+    1024 more, the usual soft limit, are added for the other files of the process.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = number + _OTHERS_FILES
@@ -64,12 +64,12 @@ def allow_descriptors(number: int) -> None:
 
 
 def flush_c() -> None:
-    """Writes out what C's streams have buffered."""
+    """Flush the buffers of C's output streams."""
     ctypes.CDLL(None).fflush(None)
 
 
 def default_signals() -> None:
-    """Every signal as a fresh interpreter has it: default actions, none blocked."""
+    """Set all signals as in a fresh interpreter: default actions, none blocked."""
     handlers: dict[signal.Signals, Any] = {
         signal.SIGINT: signal.default_int_handler,
         signal.SIGPIPE: signal.SIG_IGN,
@@ -82,9 +82,9 @@ def default_signals() -> None:
 
 @contextlib.contextmanager
 def arrivals(numbers: Iterable[signal.Signals]) -> Iterator[int]:
-    """A descriptor that becomes readable when one of some signals arrives: a byte for each.
+    """Yield a descriptor from which one byte can be read for each signal that arrives.
 
-    Must run in the main thread, and alone: a process has one such descriptor.
+    Must run in the main thread, and must not be nested: a process has one such descriptor.
     """
     reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     before = {number: signal.signal(number, _noted) for number in numbers}
@@ -100,17 +100,20 @@ def arrivals(numbers: Iterable[signal.Signals]) -> Iterator[int]:
 
 
 def _noted(number: int, frame: object) -> None:
-    """Python writes a signal's number to the descriptor only where it has a handler."""
+    """Do nothing: Python reports a signal on the descriptor only if the signal has a handler."""
 
 
 def handles(pid: int, number: signal.Signals) -> bool:
-    """Whether a signal is still to be delivered in a process, or a thread runs its handler."""
+    """Return whether a process still has to handle a signal, or a thread is in its handler.
+
+    A thread blocks the signal while it runs the handler.
+    """
     bit = 1 << (number - 1)
     for thread in Path(f"/proc/{pid}/task").glob("*/status"):
         try:
             text = thread.read_text()
         except OSError:
-            continue  # it has ended
+            continue  # the thread has ended
         masks = re.findall(r"^(?:SigPnd|ShdPnd|SigBlk):\t(\w+)$", text, re.MULTILINE)
         if any(int(mask, 16) & bit for mask in masks):
             return True
@@ -118,7 +121,7 @@ def handles(pid: int, number: signal.Signals) -> bool:
 
 
 def ancestor(command: str) -> int | None:
-    """The nearest ancestor of this process with a command (proc(5), comm), or None."""
+    """Return the pid of the nearest ancestor that has a command (proc(5), comm), or None."""
     pid = os.getppid()
     while pid > 0:
         if comm(pid) == command:
@@ -128,7 +131,7 @@ def ancestor(command: str) -> int | None:
 
 
 def comm(pid: int) -> str:
-    """The command of a process, "" where it has ended."""
+    """Return the command of a process, or "" if the process has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text(errors="backslashreplace").rstrip("\n")
     except OSError:
@@ -136,9 +139,9 @@ def comm(pid: int) -> str:
 
 
 def parent_of(pid: int) -> int:
-    """The pid of a process's parent, 0 where it has ended."""
+    """Return the pid of a process's parent, or 0 if the process has ended."""
     try:
-        # The command, in parentheses, may hold anything.
+        # The command is in parentheses, and may contain any character.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return 0

@@ -1,6 +1,6 @@
-"""Which frames a stack shows: the user's and their libraries', not hopsgpu's own.
+"""Tracebacks that show the frames of users and of their libraries, and hide hopsgpu's own.
 
-HOPSGPU_LOG=debug shows all of them.
+With HOPSGPU_LOG=debug, they show all frames.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ from typing import Any
 VARIABLE = "HOPSGPU_LOG"
 _DEBUG = "debug"
 _PACKAGE = __name__.partition(".")[0]
-# They run cells.
+# Packages that run the cells of a notebook.
 _NOTEBOOK = ("IPython", "ipykernel")
 _PYSPARK = ("pyspark", "py4j")
 _INSTALLED = ("site-packages", "dist-packages")
 
 
 def shows_all(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether stacks are to have hopsgpu's own frames too, by a process's variables."""
+    """Return whether tracebacks show hopsgpu's own frames too, by a process's variables."""
     return environ.get(VARIABLE, "").strip().lower() == _DEBUG
 
 
 def inherited() -> dict[str, str]:
-    """The variable for ranks, where it is set here so that it counts."""
+    """Return HOPSGPU_LOG for the ranks if it is "debug" here, else no variable."""
     return {VARIABLE: _DEBUG} if shows_all() else {}
 
 
 def homes() -> tuple[str, ...]:
-    """What the names of hopsgpu's source files begin with, in this process or another one here.
+    """Return how the names of hopsgpu's source files begin, in all processes of this machine.
 
-    Of bytecode that travels to the nodes they are relative to its archive.
+    File names in bytecode that travels to the nodes are relative to its archive.
     """
     return f"{_PACKAGE}/", f"{Path(__file__).absolute().parent}/"
 
 
 def trim(error: BaseException, *, on_purpose: bool = False) -> None:
-    """Leaves hopsgpu's frames out of an exception, and of those that it is linked to.
+    """Remove hopsgpu's frames from an exception, and from the exceptions that it is linked to.
 
-    Of an error that hopsgpu raises on purpose the libraries' frames below its own go too: the
-    message says all. Of any other that its own code raised, frames stay: it is a fault to be found.
-    Has no effect where HOPSGPU_LOG=debug.
+    If hopsgpu raises the error on purpose, the frames of libraries below its own go too, because
+    the message is complete. If hopsgpu's own code raised any other error, all frames from the first
+    one outside hopsgpu on stay, because it is a bug that must be found. With HOPSGPU_LOG=debug this
+    function does nothing.
 
     Args:
-        error: its traceback is changed.
-        on_purpose: whether hopsgpu raised it so; always true of an error that
+        error: the exception, whose traceback is changed.
+        on_purpose: whether hopsgpu raised it on purpose; always true of an error that
             `_hides_library_frames`.
     """
     if not shows_all():
@@ -60,10 +61,13 @@ def trim(error: BaseException, *, on_purpose: bool = False) -> None:
 
 
 def text_of(error: BaseException) -> str:
-    """A traceback, without hopsgpu's frames; of other processes' too, that are texts in it.
+    """Return an exception's traceback as text, without hopsgpu's frames.
+
+    Tracebacks of other processes that are part of the text lose them too, unless the exception
+    is a bug in hopsgpu's own code.
 
     Args:
-        error: as of `trim`, which it is given to.
+        error: the exception; `trim` changes its traceback.
     """
     trim(error)
     text = "".join(traceback.format_exception(error))
@@ -72,23 +76,23 @@ def text_of(error: BaseException) -> str:
 
 
 def without_own(text: str) -> str:
-    """A text without the frames of hopsgpu that it has, as Python's `traceback` writes them."""
+    """Return a text without the frames of hopsgpu in it, as Python's `traceback` writes them."""
     if shows_all():
         return text
-    # Errors in a group are drawn with a frame on their left.
+    # Python draws a border to the left of the exceptions of a group.
     names = "|".join(map(re.escape, homes()))
     own = rf'^([ |+]*)  File "(?:{names})[^"\n]*", line \d+, in .*\n(?:\1    .*\n)*'
     return re.sub(own, "", text, flags=re.MULTILINE)
 
 
 def _trim(error: BaseException, on_purpose: bool, seen: set[int], *, within: bool) -> None:
-    """As `trim`.
+    """Do the work of `trim`.
 
     Args:
-        error: to be changed.
-        on_purpose: as of `trim`.
-        seen: the ids of those that were changed; links may make a circle.
-        within: whether it led to an error that hopsgpu raised on purpose.
+        error: the exception to change.
+        on_purpose: as for `trim`.
+        seen: ids of the exceptions that were changed already; links may form a circle.
+        within: whether this exception led to an error that hopsgpu raised on purpose.
     """
     if id(error) in seen:
         return
@@ -96,10 +100,10 @@ def _trim(error: BaseException, on_purpose: bool, seen: set[int], *, within: boo
     on_purpose = on_purpose or getattr(error, "_hides_library_frames", False) is True
     kept = _shown(list(_walk(error.__traceback__)), on_purpose)
     if within and not any(_is_users(entry.tb_frame) for entry in kept):
-        # It was raised, and caught, within a call of hopsgpu.
+        # The exception was raised and caught within one call of hopsgpu.
         kept = []
         BaseException.__setattr__(error, "__suppress_context__", True)
-    # Not by assignment: an exception may be a frozen dataclass.
+    # A method, because an exception may be a frozen dataclass, which takes no assignment.
     error.with_traceback(_linked(kept))
     within = within or on_purpose
     linked = [error.__cause__, None if error.__suppress_context__ else error.__context__]
@@ -116,7 +120,7 @@ def _walk(trace: TracebackType | None) -> Iterator[TracebackType]:
 
 
 def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
-    """A traceback of these entries."""
+    """Return a traceback of these entries."""
     trace: TracebackType | None = None
     for entry in reversed(entries):
         trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -124,19 +128,22 @@ def _linked(entries: Sequence[TracebackType]) -> TracebackType | None:
 
 
 def _shown(entries: list[TracebackType], on_purpose: bool) -> list[TracebackType]:
-    """What is shown of a traceback, the outermost frame first."""
+    """Return the entries of a traceback that are shown, the outermost frame first."""
     if on_purpose:
         return list(_outside(entries))
     own = [_is_own(entry.tb_frame) for entry in entries]
     if not own or not own[-1]:
         return [entry for entry, hidden in zip(entries, own, strict=True) if not hidden]
-    # Who called it is no part of the fault.
-    begin = own.index(False) if False in own else len(own)
+    # The frames of hopsgpu that called the user's code are not part of the bug.
+    begin = own.index(False) if False in own else 0
     return entries[begin:]
 
 
 def _outside(entries: Sequence[TracebackType]) -> Iterator[TracebackType]:
-    """What is neither hopsgpu's nor called by it, but for the user's own code."""
+    """Yield the entries that are not hopsgpu's, nor of libraries that hopsgpu called.
+
+    The user's own code is always included.
+    """
     within = False
     for entry in entries:
         frame = entry.tb_frame
@@ -146,12 +153,12 @@ def _outside(entries: Sequence[TracebackType]) -> Iterator[TracebackType]:
 
 
 def _is_own(frame: FrameType) -> bool:
-    # A dataclass's methods are in no file.
+    # The generated methods of a dataclass have no file, but they have a module.
     return _package(frame) == _PACKAGE or frame.f_code.co_filename.startswith(homes())
 
 
 def _is_users(frame: FrameType) -> bool:
-    """Whether it is neither hopsgpu's nor a library's."""
+    """Return whether a frame belongs neither to hopsgpu nor to a library."""
     file = frame.f_code.co_filename
     installed = any(part in Path(file).parts for part in _INSTALLED)
     library = installed or file.startswith((sysconfig.get_path("stdlib"), "<frozen "))
@@ -163,10 +170,10 @@ def _package(frame: FrameType) -> str:
 
 
 def in_notebook(error: BaseException) -> list[str]:
-    """An error as IPython is to show it: lines of the cell, and of what it called, and the error.
+    """Return the lines that IPython shows: places in the cell and what it called, then the error.
 
     Args:
-        error: raised by hopsgpu on purpose.
+        error: an error that hopsgpu raised on purpose.
     """
     entries = list(_walk(error.__traceback__))
     while entries and _package(entries[0].tb_frame) in _NOTEBOOK:
@@ -183,13 +190,13 @@ def in_notebook(error: BaseException) -> list[str]:
 
 
 def in_words(error: BaseException) -> list[str]:
-    """An error without any place, with its notes."""
+    """Return the lines of an error's type, message and notes, without any traceback."""
     said = "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
     return f"{type(error).__name__}: {said}".splitlines()
 
 
 def _place(file: str) -> str:
-    """What a person calls a file; of a cell "Cell In[3]", as IPython has it."""
+    """Return how users know a file; for a cell "Cell In[3]", as IPython writes it."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell: Any = None if get_shell is None else get_shell()
     name = None if shell is None else shell.compile.format_code_name(file)

@@ -1,4 +1,4 @@
-"""Durations and memory sizes as users write them, and numbers of things as they read them."""
+"""Durations and memory sizes as users write them, and counts of things as users read them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt])i?b?\s*", re.IGNORECASE)
 _BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 MIB = 2**20
-# Thirty thousand years: an int that no float holds is no duration either.
+# Thirty thousand years; this also rejects an int that is too large for a float.
 _LONGEST = 1e12
 
 
 def parse_duration(value: object, name: str) -> float | None:
-    """Seconds of a duration.
+    """Return a duration in seconds.
 
     Args:
         value: "90s", "10m", "2h", a number of seconds, a timedelta, or None for no bound.
@@ -29,7 +29,7 @@ def parse_duration(value: object, name: str) -> float | None:
         Seconds above 0, or None for no bound.
 
     Raises:
-        ConfigError: any other form, zero, negative or not finite.
+        ConfigError: the value has another form, or is zero, negative or not finite.
     """
     seconds: float | None = None
     if value is None:
@@ -49,14 +49,14 @@ def parse_duration(value: object, name: str) -> float | None:
 
 
 def parse_memory(value: object, name: str) -> int:
-    """Bytes of a memory size, at least 1 MiB.
+    """Return a memory size in bytes, at least 1 MiB.
 
     Args:
         value: "4g", "512m" (powers of 1024), or bytes as an int.
         name: the argument's name, for the error.
 
     Raises:
-        ConfigError: any other form, or below 1 MiB.
+        ConfigError: the value has another form, or is below 1 MiB.
     """
     size: int | None = None
     if isinstance(value, int) and not isinstance(value, bool):
@@ -72,11 +72,11 @@ def parse_memory(value: object, name: str) -> int:
 
 
 def counted(number: int, what: str, several: str = "") -> str:
-    """A number of things, as "1 file" or "2 files".
+    """Return a number of things as text: "1 file" or "2 files".
 
     Args:
-        number: of them.
-        what: one of them.
-        several: more of them, where that is not with an "s".
+        number: how many things.
+        what: the word for one of them.
+        several: the word for several, if it is not `what` with an "s".
     """
     return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"

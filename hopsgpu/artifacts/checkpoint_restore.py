@@ -1,4 +1,4 @@
-"""Checkpoints brought back from the lake: which one, and its files, whole and checked."""
+"""Checkpoints from the lake: which one to restore, and its files, complete and verified."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hopsgpu.storage.transfer import download_files
 
 @dataclass(frozen=True)
 class _Found:
-    """A checkpoint that is there: a step's parts, one of each rank that saves."""
+    """A complete checkpoint: the parts of a step, one of each rank that saves."""
 
     checkpoints: Checkpoints
     step: int
@@ -40,20 +40,24 @@ def latest(
     world_size: int | None = None,
     begun: bool = True,
 ) -> Path | None:
-    """Downloads the latest checkpoint of the first place that has one; None where none has.
+    """Download the latest checkpoint of the first place that has one; return None if none has.
 
-    That is the latest step that has the parts of all ranks that ever saved one, and of a step that
-    was saved again what all of them saved last: what an attempt that failed while some of them
-    saved has left does not count, and all ranks see the same. What this attempt itself has saved
-    counts once all ranks that saved in the run that it goes on from have saved too: some may have
-    saved before others have asked, and begun. For the same reason nothing of it counts for a rank
-    that has not saved in it itself.
+    A place's latest checkpoint is its highest step for which all ranks that ever saved there have a
+    part. If a step was saved several times, the newest parts that all of them saved together count.
+    So what only some ranks had saved when their attempt failed does not count, and all ranks get
+    the same step.
+
+    In a run that resumes another, what this attempt has saved counts only once all ranks that saved
+    in the other run have saved it too: some ranks may save before others have asked for the
+    checkpoint from which they begin. For the same reason, nothing that this attempt has saved
+    counts for a rank that has not saved in it itself.
 
     Args:
-        places: the run's own first.
-        into: a local directory, which keeps what was downloaded.
-        all_ranks: as `best`.
-        world_size: of the attempt; None where all ranks of the earlier run are still there.
+        places: checkpoints to search, the run's own first.
+        into: local directory that keeps what was downloaded.
+        all_ranks: as for `best`.
+        world_size: number of ranks in the attempt; None if all ranks of the earlier run still
+            exist.
         begun: whether this rank has saved in this attempt.
 
     Returns:
@@ -77,21 +81,23 @@ def latest(
 
 
 def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) -> Path | None:
-    """Downloads the checkpoint with the best metric of all places; None where none has a metric.
+    """Download the checkpoint with the best metric of all places; return None if none has a metric.
+
+    Of equal metrics, the newest checkpoint is the best.
 
     Args:
-        places: the run's own first.
-        into: a local directory, which keeps what was downloaded.
-        all_ranks: whether to have what all ranks saved, in one directory.
+        places: checkpoints to search, the run's own first.
+        into: local directory that keeps what was downloaded.
+        all_ranks: whether to return what all ranks saved, in one directory.
 
     Returns:
-        The file or directory, as it was saved by this rank, or by the lowest where this one has
-        saved none. With `all_ranks` a directory with the files that the ranks saved, and with
-        what was in the directories that they saved.
+        The file or directory as this rank saved it, or as the lowest rank did if this one has saved
+        none. With `all_ranks`, a directory with the files that the ranks saved, and with the
+        contents of the directories that they saved.
 
     Raises:
         ConfigError: with `all_ranks`, two ranks saved different files of the same name.
-        StoreError: the lake refused, or a file is damaged.
+        StoreError: the lake refused the operation, or a file is damaged.
     """
 
     def candidates() -> Iterator[_Found]:
@@ -102,7 +108,7 @@ def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) 
         ]
         scored = [(score.metric, one) for score, one in found if score.metric is not None]
         sign = newest_direction([(score.metric, score.best) for score, _ in found])
-        # Of equals the newest.
+        # The position breaks ties: of equal metrics, the newest is the best.
         order = sorted(enumerate(scored), key=lambda each: (sign * each[1][0], each[0]))
         return iter([one for _, (_, one) in reversed(order)])
 
@@ -112,7 +118,13 @@ def best(places: Sequence[Checkpoints], into: Path, *, all_ranks: bool = False) 
 def without_torn(
     parts: Mapping[int, Collection[Part]], attempt: int, ranks: Collection[int]
 ) -> Mapping[int, frozenset[Part]]:
-    """Parts by step; of those saved in an attempt only what all of some ranks saved together."""
+    """Return the parts by step, of one attempt only those that some ranks saved together.
+
+    Args:
+        parts: parts by step.
+        attempt: number of the attempt; parts of other attempts stay.
+        ranks: ranks that must all have saved a part of the same attempt and number.
+    """
 
     def together(part: Part, there: Collection[Part]) -> bool:
         if part.attempt != attempt:
@@ -130,7 +142,7 @@ def without_torn(
 def before_attempt(
     parts: Mapping[int, Collection[Part]], attempt: int
 ) -> Mapping[int, frozenset[Part]]:
-    """Parts by step, but those saved in an attempt."""
+    """Return the parts by step, without those saved in an attempt."""
     return {
         step: frozenset(part for part in there if part.attempt != attempt)
         for step, there in parts.items()
@@ -144,10 +156,10 @@ def _brought(
         rank = found.checkpoints.rank
         own = next((part for part in found.parts if part.rank == rank), min(found.parts))
         parts = sorted(found.parts) if all_ranks else [own]
-        # Those of the run that this one goes on from are downloaded into the same directory.
+        # Parts of the run that this one resumes are downloaded into the same directory.
         urls = "\n".join([str(all_ranks), *((found.home / part.name).url for part in parts)])
         local = into / f"{found.step}-{hashlib.sha256(urls.encode()).hexdigest()[:16]}"
-        # What was replaced meanwhile is not there any more, but what replaced it is.
+        # Parts that were replaced meanwhile are gone, but the loop finds those that replaced them.
         try:
             there = local.is_dir() or _fetched(found.home, parts, local, all_ranks)
         except StoreError as error:
@@ -164,7 +176,10 @@ def _brought(
 
 
 def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> StoreError:
-    """What a person is told of a checkpoint that is not whole: what to do to go on without it."""
+    """Return the error about a damaged checkpoint, with advice.
+
+    The advice is how to resume without the checkpoint, and from which step that is.
+    """
     then = (
         "then there is no checkpoint to go on from"
         if other is None
@@ -178,7 +193,7 @@ def _with_advice(error: StoreError, found: _Found, other: _Found | None) -> Stor
 
 
 def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) -> bool:
-    """Downloads parts; False, and nothing is there, where one was removed meanwhile."""
+    """Download parts; return False, and leave nothing, if one was removed meanwhile."""
     local.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix="draft-", dir=local.parent))
     problem: StoreError | None = None
@@ -194,7 +209,7 @@ def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) ->
         try:
             draft.rename(local)
         except OSError:
-            # Another process of this machine was quicker.
+            # Another process of this machine was faster.
             if not local.is_dir():
                 raise
     finally:

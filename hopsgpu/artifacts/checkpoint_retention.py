@@ -1,4 +1,4 @@
-"""Which checkpoints are kept: the last of them, and the best by a metric."""
+"""Which checkpoints are kept: the last ones, and the best by a metric."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from hopsgpu.errors import ConfigError
 
-# As of the steps of `report`; a step is a directory's name.
+# As for the steps of `report`; a step is the name of a directory.
 _MOST = 2**63 - 1
 _SIGNS = {"min": -1.0, "max": 1.0}
 
 
 @dataclass(frozen=True)
 class Saving:
-    """What is said of a checkpoint when it is saved; `wanted` checks it.
+    """The description that a checkpoint is saved with; `wanted` checks it.
 
     Attributes:
-        step: 0 and above.
-        keep: how many of the last steps are kept.
+        step: 0 or more.
+        keep: number of last steps to keep.
         metric: a finite number, or None.
-        best: whether the "min" or the "max" of the metric is the best.
+        best: "min" if the smallest metric is the best, "max" if the largest is.
     """
 
     step: int
@@ -33,17 +33,17 @@ class Saving:
 
 
 def wanted(step: object, keep: object, metric: object, best: object) -> Saving:
-    """What is said of a checkpoint, as a user gives it.
+    """Return the description of a checkpoint that a user's arguments give.
 
     Args:
-        step: an int in [0, 2**63), NumPy's and torch's too.
+        step: an int in [0, 2**63), including NumPy's and torch's.
         keep: an int in [1, 2**63).
-        metric: a number, NumPy's and torch's too, or None; NaN and the infinities count as None,
-            as they are never the best.
+        metric: a number, including NumPy's and torch's, or None. NaN and the infinities count as
+            None, because they are never the best.
         best: "min" or "max".
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: an argument has another value.
     """
     if not isinstance(best, str) or best not in _SIGNS:
         raise ConfigError(f"best={best!r}: must be 'min' or 'max'")
@@ -56,15 +56,16 @@ def wanted(step: object, keep: object, metric: object, best: object) -> Saving:
 def superseded(
     there: Collection[int], scores: Mapping[int, tuple[float | None, str]], keep: int
 ) -> frozenset[int]:
-    """The steps to remove after a save.
+    """Return the steps to remove after a save.
 
-    A step that is not complete is never finished once so many later ones are.
+    A step that is not complete is removed too once `keep` later steps are complete: nobody will
+    complete it any more.
 
     Args:
-        there: all steps of which anything is there.
-        scores: by step, of those that are complete: the metric, or None, and whether its "min" or
-            "max" is the best, of which the newest counts. The best is kept besides.
-        keep: how many complete steps are kept.
+        there: all steps of which anything exists.
+        scores: for each complete step its metric, or None, and "min" or "max" for which metric is
+            the best; the newest of these counts. The best step is kept as well.
+        keep: number of complete steps to keep.
     """
     if len(scores) <= keep:
         return frozenset()
@@ -76,10 +77,11 @@ def superseded(
 
 
 def newest_direction(found: Sequence[tuple[float | None, str]]) -> float:
-    """1 where the largest metric is the best and -1 where the smallest is, as was said last.
+    """Return 1 if the largest metric is the best, -1 if the smallest is, as the newest one says.
 
     Args:
-        found: metrics, or None, with "min" or "max", the newest last.
+        found: metrics, or None, each with "min" or "max", the newest last. An entry without a
+            metric does not count; without any metric the result is -1.
     """
     return next((_SIGNS[best] for metric, best in reversed(found) if metric is not None), -1.0)
 
@@ -92,7 +94,7 @@ def _whole(name: str, given: Any, least: int) -> int:
     if isinstance(given, bool) or not least <= number <= _MOST:
         try:
             shown = f"{given!r:.99}"
-        except ValueError:  # an int of more digits than Python writes out
+        except ValueError:  # an int with more digits than Python converts to text
             shown = "a number too long to be shown"
         raise ConfigError(f"{name}={shown}: must be an integer ≥ {least} and < 2**63")
     return number
@@ -102,7 +104,7 @@ def _number(given: Any) -> float:
     try:
         if isinstance(given, (str, bytes, bytearray)):
             raise TypeError("a text")
-        # torch warns where a number is made of what still has a gradient, as a loss has.
+        # torch warns if a tensor that still has a gradient, such as a loss, is converted.
         return float(given.detach() if hasattr(given, "detach") else given)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise ConfigError(

@@ -1,9 +1,9 @@
-"""Checkpoints on their way to the lake: a rank hands them over, its container's agent brings them.
+"""Checkpoints on their way to the lake: a rank hands them over, its container's agent uploads them.
 
-What a rank hands over is a directory in `saves/` in the rank's directory, which comes there by one
-rename: `saving.json` and a copy of the files in `files/`. So what is there is whole, and outlives
-a rank that is killed; the agent brings the oldest first and removes it. What did not come to the
-lake is in `saves/problem.json`, and raised by the rank's next save.
+A rank hands over a directory in `saves/` in the rank's directory: `saving.json`, and a copy of the
+files in `files/`. It gets its name there by one rename, so it is complete, and it survives if the
+rank is killed. The agent uploads the oldest first, and removes it. If an upload fails,
+`saves/problem.json` says why, and the rank's next save raises that error.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.local_tree import files_below
 
-# Of a rank, on its node's disk: one under way to the lake and the next.
+# Per rank, on the node's disk: the checkpoint that is being uploaded, and the next.
 MOST_PENDING = 2
 _LOOK_SECONDS = 0.1
 _HANDED = re.compile(r"\d{20}-[0-9a-f]{32}")
 
 
 class Saves:
-    """What a rank has handed over and is not on the lake yet.
+    """The checkpoints that a rank has handed over and that are not on the lake yet.
 
     Args:
-        directory: the rank's.
+        directory: directory of the rank.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,40 +44,46 @@ class Saves:
 
     @property
     def begun(self) -> bool:
-        """Whether the rank has saved anything in this attempt."""
+        """Return whether the rank has saved anything in this attempt."""
         return self._directory.is_dir()
 
     def hand_over(self, path: Path, saving: Saving) -> None:
-        """Copies a file or directory, for the agent to bring. Called by the rank, in any thread.
+        """Copy a file or directory, for the agent to upload.
 
-        Waits while two earlier ones of this rank are still on their way.
+        The rank calls this, in any thread. The call waits while two earlier checkpoints of this
+        rank are still to be uploaded.
+
+        Args:
+            path: path of the file or directory.
+            saving: description of the checkpoint.
 
         Raises:
-            ConfigError: nothing to save there, or what cannot be saved; nothing is kept of it.
-            StoreError: an earlier one did not come to the lake; this one is not handed over.
-            OSError: the node's disk is full; nothing is kept of it.
+            ConfigError: nothing exists there, or it contains something that cannot be saved; no
+                copy is kept.
+            StoreError: an earlier checkpoint did not reach the lake; this one is not handed over.
+            OSError: the node's disk is full; no copy is kept.
         """
         files = files_of(path)
         self._directory.mkdir(mode=0o700, exist_ok=True)
         while len(self.pending()) >= MOST_PENDING:
-            time.sleep(_LOOK_SECONDS)  # the agent, another process, tells nobody
+            time.sleep(_LOOK_SECONDS)  # the agent is another process and sends no signal
         self._raise_problem()
         draft = self._directory / f"draft-{uuid.uuid4().hex}"
         try:
             for name, file in files.items():
                 copy = draft / "files" / name
                 copy.parent.mkdir(parents=True, exist_ok=True)
-                # No link: what it was copied from may be written anew in its place.
+                # Not a hard link: the rank may overwrite the original in place.
                 shutil.copyfile(file, copy)
             (draft / "saving.json").write_text(json.dumps(asdict(saving)))
-            # The clock is that of all processes of this machine, and never goes back.
+            # All processes of this machine share this clock, and it never goes back.
             draft.rename(self._directory / f"{time.monotonic_ns():020}-{uuid.uuid4().hex}")
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
 
     def pending(self) -> list[Path]:
-        """What waits to be brought, the oldest first."""
+        """Return the directories that are still to be uploaded, the oldest first."""
         try:
             there = sorted(self._directory.iterdir())
         except FileNotFoundError:
@@ -85,15 +91,16 @@ class Saves:
         return [path for path in there if _HANDED.fullmatch(path.name)]
 
     def bring(self, handed: Path, checkpoints: Checkpoints, stop: threading.Event) -> str | None:
-        """Uploads one of `pending` and removes it here.
+        """Upload one of `pending`, and remove it here.
 
-        Where `stop` is set it is given up, and stays.
+        If `stop` is set, the upload is abandoned and the directory stays.
 
         Returns:
-            Why it did not come to the lake, or, once, what else a person should know; or None.
+            Why the checkpoint did not reach the lake; or, only once, another warning for people; or
+            None.
         """
         if not handed.is_dir():
-            return None  # refused meanwhile
+            return None  # it was refused meanwhile
         try:
             saving = Saving(**json.loads((handed / "saving.json").read_text()))
             stalled = checkpoints.save(files_below(handed / "files"), saving, stop)
@@ -106,7 +113,10 @@ class Saves:
         return stalled
 
     def refuse(self, handed: Path, rank: int, error: BaseException) -> str:
-        """Removes one of `pending` that cannot be brought; what is told, and raised in the rank."""
+        """Remove one of `pending` that cannot be uploaded; return why.
+
+        The rank's next save raises the same problem.
+        """
         expected = isinstance(error, (HopsGpuError, OSError))
         why = str(error) if expected else f"{error!r:.500}"
         problem = f"rank {rank}'s checkpoint at {_step(handed)}: {why}"
@@ -115,18 +125,18 @@ class Saves:
         return problem
 
     def pending_bytes(self) -> int:
-        """How much waits to be brought."""
+        """Return the number of bytes that are still to be uploaded."""
         total = 0
         for handed in self.pending():
             for parent, _, names in os.walk(handed):
                 for name in names:
-                    with contextlib.suppress(FileNotFoundError):  # brought meanwhile
+                    with contextlib.suppress(FileNotFoundError):  # uploaded meanwhile
                         total += Path(parent, name).stat().st_size
         return total
 
     def _leave(self, problem: str, kind: str) -> None:
         draft = self._problem.with_suffix(".draft")
-        with contextlib.suppress(OSError):  # the disk is full; the driver is told in any case
+        with contextlib.suppress(OSError):  # the disk is full; the driver is told all the same
             draft.write_text(json.dumps({"problem": problem, "kind": kind}))
             draft.rename(self._problem)
 

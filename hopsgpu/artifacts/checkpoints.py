@@ -1,10 +1,11 @@
 """A run's checkpoints: `<root>/<step>/rank-<rank>.<attempt>.<number>/`.
 
-What is saved again at a step lies beside what it replaces, which goes once all ranks have saved
-anew. The record beside a part, `….complete`, with a metric `….min=0.25.complete`, comes after it
-and goes before it: whoever is killed, and wherever renaming takes two steps, a part is there whole
-or not at all. The record is a JSON object: the part's files with their sizes and digests. Which
-ranks save is known before they have: by files in `<root>/_ranks/`.
+If a step is saved again, the new parts lie beside the old ones, which are removed once all ranks
+have saved anew. Each part has a record beside it, `….complete`, or `….min=0.25.complete` with a
+metric. The record is written after the part and removed before it. So a part is complete or absent,
+whichever process is killed, even where a rename takes two steps. The record is a JSON object: the
+part's files with their sizes and digests. Files in `<root>/_ranks/` name the ranks that save,
+before their first save is complete.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ from hopsgpu.storage.transfer import upload_files
 _STAGING = "_staging"
 _RANKS = "_ranks"
 _TRIES = 3
-# How many steps a rank may be behind the others for nothing but the time that uploads take.
+# A rank may be so many steps behind the others just because uploads take time.
 _ON_THEIR_WAY = 3
 _NAME = re.compile(r"rank-(\d+)\.(\d+)\.(\d+)(?:(?:\.(min|max)=([^=]+))?(\.complete))?")
 
 
 @dataclass(frozen=True, order=True)
 class Part:
-    """What a rank saved at a step, once. Those with the same attempt and number belong together.
+    """What a rank saved at a step, once. Parts with the same attempt and number belong together.
 
     Attributes:
-        attempt: in which it was saved.
+        attempt: number of the attempt that saved it.
         number: how often the rank had saved the step in this attempt before.
-        rank: of the gang.
-        metric: that it was saved with, or None.
-        best: whether the "min" or the "max" of the metric is the best.
+        rank: rank in the gang.
+        metric: the metric that it was saved with, or None.
+        best: "min" if the smallest metric is the best, "max" if the largest is.
     """
 
     attempt: int
@@ -55,24 +56,24 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of its directory."""
+        """Return the name of the part's directory."""
         return f"rank-{self.rank}.{self.attempt}.{self.number}"
 
     @property
     def record(self) -> str:
-        """The name of what says that it is whole."""
+        """Return the name of the record, which shows that the part is complete."""
         scored = "" if self.metric is None else f".{self.best}={self.metric!r}"
         return f"{self.name}{scored}.complete"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints of a run, as one of its ranks sees them.
+    """The checkpoints of a run, for one of its ranks.
 
     Attributes:
         root: their directory on the lake.
-        rank: whose parts are saved.
-        attempt: in which they are saved.
+        rank: rank whose parts are saved.
+        attempt: number of the attempt that saves.
     """
 
     root: Lake
@@ -82,22 +83,22 @@ class Checkpoints:
     def save(
         self, files: Mapping[str, Path], saving: Saving, stop: threading.Event | None = None
     ) -> str | None:
-        """Uploads this rank's part of the checkpoint at a step, and removes what it supersedes.
+        """Upload this rank's part of the checkpoint at a step, and remove what it supersedes.
 
-        It goes to a staging directory first. What this rank has saved at the step before is
-        removed once all ranks that save have replaced it.
+        The part is uploaded to a staging directory first. What this rank saved at the step before
+        is removed once all ranks that save have replaced theirs.
 
         Args:
-            files: of `files_of`.
-            saving: the step, and what is to be kept of earlier ones.
-            stop: set when the upload is to be given up.
+            files: files that `files_of` returned.
+            saving: description with the step, and with how many earlier steps to keep.
+            stop: event, set when the upload is to be abandoned.
 
         Returns:
-            What a person should know: other ranks no longer save, so that steps pile up. Or None.
+            A warning for people if other ranks no longer save, so that steps accumulate; else None.
 
         Raises:
-            StoreError: the lake refused; what was there before is there still.
-            Cancelled: `stop` was set; the same.
+            StoreError: the lake refused the operation; what was saved before stays.
+            Cancelled: `stop` was set; what was saved before stays.
         """
         home = self.root / str(saving.step)
         before = {part for part in _listed(home.names()) if part.rank == self.rank}
@@ -134,36 +135,36 @@ class Checkpoints:
                 _put(staging / source, home, name)
                 made.insert(0, home / name)
         except BaseException:
-            with contextlib.suppress(StoreError):  # the first problem is the one to tell
+            with contextlib.suppress(StoreError):  # the first problem is the one to report
                 for place in made:
                     place.remove()
             raise
         finally:
-            with contextlib.suppress(StoreError):  # swept by the next attempt
+            with contextlib.suppress(StoreError):  # the next attempt sweeps it
                 staging.remove()
 
     def _enter(self) -> None:
-        """Has the others know that this rank saves, before it has."""
+        """Announce to the others that this rank saves, before its first save is complete."""
         if str(self.rank) not in (self.root / _RANKS).names():
             (self.root / _RANKS).make()
             (self.root / _RANKS / str(self.rank)).create()
 
     def ranks(self) -> frozenset[int]:
-        """The ranks that save."""
+        """Return the ranks that save."""
         return frozenset(int(name) for name in (self.root / _RANKS).names() if name.isdecimal())
 
     def _staging(self) -> Lake:
         return self.root / _STAGING / f"{self.attempt}.{self.rank}.{uuid.uuid4().hex}"
 
     def _sweep(self) -> None:
-        """Removes what earlier attempts left half done."""
+        """Remove unfinished uploads of earlier attempts."""
         for name in (self.root / _STAGING).names():
             attempt = name.partition(".")[0]
             if attempt.isdecimal() and int(attempt) < self.attempt:
                 (self.root / _STAGING / name).remove()
 
     def _retire(self, step: int) -> None:
-        """Removes a step; it vanishes at once, and other ranks may do the same meanwhile."""
+        """Remove a step, at once for its readers; other ranks may do the same meanwhile."""
         gone = self._staging()
         (self.root / _STAGING).make()
         try:
@@ -174,7 +175,7 @@ class Checkpoints:
         gone.remove()
 
     def parts(self) -> Mapping[int, frozenset[Part]]:
-        """The parts that are there whole, by step; none of a step where none is."""
+        """Return the complete parts by step; an empty set for a step that has none."""
         return {
             int(step): frozenset(
                 part for part, is_whole in _listed((self.root / step).names()).items() if is_whole
@@ -187,11 +188,11 @@ class Checkpoints:
 def complete(
     parts: Mapping[int, Collection[Part]], ranks: Collection[int] = ()
 ) -> Mapping[int, frozenset[Part]]:
-    """The newest parts that belong together, by step, of the steps that have all.
+    """Return the newest parts that belong together, for each step that all ranks have saved.
 
     Args:
-        parts: those that are there, by step; all ranks that have one anywhere save.
-        ranks: others that save.
+        parts: the existing parts, by step; every rank that has one at any step must have saved.
+        ranks: further ranks that must have saved.
     """
     saving = {part.rank for there in parts.values() for part in there}.union(ranks)
     found = {}
@@ -208,13 +209,13 @@ def complete(
 def stalled(
     parts: Mapping[int, Collection[Part]], ranks: Collection[int], own: Part, keep: int
 ) -> str | None:
-    """What to tell where a rank saves on and others do not, so that no later step is complete.
+    """Return a warning if a rank saves and others do not, so that no later step becomes complete.
 
     Args:
-        parts: those that are there, by step.
-        ranks: those that save.
-        own: what the rank saved last; only what it saved in the same attempt counts.
-        keep: how many complete steps it wants to keep.
+        parts: the existing parts, by step.
+        ranks: the ranks that save.
+        own: the part that the rank saved last; only parts that it saved in the same attempt count.
+        keep: number of complete steps that the rank wants to keep.
     """
     saving = {part.rank for there in parts.values() for part in there}.union(ranks)
     last = max(complete(parts, ranks), default=-1)
@@ -239,10 +240,10 @@ def stalled(
 
 
 def files_of(path: Path) -> dict[str, Path]:
-    """The files to save of a file or a directory, by their names below the part.
+    """Return the files to save of a file or a directory, by their names below the part.
 
     Raises:
-        ConfigError: no such file, no file in the directory, or as `files_below`.
+        ConfigError: the path does not exist, the directory has no file, or as `files_below`.
     """
     path = path.absolute()  # "." has no name
     if path.is_file():
@@ -255,7 +256,7 @@ def files_of(path: Path) -> dict[str, Path]:
 
 
 def score(parts: Collection[Part]) -> Part:
-    """The part whose metric is the checkpoint's: of those with one that of the lowest rank."""
+    """Return the part whose metric is the checkpoint's: of those with one, the lowest rank's."""
     return min(parts, key=lambda part: (part.metric is None, part.rank))
 
 
@@ -267,13 +268,13 @@ def _put(source: Lake, home: Lake, name: str) -> None:
                 raise StoreError(f"{(home / name).url} is being written by another process")
             return
         except StoreError as error:
-            # A rank that is far ahead may have retired the step just now.
+            # A rank that is far ahead may have removed the step just now.
             if error.kind != "absent" or not left:
                 raise
 
 
 def _listed(names: Collection[str]) -> Mapping[Part, bool]:
-    """The parts of which anything is there, and whether all is."""
+    """Return the parts of which anything exists, each with whether it is complete."""
     matches = [found for found in map(_NAME.fullmatch, names) if found is not None]
     directories = {_part(found) for found in matches if not found[6]}
     records = {_part(found) for found in matches if found[6]}

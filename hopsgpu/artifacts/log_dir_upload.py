@@ -1,6 +1,7 @@
-"""What a rank leaves in `context().log_dir`, carried to the lake while it trains: for TensorBoard.
+"""Upload of what a rank writes to `context().log_dir`, for TensorBoard, while the rank trains.
 
-Files of events only grow, and so do those on the lake. Any other file that changes is carried anew.
+Event files only grow, and so do their copies on the lake. Any other file is uploaded again as a
+whole when it changes.
 """
 
 from __future__ import annotations
@@ -18,29 +19,30 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import path_below
 
-# In the rank's directory.
+# Name in the rank's directory.
 DIRECTORY = "logs"
-# A summary writer puts it into the name, and appends to nothing else.
+# Summary writers put this into the names of their files, the only ones that they append to.
 _EVENTS = "tfevents"
 _CHUNK = 8 * 2**20
-# Larger files that are carried anew are seen to grow by those who look meanwhile.
+# A file up to this size is replaced in one step. Readers may see a larger one half-written.
 _MOST_AT_ONCE = 8 * 2**20
-# Of files; HDFS takes half a second to close one, however small.
+# Files uploaded in parallel: HDFS takes half a second to close a file, however small it is.
 _FILES_AT_ONCE = 8
-# A file that always changes is carried anew for a tenth of the time at most.
+# After an upload, wait for so many times its duration: uploading a file that always changes takes
+# a tenth of the time at most.
 _PATIENCE = 9.0
-# Kinds of errors that the next file would meet too.
+# Kinds of errors that would occur for every other file too.
 _ALL_FILES = ("unreachable", "safe mode")
 
 
 @dataclass
 class _Carried:
-    """What is on the lake of a file.
+    """The state of a file's copy on the lake.
 
     Attributes:
-        length: bytes of it.
-        changed: size and time of change (ns) that it had here.
-        due: when it may be carried anew, by the monotonic clock.
+        length: bytes that were uploaded.
+        changed: size and modification time (ns) that the local file had then.
+        due: when the file may be uploaded again, by the monotonic clock.
     """
 
     length: int = 0
@@ -49,13 +51,13 @@ class _Carried:
 
 
 class LogCarrier:
-    """Carries the files below one directory.
+    """An uploader of the files below one directory.
 
     Args:
-        directory: made by the rank, when it first asks for it.
-        target: on the lake, for what is below the directory.
-        stop: set when no more is to be carried.
-        clock: seconds.
+        directory: local directory; the rank creates it when it first asks for it.
+        target: directory on the lake, for what is below the local one.
+        stop: event, set when no more is to be uploaded.
+        clock: returns a time in seconds.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class LogCarrier:
 
     @property
     def wanted(self) -> bool:
-        """Whether the rank has asked for its directory."""
+        """Return whether the rank has asked for its directory."""
         return self._directory.is_dir()
 
     def round(self, *, last: bool = False) -> list[str]:
-        """Carries what has changed since the last round; what a person should know, once.
+        """Upload what has changed since the last round; return warnings for people, each kind once.
 
         Args:
-            last: whether no more follows, so that nothing is put off.
+            last: whether this is the last round, so that nothing is postponed.
         """
         problems: dict[str, str] = {}
         for name, error in self._carry_changed(last=last):
@@ -101,7 +103,7 @@ class LogCarrier:
         return new
 
     def _carry_changed(self, *, last: bool) -> Iterator[tuple[str, BaseException]]:
-        """Carries some files at once; the problems, by the names of the files."""
+        """Upload the changed files, several at once; yield problems with their files' names."""
         changed = [each for each in _files(self._directory) if self._has_changed(*each)]
         if not changed:
             return
@@ -113,7 +115,7 @@ class LogCarrier:
             try:
                 self._carry(name, path, last=last)
             except FileNotFoundError:
-                pass  # removed meanwhile
+                pass  # it was removed meanwhile
             except StoreError as error:
                 if error.kind in _ALL_FILES:
                     over.set()
@@ -145,7 +147,7 @@ class LogCarrier:
             self._made.add(parent)
         grows = _EVENTS in path.name
         if carried is None or (grows and carried.length > found.st_size):
-            # What an earlier attempt left under the name is replaced.
+            # A file that an earlier attempt left under this name is replaced.
             if grows:
                 target.remove()
             carried = self._carried[name] = _Carried()
@@ -177,7 +179,7 @@ def _state(found: os.stat_result) -> tuple[int, int]:
 
 
 def _files(directory: Path) -> Iterator[tuple[str, Path]]:
-    """Regular files below a directory, none where it is absent, by their names below it."""
+    """Yield the regular files below a directory, with relative names; none if it is absent."""
     for parent, _, names in os.walk(directory):
         for name in sorted(names):
             path = Path(parent, name)

@@ -1,4 +1,4 @@
-"""What is said of a published version: `manifest.json` beside its files.
+"""The manifest of a published version: `manifest.json` beside its files.
 
 Schema 1 is one JSON object:
 
@@ -6,14 +6,14 @@ Schema 1 is one JSON object:
 |---|---|
 | schema | 1 |
 | name, version | the model's name; an integer, 1 and up |
-| time | when it was committed, UTC, RFC 3339 with milliseconds, by the publisher's clock |
+| time | time of the commit, UTC, RFC 3339 with milliseconds, by the publisher's clock |
 | digest | the algorithm of the files' digests: "xxh3_128" |
 | files | by path below the version, with `/`: {"bytes": size, "digest": hexadecimal} |
-| framework | "tensorflow", "torch", "onnx", of a launch also "jax" or "sklearn"; or null |
+| framework | "tensorflow", "torch", "onnx", for a launch also "jax" or "sklearn"; or null |
 | metrics | numbers by name; "NaN", "Infinity" and "-Infinity" stand for what JSON lacks |
 | signature, parameters, data | JSON as the publisher gave it, or null |
-| tags | those the version was published with; where they are now is in `_tags` |
-| user | whose it is, as the lake has it |
+| tags | those the version was published with; `_tags` has the present ones |
+| user | owner of the version, by the user name on the lake |
 | run_id, application, code_digest | strings, or null |
 | hopsgpu | the version of hopsgpu that wrote it |
 | publication | an id of this publish |
@@ -40,7 +40,7 @@ LATEST = "latest"
 _LONGEST_SHOWN = 200
 _NO_NUMBERS = ("NaN", "Infinity", "-Infinity")
 _TEXT_OR_NULL = (str, type(None))
-# What each field of a manifest may be; whatever JSON has where the publisher gives it.
+# Types of a manifest's fields; a field that the publisher gives may have any JSON value.
 _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "name": str,
     "version": int,
@@ -59,7 +59,8 @@ _FIELDS: Mapping[str, type | tuple[type, ...]] = {
     "publication": str,
     "files": dict,
 }
-# By the end of a file's path. TensorFlow's weights: variables/variables.data-00000-of-00001
+# Patterns of the end of a file's path. TensorFlow's weights, for example, are in
+# variables/variables.data-00000-of-00001.
 _FRAMEWORKS = {
     "tensorflow": r"(^|/)saved_model\.pb|\.data-\d{5}-of-\d{5}|\.(keras|h5|tflite)",
     "torch": r"\.(pt|pth|pt2|distcp|safetensors)|(^|/)pytorch_model[^/]*\.bin",
@@ -69,22 +70,22 @@ _FRAMEWORKS = {
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What a publisher says of a version; checked when it is made, and from then on JSON.
+    """What a publisher says of a version, as JSON values; it is checked when it is made.
 
     Attributes:
-        metrics: numbers by name, what `float()` takes; NaN and the infinities become strings.
-        signature: what goes in and out of the model, in JSON.
-        tags: names that are to lead to the version; one alone may be given as it is.
-        run_id: of the run that made it.
-        application: its YARN application.
-        user: whose it is; that of the lake where it is not given.
-        framework: as the schema has it; found from the files where it is not given.
-        code_digest: of the training function.
-        parameters: of the training function, in JSON.
-        data: a reference to what it was trained on, in JSON.
+        metrics: numbers by name, which `float()` accepts; NaN and the infinities become strings.
+        signature: description of the model's inputs and outputs, as a JSON value.
+        tags: tags to point at the version; a single one may be a plain string.
+        run_id: id of the run that made the model.
+        application: YARN application of that run.
+        user: owner of the version; by default the user name on the lake.
+        framework: as in the schema; by default it is derived from the files.
+        code_digest: digest of the training function.
+        parameters: arguments of the training function, as a JSON value.
+        data: a reference to the training data, as a JSON value.
 
     Raises:
-        ConfigError: a value that JSON cannot say, or a tag that cannot be one.
+        ConfigError: a value cannot be written as JSON, or a tag cannot be one.
     """
 
     metrics: Mapping[str, Any] | None = None
@@ -121,10 +122,10 @@ class About:
 
 
 def tag_name(tag: object) -> str:
-    """A tag, normalised.
+    """Return a tag, normalised.
 
     Raises:
-        ConfigError: no name, or one that means a version by itself.
+        ConfigError: `tag` is no valid name, or it means a version by itself.
     """
     name = check_name(tag, "tag")
     if name == LATEST or name.isdigit() or name[0] == "_":
@@ -136,7 +137,7 @@ def tag_name(tag: object) -> str:
 
 
 def framework_of(files: Mapping[str, Facts]) -> str | None:
-    """The framework that the largest file speaks of that speaks of any; None where none does."""
+    """Return the framework of the largest file whose name tells one; None if no name does."""
     known = {
         (facts.bytes, path): framework
         for path, facts in files.items()
@@ -152,14 +153,14 @@ class Manifest:
 
     Attributes:
         files: sizes and digests by path below the version.
-        content: all of it, as JSON has it.
+        content: the complete manifest, as JSON values.
     """
 
     files: Mapping[str, Facts]
     content: Mapping[str, Any]
 
     def written(self) -> bytes:
-        """As the file has it."""
+        """Return the content of the file."""
         return json.dumps(self.content, indent=1, allow_nan=False).encode() + b"\n"
 
 
@@ -174,14 +175,14 @@ def compose(
     time: float,
     hopsgpu: str,
 ) -> Manifest:
-    """The manifest of a version.
+    """Return the manifest of a version.
 
     Args:
-        name: of the model.
+        name: name of the model.
         version: its number.
-        files: all of the version.
-        about: what the publisher says.
-        user: whose the version is.
+        files: all files of the version.
+        about: what the publisher says of the version.
+        user: owner of the version.
         publication: an id of this publish.
         time: now, in epoch seconds.
         hopsgpu: the version of hopsgpu.
@@ -214,15 +215,16 @@ def compose(
 
 
 def parse(written: bytes, url: str) -> Manifest:
-    """Reads a manifest.
+    """Parse a manifest.
 
     Args:
-        written: the file's content.
-        url: of the file, `<root>/<name>/<version>/manifest.json`: whose manifest it has to be.
+        written: content of the file.
+        url: URL of the file, `<root>/<name>/<version>/manifest.json`; the manifest must be of that
+            model and version.
 
     Raises:
-        StoreError: it is damaged, another version's, or of a schema that this version of hopsgpu
-            does not read.
+        StoreError: the manifest is damaged, it is another version's, or this version of hopsgpu
+            does not read its schema.
     """
     name, number = url.rsplit("/", 3)[1:3]
     try:
@@ -246,7 +248,7 @@ def parse(written: bytes, url: str) -> Manifest:
 
 
 def _check(content: Mapping[str, Any]) -> None:
-    """Raises one of ODD_JSON where a field of schema 1 is missing, or holds what none can."""
+    """Raise one of ODD_JSON if a field of schema 1 is missing, or has an impossible value."""
     for field, kinds in _FIELDS.items():
         if not isinstance(content[field], kinds):
             raise TypeError(f"{field} is {content[field]!r:.99}")
@@ -256,7 +258,7 @@ def _check(content: Mapping[str, Any]) -> None:
 
 
 def plain(value: object) -> Any:
-    """Any value as JSON has it; what JSON lacks as its `repr`, cut where it is long."""
+    """Return any value as JSON has it; what JSON lacks becomes its `repr`, cut if it is long."""
     if isinstance(value, float):
         return _for_json(value)
     if value is None or isinstance(value, (str, bool, int)):
@@ -300,12 +302,12 @@ def _key(name: str, key: object) -> str:
 
 def _number(name: str, value: Any) -> float:
     try:
-        if isinstance(value, str) and value in _NO_NUMBERS:  # checked before
+        if isinstance(value, str) and value in _NO_NUMBERS:  # from an earlier check
             return float(value)
         if isinstance(value, (str, bytes, bytearray, bool)):
             raise TypeError(f"a {type(value).__name__}")
         if hasattr(value, "detach"):
-            # torch warns where a number is made of what still has a gradient, as a loss has.
+            # torch warns if a tensor that still has a gradient, such as a loss, is converted.
             value = value.detach()
         return value if type(value) is int else float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
@@ -316,7 +318,10 @@ def _number(name: str, value: Any) -> float:
 
 
 def _for_json(number: float) -> float | str:
-    """NaN and the infinities, which JSON lacks, as strings, which `float()` reads."""
+    """Return a number; NaN and the infinities become strings.
+
+    JSON lacks them, and `float()` reads the strings.
+    """
     if isinstance(number, int) or math.isfinite(number):
         return number
     return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"

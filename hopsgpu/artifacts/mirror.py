@@ -8,37 +8,37 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import Lake, Status, is_draft
 
 _CHUNK = 4 * 2**20
-# In the names of TensorBoard's files of events, which are only appended to.
+# Part of the names of TensorBoard's event files, which are only appended to.
 _EVENTS = "tfevents"
 _DEEPEST = 16
 
 
 class Mirror:
-    """Keeps a local directory like one on the lake.
+    """A copy of a directory on the lake, in a local directory.
 
-    A file of events that has grown is read on where it was read before; one that is smaller than
-    before is read anew, and so is any other file that has changed. What is gone from the lake
-    stays.
+    An event file that has grown is read from where the last reading ended. An event file that has
+    become smaller is read again from its start, and so is any other file that has changed. Files
+    that are removed from the lake stay in the copy.
 
     Args:
-        source: on the lake; it need not be there yet.
+        source: directory on the lake; it need not exist yet.
         target: a local directory.
     """
 
     def __init__(self, source: Lake, target: Path) -> None:
         self._source = source
         self._target = target
-        # Of files that are read anew, by their URL: bytes and time of change when they were.
+        # For files that are copied as a whole, by URL: size and modification time at the last copy.
         self._read: dict[str, tuple[int, int]] = {}
 
     def renew(self) -> int:
-        """Copies what has come since the last time.
+        """Copy what has changed since the last call.
 
         Returns:
-            How many files there are.
+            The number of files on the lake.
 
         Raises:
-            StoreError: the lake refused, or the directories are nested beyond all reason.
+            StoreError: the lake refused the operation, or the directories are nested too deep.
         """
         return self._renew(self._source, self._target, 0)
 
@@ -53,7 +53,7 @@ class Mirror:
                 continue
             try:
                 below = source / entry.name
-            except ConfigError:  # nothing that hopsgpu wrote
+            except ConfigError:  # hopsgpu gives no file such a name
                 continue
             if entry.is_directory:
                 (target / entry.name).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Published models: `<root>/<name>/<version>/`, a version is there whole or not at all."""
+"""Published models, `<root>/<name>/<version>/`: a version is complete or absent."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class ModelStore:
     """The models below a URL on the lake.
 
     Args:
-        url: hdfs://, viewfs://, webhdfs:// or file://, absolute.
+        url: an absolute hdfs://, viewfs://, webhdfs:// or file:// URL.
 
     Raises:
-        ConfigError: another URL.
+        ConfigError: the URL is another one.
     """
 
     __module__ = "hopsgpu"
@@ -64,23 +64,23 @@ class ModelStore:
         tags: Iterable[str] | None = None,
         run_id: str | None = None,
     ) -> ModelVersion:
-        """Uploads a directory and makes it the model's next version.
+        """Upload a directory and make it the model's next version.
 
-        Of several publishers at once each gets a version of its own.
+        If several publishers do so at once, each gets a version of its own.
 
         Args:
-            local_dir: its files become the version's; links are followed.
-            name: of the model.
+            local_dir: directory whose files become the version's; links are followed.
+            name: name of the model.
             metrics: numbers by name.
-            signature: what goes in and out of the model, as JSON has it.
-            tags: that are to lead to the version.
-            run_id: of the run that made it.
+            signature: description of the model's inputs and outputs, as a JSON value.
+            tags: tags to point at the version.
+            run_id: id of the run that made the model.
 
         Raises:
-            ConfigError: a name or a value that cannot be, or no such directory; nothing was
+            ConfigError: a name or a value is invalid, or the directory does not exist; nothing was
                 written.
-            StoreError: the lake refused, or there are no files; no version of it is there, but
-                where the error says so.
+            StoreError: the lake refused the operation, or the directory has no files; unless the
+                message says otherwise, there is no version.
         """
         directory = local_path(local_dir, "local_dir")
         if not directory.exists():
@@ -103,9 +103,9 @@ class ModelStore:
 
     @public
     def list(self) -> tuple[str, ...]:
-        """Names of the models that have a version, sorted."""
-        # What others put there is passed over: files, names that no model can have, and
-        # directories into which nobody else may look.
+        """Return the names of the models that have a version, sorted."""
+        # Skip what others put there: files, names that no model can have, and directories that may
+        # not be read.
         names = [name for name in self._root.names(directories=True) if is_model_name(name)]
 
         def has_version(name: str) -> bool:
@@ -124,9 +124,10 @@ class ModelStore:
 
     @public
     def versions(self, name: str) -> tuple[ModelVersion, ...]:
-        """All versions of a model, oldest first; none where there is no such model.
+        """Return all versions of a model, the oldest first; none if there is no such model.
 
-        One that may not be read is among them, as a damaged one is: reading it says so.
+        A version that may not be read is included, and so is a damaged one: reading it raises the
+        error.
         """
         home = self._home(name)
         candidates = _candidates(home)[::-1]
@@ -140,16 +141,16 @@ class ModelStore:
 
     @public
     def get(self, name: str, version: int | str = LATEST) -> ModelVersion:
-        """One version of a model.
+        """Return one version of a model.
 
         Args:
-            name: of the model.
-            version: its number, a tag, or "latest" for the highest.
+            name: name of the model.
+            version: its number, a tag, or "latest" for the highest number.
 
         Raises:
-            ConfigError: no name, or nothing that can be a version.
-            StoreError: there is no such model or version; the error says what there is. Or its
-                manifest is missing (kind "damaged").
+            ConfigError: `name` is no model's name, or `version` cannot be a version.
+            StoreError: there is no such model or version, and the message says what there is; or
+                the version's manifest is missing (kind "damaged").
         """
         home = self._home(name)
         number = self._number(home, version)
@@ -161,27 +162,27 @@ class ModelStore:
 
     @public
     def tag(self, name: str, version: int | str, tag: str) -> None:
-        """Has a tag lead to a version, wherever it led before.
+        """Point a tag at a version, wherever it pointed before.
 
         Args:
-            name: of the model.
+            name: name of the model.
             version: as for `get`.
-            tag: a name; not "latest", and not of digits alone.
+            tag: a name; it cannot be "latest" or consist of digits alone.
 
         Raises:
-            ConfigError: no name of a tag.
-            StoreError: there is no such version, or the lake refused.
+            ConfigError: `tag` cannot be a tag's name.
+            StoreError: there is no such version, or the lake refused the operation.
         """
         wanted = tag_name(tag)
         tags.put_tag(self._home(name), wanted, self.get(name, version).version)
 
     @public
     def untag(self, name: str, tag: str) -> None:
-        """Removes a tag; the version stays.
+        """Remove a tag; the version stays.
 
         Raises:
-            ConfigError: no name of a tag.
-            StoreError: there is no such tag, or the lake refused.
+            ConfigError: `tag` cannot be a tag's name.
+            StoreError: there is no such tag, or the lake refused the operation.
         """
         home, wanted = self._home(name), tag_name(tag)
         if not tags.drop_tag(home, wanted):
@@ -189,26 +190,27 @@ class ModelStore:
 
     @public
     def tags(self, name: str) -> dict[str, int]:
-        """All tags of a model, with the numbers of the versions that they lead to."""
+        """Return all tags of a model, with the numbers of the versions that they point at."""
         return tags.read_tags(self._home(name))
 
     @public
     def delete(self, name: str, version: int | str) -> None:
-        """Removes a version; its number is never used again.
+        """Remove a version; its number is never used again.
 
         Args:
-            name: of the model.
+            name: name of the model.
             version: as for `get`.
 
         Raises:
-            StoreError: there is no such version, a tag leads to it, or the lake refused.
+            StoreError: there is no such version, a tag points at it, or the lake refused the
+                operation.
         """
         home = self._home(name)
         number = self._number(home, version)
         if not tags.is_version(home, number) and not _is_damaged(home, number):
             raise self._unknown(home, version)
         _refuse_tagged(home, number)
-        # One that was not published by hopsgpu has none yet.
+        # A version that hopsgpu did not publish has no claim yet.
         (home / CLAIMS).make()
         (home / CLAIMS / str(number)).create()
         _withdraw(home, number)
@@ -220,11 +222,11 @@ class ModelStore:
         return ModelVersion(home.url.rpartition("/")[2], number, f"{home.url}/{number}")
 
     def _number(self, home: Lake, version: int | str) -> int:
-        """The number that is meant, whether or not there is such a version.
+        """Return the number that `version` means, whether or not that version exists.
 
         Raises:
-            ConfigError: nothing that can be a version.
-            StoreError: there is no such tag, or no version at all.
+            ConfigError: `version` cannot be a version.
+            StoreError: there is no such tag, or there is no version at all.
         """
         if isinstance(version, bool) or not isinstance(version, (int, str)):
             raise ConfigError(f"version={version!r}: must be a number, a tag or {LATEST!r}")
@@ -249,7 +251,7 @@ class ModelStore:
             except StoreError as error:
                 if error.kind != PERMISSION:
                     raise
-                # An older one in its place would be another model than was asked for.
+                # To return an older version would be to return another model than requested.
                 raise StoreError(
                     f"version {number} of {home.url} is the latest and may not be read: {error};"
                     " an older version can be had by its number or a tag",
@@ -277,12 +279,12 @@ class ModelStore:
 
 
 def _candidates(home: Lake) -> list[int]:
-    """Numbers of what may be versions, the highest first."""
+    """Return the numbers of directories that may be versions, the highest first."""
     return sorted(numbers(home.names(directories=True)), reverse=True)
 
 
 def _is_listed(home: Lake, number: int) -> bool:
-    """Whether a version is there, or something that may not be looked into."""
+    """Return whether a version exists, or a directory that may not be read."""
     try:
         return tags.is_version(home, number)
     except StoreError as error:
@@ -292,12 +294,15 @@ def _is_listed(home: Lake, number: int) -> bool:
 
 
 def _is_damaged(home: Lake, number: int) -> bool:
-    """Whether what was a version has lost its manifest: others make directories, but no claims."""
+    """Return whether a version has lost its manifest.
+
+    Its claim shows that it was a version: others create directories, but no claims.
+    """
     return (home / CLAIMS / str(number)).exists() and lacks_manifest(home / str(number))
 
 
 def _is_too_long(version: int | str) -> bool:
-    """Whether it is a number that Python itself may refuse to read or to show."""
+    """Return whether a version is a number that Python itself may refuse to parse or to print."""
     if isinstance(version, str):
         return version.isdigit() and len(version) > DIGITS
     return abs(version) > _HIGHEST
@@ -313,38 +318,43 @@ def _refuse_tagged(home: Lake, number: int) -> None:
 
 
 def _withdraw(home: Lake, number: int) -> None:
-    """Takes a version out of everybody's way at once, and removes it if no tag leads to it then.
+    """Hide a version from everybody at once, and remove it unless a tag points at it by then.
 
-    Who tags it meanwhile writes the tag and looks for the version then (`tags.put_tag`):
+    A process that tags the version meanwhile writes the tag and then checks that the version exists
+    (`tags.put_tag`):
 
-    - A tag written before the tags are read here has the version come back. A look in between
-      does not find it: then the tag goes as well, both are refused, and either may try again.
-    - A tag written later is followed by a look that finds no version, and goes.
+    - A tag written before the tags are read here makes the version come back. If the other process
+      checks in between, it does not find the version: then the tag is removed too, both operations
+      are refused, and either may be tried again.
+    - A tag written later is removed, because the check that follows finds no version.
 
-    Of a process that is killed here the version stays aside, and a sweep removes it a day later:
-    it is deleted. One that is killed before its look leaves its tag. A tag that leads nowhere for
-    either reason tells its readers so and never leads to anything else, as the number is not used
-    again; it can be set anew, or removed.
+    If the process that runs this is killed here, the version stays in the staging directory, and a
+    sweep removes it a day later: it is deleted. If a process that tags is killed before its check,
+    its tag stays. A tag that points at no version, for either reason, makes its readers raise an
+    error. It never points at another version, because the number is not used again. It can be set
+    anew, or removed.
 
     Raises:
-        StoreError: a tag leads to it, which is there as before, or the lake refused.
+        StoreError: a tag points at the version, which is in its place as before; or the lake
+            refused the operation; or the version cannot come back because its place was taken
+            meanwhile (kind "exists").
     """
     place, aside = home / str(number), home / STAGING / uuid.uuid4().hex
-    # A new directory around it: by its own age a sweep would take it before it can come back.
+    # In a new directory: a sweep would remove the version, by its own age, before it can come back.
     aside.make()
     kept = aside / str(number)
     try:
         place.rename(kept)
     except StoreError as error:
-        with contextlib.suppress(StoreError):  # the first problem is the one to tell
-            # What did not answer may have it renamed, and then a sweep removes it.
+        with contextlib.suppress(StoreError):  # the first problem is the one to report
+            # A lake that did not answer may have renamed it; a sweep removes it then.
             if error.kind != UNREACHABLE and not kept.names():
                 aside.remove()
         raise
     try:
         _refuse_tagged(home, number)
     except StoreError as refusal:
-        # An answer that was lost leaves False to the second try.
+        # If the answer to a first try was lost, the second try returns False.
         if not kept.rename(place) and not tags.is_version(home, number):
             raise StoreError(
                 f"{place.url} was taken meanwhile; the version itself is {kept.url}, until it is"

@@ -1,13 +1,15 @@
-"""How files become a version: uploaded to a staging directory, which then is renamed.
+"""How files become a version: they are uploaded to a staging directory, which is then renamed.
 
-A publish is `begin`, an `upload` of each part, from whatever process has its files, and `commit`:
+A publish calls `begin`, then `upload` for each part, in whichever process has its files, then
+`commit`:
 
     <root>/<name>/_staging/<id>/<rank>/    the files of one part
-    <root>/<name>/_claims/<n>              an empty file: the number n is somebody's, for ever
-    <root>/<name>/<n>/                     a version, of one strict rename of a directory
+    <root>/<name>/_claims/<n>              an empty file: the number n is taken, permanently
+    <root>/<name>/<n>/                     a version, made by one strict rename of a directory
 
-Until the rename nothing is a version, whoever is killed; from then on it is one, whole. A number
-is claimed by the exclusive creation of its claim, which stays: no number is ever used twice.
+Before the rename there is no version, and after it there is the complete version, whichever process
+is killed. A number is claimed by exclusive creation of its claim. Claims stay, so no number is used
+twice.
 """
 
 from __future__ import annotations
@@ -42,9 +44,9 @@ class Merged:
     """How the parts of several ranks become one directory.
 
     Attributes:
-        files: of all parts.
+        files: files of all parts, by path.
         base: the rank whose part becomes the version.
-        moves: by path, the rank from whose part a file is moved into it.
+        moves: for each path that is moved into that part, the rank whose part has the file.
     """
 
     files: Mapping[str, Facts]
@@ -53,13 +55,14 @@ class Merged:
 
 
 def merge(parts: Mapping[int, Mapping[str, Facts]]) -> Merged:
-    """Merges parts: a path that several have, with the same content, is one file.
+    """Merge parts; a path that several of them have with the same content is one file.
 
     Args:
-        parts: what was uploaded, by path, by rank.
+        parts: uploaded files, by rank and then by path.
 
     Raises:
-        StoreError: no part has a file, or two say different things of a path.
+        StoreError: no part has a file, two parts have different content under one path, or one has
+            a file where another has a directory.
     """
     whose: dict[str, int] = {}
     for rank, files in sorted(parts.items()):
@@ -80,7 +83,7 @@ def merge(parts: Mapping[int, Mapping[str, Facts]]) -> Merged:
                     f"rank {whose[above]} left a file {above!r}, and rank {rank} a directory of"
                     f" that name, with {path!r}: let them have different names"
                 )
-    # The part with most files stays where it is: moving one costs as much as for 1 MB of it.
+    # The part with most files stays in place: to move a file costs the same whatever its size.
     base = max(parts, key=lambda rank: (len(parts[rank]), -rank))
     return Merged(
         files={path: parts[rank][path] for path, rank in whose.items()},
@@ -90,13 +93,15 @@ def merge(parts: Mapping[int, Mapping[str, Facts]]) -> Merged:
 
 
 def claim(home: Lake) -> int:
-    """Makes the model's next number the caller's, for ever; of several callers each gets one.
+    """Claim the model's next number for the caller, permanently.
+
+    If several callers do so at once, each gets a number of its own.
 
     Args:
-        home: of the model.
+        home: directory of the model.
 
     Raises:
-        StoreError: the lake refused.
+        StoreError: the lake refused the operation.
     """
     claims = home / CLAIMS
     claims.make()
@@ -108,33 +113,33 @@ def claim(home: Lake) -> int:
 
 
 def begin(store_url: str, name: str) -> str:
-    """Makes the staging directory of a publish, and sweeps what dead publishers left.
+    """Create the staging directory of a publish, and sweep what dead publishers left.
 
     Args:
-        store_url: of the models' root.
-        name: of the model.
+        store_url: URL of the models' root.
+        name: name of the model.
 
     Returns:
-        The staging directory's URL, for `upload`, `commit` and `abandon`.
+        The URL of the staging directory, for `upload`, `commit` and `abandon`.
 
     Raises:
-        ConfigError: no name of a model.
-        StoreError: the lake refused.
+        ConfigError: `name` cannot be a model's name.
+        StoreError: the lake refused the operation.
     """
     home = (Lake(store_url) / model_name(name)).with_client()
     staging = home / STAGING / uuid.uuid4().hex
     staging.make()
-    # What has just been made tells the lake's own time.
+    # The modification time of the new directory is the lake's own time.
     stale_uploads.sweep(home, staging.stat().modified)
     return staging.url
 
 
 def files_of(local_dir: str | Path) -> dict[str, Path]:
-    """What `upload` would upload of a directory, by path; links are followed.
+    """Return the files of a directory that `upload` would upload, by path; links are followed.
 
     Raises:
         ConfigError: as `files_below`.
-        StoreError: a file or a directory with the manifest's name.
+        StoreError: a file or a directory has the manifest's name.
     """
     files = files_below(Path(local_dir))
     if any(path.partition("/")[0] == manifest.FILE for path in files):
@@ -148,21 +153,22 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
 def upload(
     staging_url: str, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
 ) -> dict[str, Facts]:
-    """Uploads a directory as a rank's part of a publish.
+    """Upload a directory as a rank's part of a publish.
 
     Args:
         staging_url: from `begin`.
-        local_dir: the rank's files.
-        rank: whose; no two parts are uploaded under the same.
-        stop: set to have it end early, with a StoreError.
+        local_dir: directory of the rank's files.
+        rank: the rank; each part is uploaded under a different one.
+        stop: event; once it is set, the upload ends early with Cancelled.
 
     Returns:
-        What was uploaded, for `commit`; nothing where the directory has no file.
+        What was uploaded, for `commit`; empty if the directory has no file.
 
     Raises:
         ConfigError: as `files_of`.
-        StoreError: as `files_of`, or the lake refused; what was uploaded so far is there until
-            `abandon`.
+        StoreError: as `files_of`, or the lake refused the operation; what was uploaded by then
+            stays until `abandon`.
+        Cancelled: `stop` was set; what was uploaded by then stays likewise.
     """
     files = files_of(local_dir)
     if not files:
@@ -173,15 +179,15 @@ def upload(
 
 
 def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelVersion:
-    """Uploads files and makes them the model's next version, as `upload` and `commit` do.
+    """Upload files and make them the model's next version, as `upload` and `commit` do.
 
-    Closing a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report:
-    the manifest is written while the last files are.
+    To close a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report.
+    So the manifest is written while the last files are still being written.
 
     Args:
         staging_url: from `begin`.
         files: from `files_of`; at least one.
-        about: for the manifest.
+        about: what the publisher says, for the manifest.
 
     Raises:
         StoreError: as `commit`, or a file was changed meanwhile.
@@ -218,7 +224,7 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
 
             return commit(staging_url, {0: known}, about, close=close)
         except BaseException:
-            stop.set()  # nothing is written when this has returned
+            stop.set()  # nothing is written any more once this call has ended
             raise
 
 
@@ -229,18 +235,18 @@ def commit(
     *,
     close: Callable[[], None] = lambda: None,
 ) -> ModelVersion:
-    """Makes what was uploaded the model's next version.
+    """Make what was uploaded the model's next version.
 
     Args:
         staging_url: from `begin`.
-        parts: what `upload` gave, by rank.
-        about: for the manifest.
-        close: called before the version is there: returns once all of it is uploaded.
+        parts: what `upload` returned, by rank.
+        about: what the publisher says, for the manifest.
+        close: called before the version is made; it returns once all files are uploaded.
 
     Raises:
-        StoreError: the lake refused, the parts contradict each other, or there is no file;
-            `abandon` removes what is left. Where only a tag could not be set, the version is
-            there, and the error says so.
+        StoreError: the lake refused the operation, the parts contradict each other, or there is no
+            file; `abandon` removes what is left. If only a tag could not be set, the version
+            exists, and the message says so.
     """
     name, _, publication = staging_url.rsplit("/", 3)[1:]
     home = Lake(staging_url.removesuffix(f"/{STAGING}/{publication}")).with_client()
@@ -248,7 +254,7 @@ def commit(
     merged = merge(parts)
     base = staging / str(merged.base)
     _gather(staging, base, merged.moves)
-    # Whom the lake takes the publisher for, unless a driver speaks for somebody.
+    # The user as whom the lake knows the publisher, unless a driver publishes for somebody else.
     user = about.user or staging.stat().owner
     while True:
         number = claim(home)
@@ -267,7 +273,7 @@ def commit(
         version = ModelVersion(name, number, f"{home.url}/{number}")
         if _renamed(base, home / str(number), written):
             break
-    with contextlib.suppress(StoreError):  # the version is there; a sweep takes the rest
+    with contextlib.suppress(StoreError):  # the version exists; a sweep removes the rest
         staging.remove()
     for tag in about.tags or ():
         try:
@@ -280,10 +286,10 @@ def commit(
 
 
 def abandon(staging_url: str) -> None:
-    """Removes what was uploaded; once it is a version, that stays.
+    """Remove what was uploaded; once it is a version, it stays.
 
     Raises:
-        StoreError: the lake refused; a later publish sweeps it away.
+        StoreError: the lake refused the operation; a later publish sweeps it away.
     """
     Lake(staging_url).remove()
 
@@ -294,7 +300,7 @@ def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
 
     def move(path: str) -> None:
         source = staging / str(moves[path]) / path
-        # An answer that was lost leaves False to the second try.
+        # If the answer to a first try was lost, the second try returns False.
         if not source.rename(base / path) and source.exists():
             raise StoreError(f"{(base / path).url} is there already", kind="exists")
 
@@ -304,7 +310,7 @@ def _gather(staging: Lake, base: Lake, moves: Mapping[str, int]) -> None:
 
 
 def _renamed(source: Lake, target: Lake, written: bytes) -> bool:
-    """Whether a version is in its place, by this rename or by one whose answer was lost."""
+    """Return whether the version is in place, by this rename or by one whose answer was lost."""
     try:
         return source.rename(target) or _is_ours(target, written)
     except StoreError:

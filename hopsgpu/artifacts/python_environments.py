@@ -1,12 +1,13 @@
-"""Python environments on the lake, made once and found by what they are made of.
+"""Python environments on the lake: each is made once, and found by a key of its content.
 
-    <root>/environments/<key>/environment.json   what it is, with the digest of
+    <root>/environments/<key>/environment.json   the description, with the name of the
     <root>/environments/<key>/<archive>
-    <root>/environments/<key>/used               written to on a day of use
-    <root>/environments/_staging/<id>/           one that is uploaded
+    <root>/environments/<key>/used               written at most once a day, when it is used
+    <root>/environments/_staging/<id>/           an environment that is being uploaded
 
-One strict rename makes it an environment, whole; of two that make the same the second takes what
-the first has made. Those that nobody has used for a month are removed.
+One strict rename turns a staging directory into an environment, so an environment is complete. If
+two processes make the same environment, the second uses what the first has made. Environments that
+nobody has used for 30 days are removed.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ SCHEMA = 1
 UNUSED_MILLISECONDS = 30 * 24 * 3600 * 1000
 _FILE, _ARCHIVE, _USED = "environment.json", "archive", "used"
 _TOUCH_SECONDS = 24 * 3600
-# Between the two steps of a local directory's rename.
+# Longest wait for another process between the two steps in which it renames a local directory.
 _CLAIM_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 _TRIES = 5
 
 
 def find(root: Lake, key: str) -> Description | None:
-    """What is said of an environment that is there; None where there is none.
+    """Return the description of an environment; None if it does not exist.
 
-    Notes that it was used.
+    The use is noted on the lake.
 
     Args:
-        root: of the lake.
-        key: names it.
+        root: root on the lake.
+        key: key of the environment.
 
     Raises:
-        StoreError: the lake refused, or the description is none.
+        StoreError: the lake refused the operation, or the description is invalid.
     """
     home = root / DIRECTORY
     found = _described(home / key)
@@ -59,7 +60,7 @@ def find(root: Lake, key: str) -> Description | None:
     there = {entry.name: entry for entry in (home / key).entries()}
     archive = there.get(str(found[_ARCHIVE]))
     if archive is None or archive.size != found["bytes"]:
-        # Somebody has had a hand in it: it is made anew.
+        # Somebody has changed it: it must be made anew.
         stale_uploads.discard(home, home / key)
         return None
     _note_use(home, home / key, max(entry.modified for entry in there.values()))
@@ -69,20 +70,20 @@ def find(root: Lake, key: str) -> Description | None:
 def put(
     root: Lake, key: str, archive: Path, described: Description, stop: threading.Event
 ) -> Description:
-    """Uploads an environment, unless it has come there meanwhile.
+    """Upload an environment, unless another process has done so meanwhile.
 
     Args:
-        root: of the lake.
-        key: names it.
-        archive: on this machine.
-        described: what is said of it; JSON, with its `bytes`.
-        stop: set to have it end early.
+        root: root on the lake.
+        key: key of the environment.
+        archive: the archive, a file on this machine.
+        described: description of the environment: JSON that includes its `bytes`.
+        stop: event; once it is set, the upload ends early.
 
     Returns:
-        What is said of the one that is there.
+        The description of the environment that is on the lake.
 
     Raises:
-        StoreError: the lake refused.
+        StoreError: the lake refused the operation.
         Cancelled: `stop` was set.
     """
     home = root / DIRECTORY
@@ -96,25 +97,25 @@ def put(
         sweep(home, (staging / _FILE).stat().modified)
         return _published(home, staging, key, content)
     finally:
-        # Renamed away where all went well; what cannot be removed now a sweep takes.
+        # After success it was renamed and is gone. A sweep removes what cannot be removed now.
         with contextlib.suppress(StoreError):
             staging.remove()
 
 
 def archive_of(root: Lake, key: str, described: Description) -> Lake:
-    """Where the archive of an environment is."""
+    """Return the place of an environment's archive on the lake."""
     return root / DIRECTORY / key / str(described[_ARCHIVE])
 
 
 def sweep(home: Lake, now: int, age: int = UNUSED_MILLISECONDS) -> list[str]:
-    """Removes environments that nobody has used for long, and what dead uploads left.
+    """Remove environments that nobody has used for a long time, and what dead uploads left.
 
-    What the lake refuses to have removed is passed over, as another sweep may have it.
+    If the lake refuses a removal, that entry is skipped: another sweep may be removing it.
 
     Args:
-        home: of the environments.
+        home: directory of the environments.
         now: the lake's time, in milliseconds since the epoch.
-        age: in milliseconds.
+        age: least time without use, in milliseconds.
 
     Returns:
         The names of what was removed.
@@ -139,7 +140,8 @@ def _published(home: Lake, staging: Lake, key: str, content: Description) -> Des
         there = _settled(place)
         if there is not None:
             return there
-        # A local directory's rename takes two steps, and a kill between them leaves an empty one.
+        # On a local lake, renaming a directory takes two steps; a kill between them leaves an empty
+        # directory.
         if not place.names():
             with contextlib.suppress(StoreError):
                 stale_uploads.discard(home, place)
@@ -147,12 +149,12 @@ def _published(home: Lake, staging: Lake, key: str, content: Description) -> Des
 
 
 def _settled(place: Lake) -> Description | None:
-    """What is said of the one that is there; one whose maker is about to fill it is waited for."""
+    """Return the description of what is in the place; wait if its maker is about to fill it."""
     until = time.monotonic() + _CLAIM_SECONDS
     while (there := _described(place)) is None and time.monotonic() < until:
         if place.names() or not place.exists():
-            return _described(place)  # it may have been filled just now
-        time.sleep(_LOOK_SECONDS)  # another process, which tells nobody
+            return _described(place)  # it may have been filled since the last look
+        time.sleep(_LOOK_SECONDS)  # the maker is another process and sends no signal
     return there
 
 
@@ -177,10 +179,10 @@ def _described(place: Lake) -> Description | None:
 
 
 def _note_use(home: Lake, place: Lake, newest: int) -> None:
-    """Writes that it was used, once a day; then it is time to look for what is not."""
+    """Note the use of an environment, at most once a day; then also sweep the unused ones."""
     if time.time() - newest / 1000 <= _TOUCH_SECONDS:
         return
-    # What is not noted is at worst made again in a month.
+    # If this fails, the environment must at worst be made again after a month.
     with contextlib.suppress(StoreError):
         used = place / _USED
         used.write(b"")

@@ -1,4 +1,4 @@
-"""Logs of a run's ranks on the lake, read as they grow."""
+"""Logs of a run's ranks on the lake, read while they grow."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Log(NamedTuple):
     """One rank's log of one attempt.
 
     Attributes:
-        attempt: counts from 0.
-        rank: of the gang.
+        attempt: number of the attempt, from 0.
+        rank: rank in the gang.
     """
 
     attempt: int
@@ -26,16 +26,16 @@ class Log(NamedTuple):
 
 
 def log_of(name: str) -> Log | None:
-    """The log of a path in a run's directory, where it is one."""
+    """Return the log that a path in a run's directory names; None if it names no log."""
     match = _NAME.fullmatch(name)
     return None if match is None else Log(int(match[1] or 0), int(match[2]))
 
 
 def log_sizes(directory: Lake) -> dict[Log, int]:
-    """Bytes of each log in a run's directory, in order.
+    """Return the size of each log in a run's directory in bytes, sorted by attempt and rank.
 
     Raises:
-        StoreError: the lake refused.
+        StoreError: the lake refused the operation.
     """
     logs = directory / "logs"
     found = {}
@@ -50,11 +50,11 @@ def log_sizes(directory: Lake) -> dict[Log, int]:
 
 
 class LogReader:
-    """Reads on in a rank's log.
+    """A reader of a rank's log, which continues where it last stopped.
 
     Args:
-        directory: of the run.
-        log: which.
+        directory: directory of the run.
+        log: the log to read.
 
     Attributes:
         at: bytes read so far.
@@ -68,10 +68,13 @@ class LogReader:
         self.at = 0
 
     def read(self, size: int) -> Iterator[bytes]:
-        """What follows what was read, up to a size that the file has, in bounded chunks.
+        """Yield the bytes that follow those already read, in bounded chunks.
+
+        Args:
+            size: bytes that the file has; the reading ends there.
 
         Raises:
-            StoreError: the lake refused.
+            StoreError: the lake refused the operation.
         """
         if self.at >= size:
             return
@@ -79,7 +82,7 @@ class LogReader:
             file.seek(self.at)
             while self.at < size:
                 chunk = file.read(min(_CHUNK, size - self.at))
-                if not chunk:  # it was made anew meanwhile, and grows again
+                if not chunk:  # the log was made anew meanwhile, and is shorter
                     return
                 self.at += len(chunk)
                 yield chunk

@@ -1,4 +1,4 @@
-"""Run records on the lake, as others than their drivers see them: `<root>/runs/<run_id>/`."""
+"""Run records on the lake, `<root>/runs/<run_id>/`, for readers other than the runs' drivers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.storage.lake import Lake, Status
 
-# In a run's directory.
+# Files in a run's directory.
 RECORD = "run.json"
 CANCEL = "cancel"
 SCHEMA = 2
@@ -26,7 +26,7 @@ SCHEMA = 2
 LOST_SECONDS = 60.0
 LOST = "lost"
 UNREADABLE = "unreadable"
-# The kind of the error where another version of hopsgpu has written a record.
+# The kind of the error if another version of hopsgpu has written the record.
 OTHER_SCHEMA = "schema"
 LATEST = "last"
 _ID = re.compile(r"\w[\w.+=-]{0,199}")
@@ -39,21 +39,21 @@ _LOGS = "`hopsgpu logs ID` may still work"
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What run.json says.
+    """The content of run.json.
 
     Attributes:
-        content: all of it.
-        run_id: names the run and its directory.
-        state: a GangState's value.
-        attempt: the latest, from 0.
-        updated: when it was written, by the driver's clock, seconds since the epoch.
-        name: of the run.
-        user: who submitted it.
-        error: what ended it, or None.
-        model: URL of the version that it published, or None.
-        timeline: seconds since the epoch of each point passed.
-        ranks: how each rank fared: the fields of RankReport, and "ended".
-        logs: bytes of each log, by its path in the run's directory.
+        content: the complete record.
+        run_id: name of the run and of its directory.
+        state: value of a GangState.
+        attempt: number of the latest attempt, from 0.
+        updated: time of writing by the driver's clock, in seconds since the epoch.
+        name: name of the run.
+        user: user who submitted it.
+        error: error that ended the run, or None.
+        model: URL of the version that the run published, or None.
+        timeline: time at which each point was passed, in seconds since the epoch.
+        ranks: outcome of each rank: the fields of RankReport, and "ended".
+        logs: size of each log in bytes, by its path in the run's directory.
     """
 
     content: Mapping[str, Any]
@@ -71,21 +71,25 @@ class RunRecord:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the driver said so."""
+        """Return whether the driver has recorded the run's end."""
         return self.state in _TERMINAL
 
     def state_at(self, now: float) -> str:
-        """The state, or "lost" of one that goes on and was not written for a minute."""
+        """Return the state; "lost" if the run has not ended and its record is over a minute old."""
         if not self.has_ended and now - self.updated > LOST_SECONDS:
             return LOST
         return self.state
 
     def goes_on(self, now: float) -> bool:
-        """Whether its driver is at work, as far as the record tells."""
+        """Return whether the run's driver is working, as far as the record tells."""
         return not self.has_ended and self.state_at(now) != LOST
 
     def took(self, now: float) -> float | None:
-        """Seconds from the request to the end, or until now; None where it does not tell."""
+        """Return the seconds from the request to the end, or until now.
+
+        For a lost run, the time ends with the last update of the record. None if the record lacks
+        the time of the request.
+        """
         began = self.timeline.get("requested")
         if began is None:
             return None
@@ -93,19 +97,19 @@ class RunRecord:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the gang."""
+        """Return the number of GPUs of the gang."""
         return int(self.content["executors"]) * int(self.content["executor"]["gpus"])
 
 
 def parse(content: bytes, url: str = RECORD) -> RunRecord:
-    """Reads a record.
+    """Parse a record.
 
     Args:
-        content: of the file.
-        url: of the file, for the error.
+        content: content of the file.
+        url: URL of the file, for the error.
 
     Raises:
-        StoreError: it is not one, or of a schema that this version does not know.
+        StoreError: the content is no record, or its schema is unknown to this version of hopsgpu.
     """
     try:
         told = json.loads(content, parse_constant=_refuse, parse_float=_finite, parse_int=_bounded)
@@ -140,10 +144,11 @@ def parse(content: bytes, url: str = RECORD) -> RunRecord:
 
 
 def _parsed(file: Lake) -> RunRecord:
-    """What a record says that may be replaced just now."""
+    """Read and parse a record that its driver may be replacing at the moment."""
     for _ in range(_MORE_READINGS):
         content = file.read()
-        # Over WebHDFS the length is another request's: it may be that of the record before.
+        # Over WebHDFS the length comes from a separate request: it may be that of the previous
+        # record.
         with contextlib.suppress(StoreError):
             return parse(content, file.url)
     return parse(file.read(), file.url)
@@ -162,12 +167,15 @@ def _finite(text: str) -> float:
 
 def _bounded(text: str) -> int:
     number = int(text)
-    float(number)  # an OverflowError: no reader can reckon with it
+    float(number)  # raises OverflowError for a number that readers cannot calculate with
     return number
 
 
 def _time(told: object) -> float:
-    """Seconds since the epoch; of a text too, as float() reads it, but no NaN nor infinity."""
+    """Return seconds since the epoch; refuse NaN and the infinities.
+
+    A text that `float()` reads is accepted too.
+    """
     return _finite(str(float(told)))  # type: ignore[arg-type]
 
 
@@ -188,13 +196,13 @@ def _rank(told: Mapping[str, Any]) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A directory among the runs.
+    """A directory in the directory of runs.
 
     Attributes:
         run_id: its name.
-        record: what it tells, or None.
-        problem: why it tells nothing, or "".
-        kind: of the problem, as of a StoreError.
+        record: its record, or None.
+        problem: why the record cannot be read, or "".
+        kind: kind of the problem, as of a StoreError.
     """
 
     run_id: str
@@ -203,12 +211,15 @@ class StoredRun:
     kind: str = ""
 
     def state_at(self, now: float) -> str:
-        """The run's state, "lost", or "unreadable"."""
+        """Return the run's state, "lost", or "unreadable"."""
         return UNREADABLE if self.record is None else self.record.state_at(now)
 
 
 def began(entry: Status) -> float:
-    """When a run began by its id, else when its directory changed; seconds since the epoch."""
+    """Return when a run began, in seconds since the epoch.
+
+    The time is in the run's id; without it, it is the modification time of the directory.
+    """
     if (match := _BEGAN.search(entry.name)) is not None:
         try:
             when = datetime.datetime.strptime(match[1], "%Y%m%d-%H%M%S")
@@ -223,7 +234,7 @@ class RunStore:
     """The runs below a root on the lake.
 
     Args:
-        root: URL.
+        root: URL of the root.
     """
 
     def __init__(self, root: str) -> None:
@@ -231,35 +242,35 @@ class RunStore:
 
     @property
     def url(self) -> str:
-        """Where they are."""
+        """Return the URL of the directory of runs."""
         return self._runs.url
 
     def directory(self, run_id: str) -> Lake:
-        """A run's directory.
+        """Return a run's directory.
 
         Raises:
-            ConfigError: it cannot be a run's id.
+            ConfigError: `run_id` cannot be a run's id.
         """
         return self._runs / run_name(run_id)
 
     def ids(self) -> tuple[str, ...]:
-        """Names of all directories here, those of the newest runs first."""
-        # Where nothing has run there is no directory.
+        """Return the names of all directories here, those of the newest runs first."""
+        # Before the first run the directory does not exist.
         entries = self._runs.entries() if self._runs.exists() else ()
         found = [entry for entry in entries if entry.is_directory]
         return tuple(e.name for e in sorted(found, key=lambda e: (began(e), e.name), reverse=True))
 
     def find(self, given: str) -> str:
-        """The id of a run.
+        """Return the id of a run.
 
         Args:
-            given: the id, a beginning of it that no other has, or "last" for the newest.
+            given: the id, a prefix of it that no other id has, or "last" for the newest run.
 
         Raises:
-            ConfigError: there is none, or there are several.
+            ConfigError: no run matches, or several do.
         """
         if given == LATEST:
-            # What bears no run's name is none, though it is listed.
+            # A directory whose name is no run id is listed, but is no run.
             newest = next((name for name in self.ids() if _is_id(name)), None)
             if newest is None:
                 raise ConfigError(f"there are no runs in {self.url}")
@@ -276,10 +287,10 @@ class RunStore:
         raise ConfigError(f"{len(found)} runs begin with {given!r}: {shown}; give more of the id")
 
     def record(self, run_id: str) -> RunRecord:
-        """What a run's record says.
+        """Return a run's record.
 
         Raises:
-            StoreError: there is none, or it cannot be read.
+            StoreError: the record does not exist, or it cannot be read.
         """
         file = self.directory(run_id) / RECORD
         record = _parsed(file)
@@ -288,7 +299,7 @@ class RunStore:
         return record
 
     def read(self, run_ids: Sequence[str]) -> list[StoredRun]:
-        """Runs with their records, several at a time; one that cannot be read says why."""
+        """Return runs with their records, read in parallel; an unreadable one has its problem."""
         with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
             return list(pool.map(self._stored, run_ids))
 
@@ -299,23 +310,24 @@ class RunStore:
             return StoredRun(run_id, None, str(error), getattr(error, "kind", ""))
 
     def ask_to_cancel(self, run_id: str) -> None:
-        """Leaves word for the run's driver, which looks for it every few seconds.
+        """Leave a request to cancel for the run's driver, which looks for it every few seconds.
 
         Raises:
-            StoreError: the lake refuses, since the run is another user's, say.
+            StoreError: the lake refused the operation, for example because the run is another
+                user's.
         """
         (self.directory(run_id) / CANCEL).create()
 
     def remove(self, run_id: str) -> None:
-        """Removes a run with its logs and checkpoints; models are not among them."""
+        """Remove a run with its logs and checkpoints; its models stay."""
         self.directory(run_id).remove()
 
 
 def run_name(given: str) -> str:
-    """A run's id, or a beginning of it, that is safe as one component of a path.
+    """Return a run's id, or a prefix of one, that is safe as one component of a path.
 
     Raises:
-        ConfigError: it cannot be one.
+        ConfigError: `given` cannot be one.
     """
     name = unicodedata.normalize("NFC", given)
     if not _is_id(name):
@@ -334,15 +346,16 @@ _GONE_SECONDS = 3600.0
 def prunable(
     runs: Sequence[StoredRun], older_than: float | None, keep: int, now: float
 ) -> tuple[str, ...]:
-    """Ids of runs that may be removed. Pure.
+    """Return the ids of runs that may be removed. Pure.
 
-    Never one that goes on, or whose driver was at work within the last hour, or that cannot be
-    read; nor one that such a run resumes, nor what that one resumed.
+    A run is kept if it is going on, if its driver was at work within the last hour, or if its
+    record cannot be read. The run that such a run resumes is kept too, as is the run that that one
+    resumed, and so on.
 
     Args:
-        runs: the newest first.
-        older_than: seconds since the last that was heard of a run; None for any.
-        keep: so many of the newest stay.
+        runs: the runs, the newest first.
+        older_than: least time since the record was last written, in seconds; None for any.
+        keep: number of the newest runs to keep.
         now: seconds since the epoch.
     """
 
@@ -368,6 +381,6 @@ def _may_be_at_work(record: RunRecord, now: float) -> bool:
 
 
 def _resumed(record: RunRecord | None) -> str | None:
-    """The run from whose checkpoints one goes on."""
+    """Return the id of the run whose checkpoints this run resumes from, or None."""
     resumed = None if record is None else record.content["spec"].get("resume")
     return resumed if isinstance(resumed, str) else None

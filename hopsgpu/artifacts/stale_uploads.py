@@ -1,4 +1,4 @@
-"""What dead publishers left is removed by age, by the lake's own clock."""
+"""Remove what dead publishers left, by its age on the lake's own clock."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from hopsgpu.errors import StoreError
 from hopsgpu.storage.error_messages import ABSENT, PERMISSION
 from hopsgpu.storage.lake import UNFIT, Lake, Status, is_draft
 
-# A publisher that lives writes something more often.
+# A live publisher writes something more often.
 AGE_MILLISECONDS = 24 * 3600 * 1000
 
 
 def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
-    """Removes what nobody has written to for long: staging directories, empty versions, drafts of
-    tags, and probes.
+    """Remove leftovers to which nobody has written for a long time.
 
-    Probes are looked for beside the model too: there lie those for which there was no model yet.
-    What the lake refuses to have removed is passed over: it may be another user's, or another
-    sweep has it.
+    These are staging directories, empty versions, drafts of tags, and probes. Probes are also
+    searched in the directory above the model: those of a model that did not exist yet are there.
+    If the lake refuses a removal, that leftover is skipped: it may belong to another user, or
+    another sweep may be removing it.
 
     Args:
-        home: of the model.
+        home: directory of the model.
         now: the lake's time, in milliseconds since the epoch.
-        age: in milliseconds.
+        age: least age of a leftover, in milliseconds.
 
     Returns:
         The names of what was removed.
@@ -44,10 +44,10 @@ def sweep(home: Lake, now: int, age: int = AGE_MILLISECONDS) -> list[str]:
 
 
 def discard(home: Lake, place: Lake) -> None:
-    """Removes a directory: first, and at once, out of everybody's way, then for good.
+    """Remove a directory: rename it out of everybody's way in one step, then delete it.
 
     Raises:
-        StoreError: the lake refused.
+        StoreError: the lake refused the operation.
     """
     (home / STAGING).make()
     aside = home / STAGING / uuid.uuid4().hex
@@ -61,14 +61,15 @@ def _leftovers(home: Lake) -> list[tuple[Lake, Status]]:
     for place in (home.above, home, home / CLAIMS):
         found += _entries(place, lambda entry: entry.name.startswith(PROBE))
     if home.url.startswith("file:"):
-        # A local directory's rename takes two steps, and a kill between them leaves an empty one.
+        # On a local lake, renaming a directory takes two steps; a kill between them leaves an empty
+        # directory.
         versions = _entries(home, lambda entry: entry.is_directory and bool(numbers([entry.name])))
         found += [(place, entry) for place, entry in versions if not place.names()]
     return found
 
 
 def _entries(place: Lake, wanted: Callable[[Status], bool]) -> list[tuple[Lake, Status]]:
-    """What is wanted of a directory, as far as there is one and others may look into it."""
+    """Return the wanted entries of a directory; none if it is absent or may not be read."""
     try:
         entries = place.entries()
     except StoreError as error:
@@ -80,7 +81,7 @@ def _entries(place: Lake, wanted: Callable[[Status], bool]) -> list[tuple[Lake, 
 
 
 def newest(place: Lake, entry: Status) -> int:
-    """When anything below was last written to, in the lake's milliseconds."""
+    """Return when an entry or anything below it was last written to, in the lake's milliseconds."""
     if not entry.is_directory:
         return entry.modified
     below = [newest(place / inner.name, inner) for inner in place.entries()]

@@ -1,4 +1,4 @@
-"""A model's tags: `<root>/<name>/_tags/<tag>`, a small file that says which version is meant."""
+"""A model's tags: `<root>/<name>/_tags/<tag>`, a small file with the number of a version."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from hopsgpu.storage.lake import Lake
 
 
 def put_tag(home: Lake, tag: str, version: int) -> None:
-    """Has a tag lead to a version; whoever reads it finds the old or the new one.
+    """Point a tag at a version; a reader at that moment gets the old or the new version.
 
     Args:
-        home: of the model.
-        tag: as `manifest.tag_name` gives it.
-        version: a number.
+        home: directory of the model.
+        tag: tag as `manifest.tag_name` returns it.
+        version: number of the version.
 
     Raises:
-        StoreError: the lake refused; or the version was deleted meanwhile (kind "absent"), and then
-            there is no such tag any more.
+        StoreError: the lake refused the operation; or the version was deleted meanwhile (kind
+            "absent"), and then the tag does not exist any more.
     """
     file = home / TAGS / tag
     (home / TAGS).make()
     file.replace(json.dumps({"version": version}).encode())
-    # `ModelStore.delete` takes the version away and reads the tags then. This is the other order:
-    # of two at once, one at least sees what the other did.
+    # `ModelStore.delete` moves the version away and then reads the tags. This is the other order:
+    # if both happen at once, at least one of them sees what the other did.
     if not is_version(home, version):
-        if read_tag(home, tag) == version:  # somebody may have had it lead elsewhere by now
+        if read_tag(home, tag) == version:  # another process may have moved the tag since
             file.remove()
         raise StoreError(
             f"version {version} of {home.url} was deleted meanwhile: it cannot be tagged {tag!r}",
@@ -38,20 +38,20 @@ def put_tag(home: Lake, tag: str, version: int) -> None:
 
 
 def is_version(home: Lake, number: int) -> bool:
-    """Whether a version is there: the manifest comes with the directory, by one rename."""
+    """Return whether a version exists: its manifest appears with the directory, by one rename."""
     try:
         return (home / str(number) / manifest.FILE).exists()
     except StoreError as error:
-        if error.kind == EXISTS:  # a file bears the number
+        if error.kind == EXISTS:  # a file has the number as its name
             return False
         raise
 
 
 def drop_tag(home: Lake, tag: str) -> bool:
-    """Removes a tag, also a damaged one; False where there is none.
+    """Remove a tag, even a damaged one; return False if it does not exist.
 
     Raises:
-        StoreError: the lake refused.
+        StoreError: the lake refused the operation.
     """
     file = home / TAGS / tag
     if not file.exists():
@@ -61,10 +61,10 @@ def drop_tag(home: Lake, tag: str) -> bool:
 
 
 def read_tag(home: Lake, tag: str) -> int | None:
-    """The version that a tag leads to; None where there is no such tag.
+    """Return the number of the version that a tag points at; None if the tag does not exist.
 
     Raises:
-        StoreError: the lake refused, or the tag is damaged.
+        StoreError: the lake refused the operation, or the tag is damaged.
     """
     file = home / TAGS / tag
     try:
@@ -83,12 +83,12 @@ def read_tag(home: Lake, tag: str) -> int | None:
 
 
 def read_tags(home: Lake) -> dict[str, int]:
-    """All tags of a model, with the versions that they lead to.
+    """Return all tags of a model, with the numbers of the versions that they point at.
 
     Raises:
-        StoreError: the lake refused, or a tag is damaged.
+        StoreError: the lake refused the operation, or a tag is damaged.
     """
-    # What is being replaced has a file of another name beside it for a moment.
+    # While a tag is replaced, there is for a moment a draft with another name beside it.
     names = [name for name in (home / TAGS).names() if name[0] not in "._"]
     found = {tag: read_tag(home, tag) for tag in names}
     return {tag: version for tag, version in found.items() if version is not None}

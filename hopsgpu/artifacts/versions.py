@@ -1,4 +1,4 @@
-"""A published version, for reading; and the names in a model's directory."""
+"""A published version, as readers see it, and the names in a model's directory."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from hopsgpu.storage.local_tree import draft_name, drafts_in
 from hopsgpu.storage.names import local_path
 from hopsgpu.storage.transfer import check_files, download_files
 
-# Beside the versions; those that serve models pass over what is no number.
+# Directories beside the versions; model servers ignore names that are not numbers.
 STAGING = "_staging"
 CLAIMS = "_claims"
 TAGS = "_tags"
-# Begins the names of files that are written only to see whether they can be.
+# Prefix of files that are written only to check that writing is permitted.
 PROBE = "_probe-"
-# As TensorFlow Serving and Triton read it: none begins with a zero, or is too long for an int64.
+# As TensorFlow Serving and Triton read version numbers: no leading zero, and within an int64.
 DIGITS = 18
-# A download that goes on has written something since.
+# A download that is still running has written something within this time.
 _DRAFT_SECONDS = 24 * 3600.0
 _NUMBER = re.compile(rf"[1-9][0-9]{{0,{DIGITS - 1}}}")
 
 
 def numbers(names: Iterable[str]) -> list[int]:
-    """Those names that are numbers of versions."""
+    """Return those names that are version numbers, as integers."""
     return [int(name) for name in names if _NUMBER.fullmatch(name)]
 
 
@@ -50,9 +50,9 @@ class ModelVersion:
     """A published version.
 
     Attributes:
-        name: of the model.
+        name: name of the model.
         version: an integer, 1 and up.
-        url: its directory on the lake.
+        url: URL of its directory on the lake.
     """
 
     __module__ = "hopsgpu"
@@ -62,27 +62,28 @@ class ModelVersion:
     url: str
 
     def _repr_html_(self) -> str:
-        # Of the manifest nothing: a look at the lake may take long.
+        # Without the manifest, because reading the lake may take long.
         return html.box(html.title(self.name, f"version {self.version}", self.url))
 
     @property
     @public
     def manifest(self) -> dict[str, Any]:
-        """What was said of it when it was published: `hopsgpu.artifacts.manifest` has the schema.
+        """Return the version's manifest; `hopsgpu.artifacts.manifest` describes the schema.
 
-        A copy, which may be changed.
+        The manifest says what was known of the version when it was published. The value is a copy,
+        which may be changed.
 
         Raises:
-            StoreError: it cannot be read, or is damaged.
+            StoreError: the manifest cannot be read, or is damaged.
         """
-        # However deep it is, which a copy in Python could not follow.
+        # Through JSON, whatever its depth: a copy made in Python would exceed the recursion limit.
         copied: dict[str, Any] = json.loads(json.dumps(self._manifest.content))
         return copied
 
     @property
     @public
     def files(self) -> dict[str, Facts]:
-        """Sizes and digests of its files, by path."""
+        """Return the sizes and digests of the version's files, by path."""
         return dict(self._manifest.files)
 
     @functools.cached_property
@@ -96,21 +97,22 @@ class ModelVersion:
 
     @public
     def download(self, dst: str | Path) -> Path:
-        """Copies the version's files into a local directory, which is made.
+        """Copy the version's files into a local directory, and return the directory.
 
-        They get their names when all have come and agree with the manifest: of a download that
-        fails no file is left, and what was there before is there still. One that is killed leaves
-        a draft, `.<id>.download`, which is never published, and which a later download into the
-        same directory removes when nothing of it was written for a day.
+        The directory is created if missing. The files get their names once all of them have arrived
+        and match the manifest. So a download that fails leaves no file, and replaces none that was
+        there. A download that is killed leaves a draft, `.<id>.download`. A publish leaves the
+        draft out, and a later download into the same directory removes it once nothing was written
+        to it for a day.
 
         Args:
-            dst: a directory; files of other names in it stay.
+            dst: a directory; other files in it stay.
 
         Raises:
-            ConfigError: `dst` is no path, or a file.
+            ConfigError: `dst` is not a path, or is a file.
             StoreError: a file is missing or damaged, the version was deleted (kind "absent"), the
-                lake refused, `dst` cannot be written, or there is a directory where a file is to
-                be, or the other way round.
+                lake refused the operation, `dst` cannot be written, or a directory is in the place
+                of a file or the other way round.
         """
         target = local_path(dst, "dst")
         draft = target / draft_name()
@@ -137,11 +139,11 @@ class ModelVersion:
 
     @public
     def verify(self) -> None:
-        """Reads all files, and compares them with the manifest, which is read anew.
+        """Read all files and compare them with the manifest, which is read again.
 
         Raises:
-            StoreError: a file is missing or damaged; it is named. Or the version was deleted (kind
-                "absent").
+            StoreError: a file is missing or damaged, and the message names it; or the version was
+                deleted (kind "absent").
         """
         files = self._read_manifest().files
         with _deletion_told(Lake(self.url)):
@@ -149,13 +151,15 @@ class ModelVersion:
 
     @public
     def open(self, path: str | PurePosixPath) -> BinaryIO:
-        """One file of the version, for reading bytes; to be closed, as by `with`.
+        """Return one file of the version, opened to read bytes.
+
+        The caller closes it, for example with a `with` statement.
 
         Args:
-            path: as the manifest has it, in any form of Unicode.
+            path: path as in the manifest, in any Unicode normalisation form.
 
         Raises:
-            StoreError: the version has no such file, or the lake refused.
+            StoreError: the version has no such file, or the lake refused the operation.
         """
         path = unicodedata.normalize("NFC", str(path))
         if path not in self._manifest.files:
@@ -168,10 +172,10 @@ class ModelVersion:
 
 
 def lacks_manifest(version: Lake) -> bool:
-    """Whether files of a version are there, and its manifest is not."""
+    """Return whether a version has files but no manifest."""
     try:
-        # Of one listing: between two looks a version may come. On a local lake it comes as an empty
-        # directory first.
+        # Use a single listing: a version may appear between two of them. On a local lake it appears
+        # as an empty directory first.
         names = version.names() if version.stat().is_directory else ()
     except StoreError as error:
         if error.kind != ABSENT:
@@ -181,7 +185,7 @@ def lacks_manifest(version: Lake) -> bool:
 
 
 def without_manifest(version: Lake) -> StoreError:
-    """What is said of such a version."""
+    """Return the error for a version that has files but no manifest."""
     return StoreError(
         f"{version.url} is damaged: its manifest.json is missing; restore it, or delete the"
         " version",
@@ -191,7 +195,11 @@ def without_manifest(version: Lake) -> StoreError:
 
 @contextlib.contextmanager
 def _deletion_told(version: Lake) -> Iterator[None]:
-    """What is missing of a version that was deleted meanwhile is no damage."""
+    """Replace an error about a missing or damaged file if the version was deleted meanwhile.
+
+    Missing files are no damage then. If the version has lost only its manifest, the error says
+    that.
+    """
     try:
         yield
     except StoreError as error:
@@ -203,9 +211,9 @@ def _deletion_told(version: Lake) -> Iterator[None]:
 
 
 def _remove_old_drafts(target: Path) -> None:
-    """Removes what killed downloads left; by age, as a directory may be shared between machines.
+    """Remove what killed downloads left, by age, because several machines may share a directory.
 
-    What cannot be looked at or removed is another user's, or has gone meanwhile.
+    A draft that cannot be read or removed is skipped: it is another user's, or it is gone by now.
     """
     drafts: list[Path] = []
     with contextlib.suppress(OSError):
@@ -218,7 +226,7 @@ def _remove_old_drafts(target: Path) -> None:
 
 
 def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
-    """A link in the directory that leads elsewhere is not written through."""
+    """Raise StoreError if a link in the directory would make a file be written outside it."""
     root = target.resolve()
     for directory in {path.rpartition("/")[0] for path in files}:
         if not (root / directory).resolve().is_relative_to(root):
@@ -226,7 +234,7 @@ def _refuse_ways_out(target: Path, files: Iterable[str]) -> None:
 
 
 def _refuse_in_the_way(target: Path, files: Iterable[str]) -> None:
-    """Where one file could not get its name, none is to have got it."""
+    """Raise StoreError if one of the files cannot get its name, so that none gets its name."""
     places = [PurePosixPath(path) for path in files]
     for directory in sorted({above for place in places for above in place.parents}):
         there = target / directory

@@ -1,4 +1,4 @@
-"""How a task of a gang introduces its container to the driver."""
+"""The introduction of a gang's container to the driver: its hello message, and the checks of it."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from hopsgpu.units import counted
 
 
 def is_hello(message: Message, job: str) -> bool:
-    """Return whether a message introduces a task of this job; a late one of an earlier job does
-    not.
+    """Return whether a message introduces a task of this job.
+
+    A late message of an earlier job does not.
     """
     return message.kind == "hello" and message["job"] == job
 
 
 def greeted(event: Event, hello: Message, request: Request) -> Container:
-    """Return the container that has introduced itself to serve a request.
+    """Return the container that a hello message introduces, if it can serve the request.
 
     Raises:
-        ConfigError: it cannot serve; the message names what it lacks.
-        DiscoveryError: hopsgpu's discovery script did not assign its GPUs.
+        ConfigError: the container cannot serve; the message names the modules that it lacks.
+        DiscoveryError: the container does not report the requested number of GPUs, so hopsgpu's
+            discovery script did not assign them.
     """
     gpus = request.shape.gpus
     if len(hello["devices"]) != gpus:
@@ -61,15 +63,15 @@ def greeted(event: Event, hello: Message, request: Request) -> Container:
 
 
 def clock_offset(sent: float, event: Event) -> float:
-    """Return the seconds to add to what a node's clock says to get the driver's time.
+    """Return the seconds to add to a node's time to get the driver's time.
 
-    A message takes an unknown part of the time since its connection was accepted, which is long
-    where a machine is busy. A clock that can be right is taken to be right, since nodes that keep
-    their clocks in step agree better than this exchange can measure.
+    The time that a message travels is unknown: it is a part of the time since its connection was
+    accepted, which is long on a busy machine. If the node's clock can be right, it is taken as
+    right, because nodes that synchronize their clocks agree better than this exchange can measure.
 
     Args:
         sent: when the container sent its introduction, by the node's clock.
-        event: its arrival.
+        event: the arrival of the introduction.
     """
     opened = event.at if event.opened is None else event.opened
     return 0.0 if opened <= sent <= event.at else event.at - sent
@@ -79,7 +81,7 @@ def check_data(container: Container, needs: Collection[str]) -> None:
     """Check that the Python of a container has the modules that ranks with data need.
 
     Raises:
-        ConfigError: it lacks some; the message names them.
+        ConfigError: it lacks some of these modules; the message names them.
     """
     if lacks := [name for name in needs if name in container.lacks]:
         raise ConfigError(

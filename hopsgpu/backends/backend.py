@@ -1,4 +1,4 @@
-"""Where gangs run, as a launch sees it: on YARN, or on this machine."""
+"""The interface between a launch and the place where its gang runs: YARN, or this machine."""
 
 from __future__ import annotations
 
@@ -46,57 +46,58 @@ class Site(Protocol):
 
     @property
     def context(self) -> SparkContext:
-        """The SparkContext in which data is written."""
+        """Return the SparkContext in which data is written."""
 
     @property
     def jvm(self) -> Jvm:
-        """The JVM of the application."""
+        """Return the JVM of the application."""
 
     @property
     def id(self) -> str:
-        """Spark's ID of the application."""
+        """Return Spark's ID of the application."""
 
     @property
     def user(self) -> str:
-        """The owner of the application, as the lake knows the user."""
+        """Return the owner of the application, by the user name that the lake knows."""
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of Spark and Hadoop, as this driver has them."""
+        """Return the versions of Spark and Hadoop that this driver uses."""
 
     @property
     def root(self) -> str:
-        """The root of runs and models."""
+        """Return the root of runs and models."""
 
     @property
     def files(self) -> str | None:
-        """The default file system, `fs.defaultFS`; None for this machine's."""
+        """Return the default file system, `fs.defaultFS`; None for this machine's file system."""
 
     @property
     def added(self) -> Path:
-        """The directory of files that `addPyFile` and `--py-files` brought to the driver."""
+        """Return the directory of files that `addPyFile` and `--py-files` brought to the driver."""
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
-        """Return the top-level modules that the executors' Python is already known to lack."""
+        """Return those of the top-level modules that the executors' Python is known to lack."""
 
     @property
     def interface(self) -> str | None:
-        """The network interface of gloo, NCCL and addresses; None for any."""
+        """Return the network interface for gloo, NCCL and the ranks' addresses; None for any."""
 
     @property
     def retries_code_too(self) -> bool:
-        """Whether `retries` also apply to errors that all ranks raise at once."""
+        """Return whether `retries` also apply to errors that all ranks raise at once."""
 
     @property
     def keeps_data(self) -> bool:
-        """Whether the data that launches write for `data=` stays on the lake afterwards."""
+        """Return whether the data that launches write for `data=` stays on the lake afterwards."""
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record says about the error that ended a run; never raise."""
+        """Return the text that a record shows for the error that ended a run; never raise."""
 
     def option(self, name: str) -> str | None:
-        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
-        None.
+        """Return the Spark property `spark.hopsgpu.<name>`; None if it is not set.
+
+        If the property is not set, the environment variable of the same meaning counts.
         """
 
     def fit(self, spec: GangSpec) -> Fit:
@@ -110,19 +111,19 @@ class Site(Protocol):
         """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
 
         Raises:
-            CapacityError: it can never be granted.
-            HopsGpuError: the answer is unknown.
+            CapacityError: it can never be granted without them.
+            HopsGpuError: it cannot be determined whether it can be granted.
         """
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
-        """Provide what acquires executors for a gang, and release all of them on exit.
+        """Provide the owner of a gang's executors, and release all of them on exit.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
         """
 
     def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
-        """Provide what acquires a search's executors one by one, and release all of them on exit.
+        """Provide the lease of a search, which acquires executors one by one; release all on exit.
 
         Raises:
             ConfigError: the driver cannot listen for the executors.
@@ -132,5 +133,5 @@ class Site(Protocol):
         """Return whether another application, whose record is not final, is still running.
 
         Raises:
-            HopsGpuError: the answer is unknown.
+            HopsGpuError: it cannot be determined whether the application is running.
         """

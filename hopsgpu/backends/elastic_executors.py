@@ -1,4 +1,4 @@
-"""Executors that arrive and leave one by one, each with an agent; a search runs on them."""
+"""A search's executors, which arrive and leave one by one, each with an agent."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
 
-# Executors that get no trial are held aside, so that they are not given again; as many as a large
-# node has GPUs.
+# Executors that get no trial are held aside, because they would otherwise be granted again. The
+# limit is the number of GPUs of a large node.
 _MOST_ASIDE = 8
 
 
 class ElasticLease(ABC):
-    """Acquires and releases executors during a search.
+    """The lease of a search, which acquires and releases executors while the search runs.
 
-    Only the thread of the search calls it; slow operations run in other threads.
+    Only the thread of the search calls its public methods; slow operations run in other threads.
 
     Args:
         request: the search's request; its shape is that of each executor.
-        server: their control channel.
+        server: control channel of the executors.
 
     Attributes:
-        server: their control channel.
+        server: control channel of the executors.
         here: the executors that are ready, by the keys of their agents.
     """
 
@@ -49,22 +49,24 @@ class ElasticLease(ABC):
 
     @property
     def aside(self) -> int:
-        """The number of executors that cannot run trials."""
+        """Return the number of executors that are held aside because they cannot run trials."""
         return len(self._aside)
 
     @property
     @abstractmethod
     def held(self) -> int:
-        """The number of executors that arrived and are not known to be gone."""
+        """Return the number of executors that arrived and are not known to be gone."""
 
     @property
     @abstractmethod
     def waiting_for(self) -> str:
-        """Why more executors have not arrived; "" if no more are requested."""
+        """Return why more executors have not arrived; "" if no more are requested."""
 
     @abstractmethod
     def want(self, executors: int, at_once: int) -> None:
-        """Set how many executors to have from now on; those that are here stay. Returns at once.
+        """Set the number of executors to have from now on; return at once.
+
+        Executors that are here stay.
 
         Args:
             executors: total number.
@@ -73,7 +75,7 @@ class ElasticLease(ABC):
 
     @abstractmethod
     def _let_go(self, leaving: Mapping[int, Container]) -> None:
-        """Have executors that were disconnected given back; return at once."""
+        """Start to give back executors that were disconnected; return at once."""
 
     @abstractmethod
     def _lost(self, job: Job) -> None:
@@ -81,7 +83,7 @@ class ElasticLease(ABC):
 
     @abstractmethod
     def _job_of(self, hello: Message) -> Job | None:
-        """Return the job of the agent that introduces itself; None for one of an earlier job."""
+        """Return the job of the agent that introduces itself; None if that is an earlier job."""
 
     @abstractmethod
     def _come(self) -> None:
@@ -96,7 +98,7 @@ class ElasticLease(ABC):
         """Return the submitter's HDFS tokens."""
 
     def let_go(self, keys: Iterable[int]) -> None:
-        """Give executors back, by the keys of their agents; return at once."""
+        """Give back the executors whose agents have the given keys; return at once."""
         leaving = {key: self.here.pop(key) for key in keys if key in self.here}
         if leaving:
             hosts = sorted(container.host for container in leaving.values())
@@ -105,10 +107,10 @@ class ElasticLease(ABC):
         self._let_go(leaving)
 
     def avoid(self, blamed: Avoid) -> list[int]:
-        """Exclude what caused a failure; return the keys of agents that get no more trials.
+        """Exclude the causes of a failure; return the keys of agents that get no more trials.
 
         Raises:
-            HopsGpuError: too many are excluded to continue.
+            HopsGpuError: too many executors are excluded to continue.
         """
         self.request = replace(self.request, avoid=self.request.avoid | blamed)
         found = []
@@ -122,17 +124,18 @@ class ElasticLease(ABC):
         """Check that executors can arrive.
 
         Raises:
-            HopsGpuError: they cannot arrive; the message says why.
+            HopsGpuError: executors cannot arrive; the message says why.
         """
         with self._lock:
             if self._problem is not None:
                 raise self._problem
 
     def take(self, event: Event) -> Container | None:
-        """Handle an event of the control channel; return the executor that it makes ready.
+        """Handle an event of the control channel; return the executor that it makes ready, or None.
 
         Raises:
             ConfigError, DiscoveryError: the executor cannot serve, or has a GPU of another one.
+            HopsGpuError: too many executors are excluded to continue.
         """
         if event.message is None:
             if event.peer in self.here or event.peer in self._aside:
@@ -174,11 +177,11 @@ class ElasticLease(ABC):
             )
 
     def of(self, keys: Collection[int], wire: Wire) -> Lease:
-        """Return executors of a trial, as a gang's lease.
+        """Return the executors of a trial as a gang's lease.
 
         Args:
             keys: keys of their agents.
-            wire: provides their messages about the trial.
+            wire: channel for the agents' messages about the trial.
         """
         jobs = tuple(self._jobs[key] for key in dict.fromkeys(keys))
         containers = tuple(self.here[key] for key in dict.fromkeys(keys))
@@ -197,7 +200,7 @@ class ElasticLease(ABC):
 
 
 class _EndOfAny(threading.Event):
-    """Whether one of several has ended."""
+    """An event that is set once any of several jobs has ended."""
 
     def __init__(self, jobs: Collection[Job]) -> None:
         super().__init__()
@@ -209,7 +212,7 @@ class _EndOfAny(threading.Event):
 
 @dataclass
 class _Jobs:
-    """The jobs of a trial of several executors; a `Job` that has ended when one of them has."""
+    """The jobs of a trial on several executors, as one `Job` that ends when any of them ends."""
 
     jobs: tuple[Job, ...]
 
@@ -222,5 +225,5 @@ class _Jobs:
 
 
 def _keep(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` without releasing: the search releases executors."""
+    """Implement `Lease.let_go` without a release: only the search releases executors."""
     return False

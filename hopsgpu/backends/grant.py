@@ -18,7 +18,7 @@ from hopsgpu.errors import DiscoveryError
 
 
 class Job(Protocol):
-    """What runs the agents of a gang: Spark's barrier job, or processes of this machine.
+    """The job that runs the agents of a gang: a Spark job, or processes on this machine.
 
     Attributes:
         ended: event, set when the job is over.
@@ -27,37 +27,37 @@ class Job(Protocol):
     ended: threading.Event
 
     def reason(self, seconds: float) -> str:
-        """Return why the job ended, for people; wait up to so many seconds for it."""
+        """Return why the job ended, in words; wait up to `seconds` for its end."""
 
 
 class Wire(Protocol):
-    """A gang's agents, as peers of the control channel."""
+    """The agents of a gang, as peers of the control channel."""
 
     @property
     def certificate(self) -> bytes | None:
-        """The TLS certificate (DER) that agents must see; None if not encrypted."""
+        """Return the TLS certificate (DER) that agents must see; None if not encrypted."""
 
     def next_event(self, seconds: float) -> Event | None:
         """Return the next event, or None if none arrives within `seconds`."""
 
     def send(self, peer: int, kind: str, payload: bytes = b"", **fields: Any) -> bool:
-        """Send to a peer; return False if its connection is gone."""
+        """Send a message to a peer; return False if its connection is gone."""
 
     def keep(self, peer: int, name: str, content: bytes) -> bool:
-        """Have a peer keep some bytes, as `ControlServer.keep` does."""
+        """Make a peer keep some bytes, as `ControlServer.keep` does."""
 
     def hang_up(self, peers: Iterable[int]) -> None:
-        """Disconnect some peers."""
+        """Disconnect the given peers."""
 
 
 @dataclass(frozen=True)
 class Lease:
-    """A gang's executors, all of them, with an agent each.
+    """All executors of a gang, with one agent on each.
 
     Attributes:
         server: the control channel; agents are its peers.
-        containers: one per agent.
-        job: what runs the agents; it ends when an executor is lost.
+        containers: the containers, one per agent.
+        job: the job that runs the agents; it ends when an executor is lost.
         why_lost: returns why an executor was lost, given the job's reason and the host.
         let_go: releases executors that the gang no longer needs, by the keys of their agents, while
             the others continue; returns whether the ResourceManager has confirmed that they are
@@ -75,7 +75,10 @@ class Lease:
     gone: set[int] = field(default_factory=set)
 
     def is_whole(self) -> bool:
-        """Return whether no executor was lost; call it between launches only."""
+        """Return whether no executor was lost; call it between launches only.
+
+        It takes all pending events from the control channel.
+        """
         keys = {container.key for container in self.containers}
         while (event := self.server.next_event(0.0)) is not None:
             if event.message is None and event.peer in keys:
@@ -84,11 +87,11 @@ class Lease:
 
 
 class Owner(ABC):
-    """Acquires the executors of a gang, and owns them until the end of its context.
+    """The owner of a gang's executors: it acquires them, and keeps them until its context ends.
 
     Attributes:
-        request: the request that it serves and notifies; the current launch's if a gang is held for
-            several.
+        request: the request that it serves, and whose watcher it notifies; the current launch's
+            request if a gang is held for several launches.
     """
 
     def __init__(self, request: Request) -> None:
@@ -97,14 +100,16 @@ class Owner(ABC):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds all executors, as far as is known; use it between launches only."""
+        """Return whether no executor is known to be lost; use it between launches only."""
         return self._lease is not None and self._lease.is_whole()
 
     def whole(self, request: Request) -> Lease:
         """Return the gang: at once if it is whole, else once the missing executors have arrived.
 
+        A gang with a container that the request does not want is not whole.
+
         Raises:
-            HopsGpuError: as `acquire`.
+            HopsGpuError: as for `acquire`.
         """
         lease = self._lease
         if lease is None or not lease.is_whole() or any(map(request.unwanted, lease.containers)):
@@ -121,7 +126,7 @@ class Owner(ABC):
         """Acquire all executors, with an agent on each; keep those that are already there.
 
         Args:
-            request: the request, with the lease's own shape and number of executors.
+            request: the request, which has the lease's own shape and number of executors.
 
         Raises:
             GangTimeout: not all arrived in time.
@@ -139,13 +144,13 @@ Leasing = Callable[[Request], AbstractContextManager[Owner]]
 
 @contextlib.contextmanager
 def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
-    """Provide a function that returns the whole gang of one launch, and release it on exit.
+    """Provide a function that returns the whole gang of one launch; release the gang on exit.
 
-    Executors that the function is told to avoid have no part in the gang.
+    The argument of the function names nodes and GPUs to avoid, which get no part in the gang.
 
     Args:
-        lease: provides what acquires executors for a request.
-        request: the launch's.
+        lease: provides the owner of executors for a request.
+        request: the launch's request.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.

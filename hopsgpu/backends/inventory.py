@@ -1,7 +1,7 @@
 """The cluster's GPUs: where they are, who has them, and what a user could get.
 
-It asks only the REST interfaces of the ResourceManager and the NodeManagers; it starts neither
-Spark nor a JVM.
+This module uses only the REST interfaces of the ResourceManager and the NodeManagers; it starts
+neither Spark nor a JVM.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _HOSTS_SHOWN = 4
 
 
 class Observer:
-    """Looks at a cluster's GPUs repeatedly; what does not change is asked once.
+    """An observer of a cluster's GPUs, for repeated looks; it asks for constant facts only once.
 
     Args:
         setting: returns a property of Hadoop's configuration, or None.
         user: the user to report for; by default the caller, as YARN knows it.
 
     Raises:
-        ConfigError: the configuration names a file that cannot be read, or the user is not a name.
+        ConfigError: the configuration names a file that cannot be read, or `user` is not a name.
     """
 
     def __init__(self, setting: Callable[[str], str | None], user: str | None = None) -> None:
@@ -54,7 +54,7 @@ class Observer:
         self._user = user
 
     def look(self) -> ClusterGpus:
-        """Return the GPUs now.
+        """Return the present state of the GPUs.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer, or requires Kerberos.
@@ -68,12 +68,12 @@ class Observer:
 
 @public
 def inventory(*, user: str | None = None) -> ClusterGpus:
-    """Return the GPUs of the cluster that HADOOP_CONF_DIR points at: where, whose, and how many
-    are free.
+    """Return the cluster's GPUs: where they are, who uses them, and how many are free.
 
-    With a local master, of the active session or of the one that `session()` would create, these
-    are this machine's GPUs: one node, or none without a GPU, no users and no queues. There, the
-    used GPUs are those that gangs have leased.
+    The cluster is the one that HADOOP_CONF_DIR points at. If the active session, or else the
+    session that `session()` would create, has a local master, the GPUs are those of this machine:
+    the result has one node (none if the machine has no GPU), no users and no queues, and the used
+    GPUs are those that gangs have leased.
 
     Args:
         user: the user whose obtainable GPUs are reported; by default the caller.
@@ -85,7 +85,7 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
     Raises:
         ConfigError: spark-submit or spark-defaults.conf names YARN and HADOOP_CONF_DIR is not set,
             or has no yarn-site.xml; or Kerberos is required and `hopsgpu[kerberos]` is not
-            installed.
+            installed; or `user` is not a name.
         DiscoveryError: this machine's GPUs cannot be listed.
         HopsGpuError: the ResourceManager does not answer, or rejects the caller.
     """
@@ -102,7 +102,7 @@ def _runs_here() -> bool:
     from hopsgpu.backends.masters import is_local
     from hopsgpu.backends.spark.session import default_master
 
-    # Who has not imported it has no session.
+    # A process that has not imported pyspark has no session.
     pyspark = sys.modules.get("pyspark")
     context = None if pyspark is None else pyspark.SparkContext._active_spark_context
     return is_local(context.master if context is not None else default_master({}, os.environ))
@@ -114,10 +114,10 @@ def _check_user(user: object) -> None:
 
 
 def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> str:
-    """Return the caller's name as YARN knows it: by Kerberos, else as Hadoop's clients find it."""
+    """Return the caller's name in YARN: by Kerberos, else as Hadoop's clients determine it."""
     if setting("hadoop.security.authentication") == "kerberos":
         found = manager.user()
-        # Without Kerberos on the web pages everybody is this user.
+        # If the web pages do not use Kerberos, every caller is this user.
         if found not in (None, setting("hadoop.http.staticuser.user") or "dr.who"):
             return str(found)
     elif name := os.environ.get("HADOOP_USER_NAME"):
@@ -126,8 +126,9 @@ def _caller(manager: ResourceManager, setting: Callable[[str], str | None]) -> s
 
 
 def own_name() -> str:
-    """Return the name of the user who runs this; the number where a container's user has no
-    name.
+    """Return the name of the user who runs this process, or the number of a user without a name.
+
+    The user of a process in a Linux container may have no name.
     """
     try:
         return pwd.getpwuid(os.getuid()).pw_name
@@ -136,7 +137,7 @@ def own_name() -> str:
 
 
 def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> ClusterGpus:
-    """Combine what was observed. Pure.
+    """Return the cluster's GPUs, as the answers of YARN show them. Pure.
 
     Args:
         overview: the ResourceManager's answers.
@@ -171,8 +172,8 @@ def asked_nodes(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _present(nodes: Sequence[Node]) -> list[Node]:
-    """Return the nodes without those removed on purpose, or replaced by a restart."""
-    # A NodeManager that comes back on another port is a new node, and the old one is LOST.
+    """Return the nodes, except those that were decommissioned, or replaced by a restart."""
+    # A NodeManager that restarts on another port appears as a new node, and the old one is LOST.
     alive = {node.host for node in nodes if node.state not in _GONE}
     return [
         node
@@ -217,7 +218,7 @@ def _user(app: App, containers: Sequence[Container], hosts: dict[str, str]) -> G
     with_gpus = [container for container in containers if container.size.gpus]
     on: Counter[str] = Counter()
     for container in with_gpus:
-        if container.node:  # else YARN does not tell
+        if container.node:  # else YARN does not name the node
             on[hosts.get(container.node, container.node)] += container.size.gpus
     return GpuUser(
         id=app.id,
@@ -249,7 +250,7 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
             state=state,
             leaf=queue.leaf,
             guaranteed=queue.guaranteed.gpus,
-            # Without a bound of its own it is 2^63 - 1.
+            # For a queue without a limit of its own, YARN reports 2^63 - 1.
             maximum=min(queue.maximum.gpus, inside.gpus),
             used=queue.used.gpus,
             pending=asked,
@@ -267,10 +268,10 @@ def _state(queue: Queue, states: dict[str, str]) -> str:
 
 
 class _Rooms:
-    """What a user would get in each queue of a label.
+    """The room for a user's executors in each queue of a node label.
 
-    Only sums over the nodes matter, and they are the same for all queues. With hundreds of queues
-    and thousands of nodes, they are computed once.
+    Only sums over the nodes matter, and they are the same for all queues. They are computed once,
+    because a cluster can have hundreds of queues and thousands of nodes.
 
     Args:
         standings: the user's standing in each leaf queue.
@@ -284,7 +285,10 @@ class _Rooms:
         self._sums: dict[Amount, tuple[Node, ...]] = {}
 
     def obtainable(self, standing: Snapshot | None, state: str) -> tuple[int | None, str, str]:
-        """Return the number of GPUs, what bounds it, and the queue whose limit applies."""
+        """Return the number of GPUs, what limits it, and the queue whose limit applies.
+
+        The number is None if the user has no standing in the queue, as in one that is not a leaf.
+        """
         if standing is None:
             return None, "", ""
         if state != "RUNNING":
@@ -296,7 +300,7 @@ class _Rooms:
             self._sums[one] = _summed(standing.nodes, one)
         executors, tightest = obtainable(self._executor, replace(standing, nodes=self._sums[one]))
         gpus = executors * self._executor.gpus
-        # What else bounds it makes no difference where nothing more is free.
+        # If the user can get every free GPU, other limits make no difference.
         bound = "nodes" if gpus == self._free else _BOUNDS.get(tightest.bound, "nodes")
         return gpus, bound, "" if bound == "nodes" else tightest.queue
 
@@ -316,7 +320,7 @@ def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
 
 
 def _problems(nodes: Sequence[Node], told: Told) -> tuple[str, ...]:
-    """Return one line per reason, since a broken switch affects a whole rack."""
+    """Return one line per reason, because a broken switch affects a whole rack."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:
         if node.id in told.problems:

@@ -1,4 +1,4 @@
-"""What a lease is requested for, who is notified, and how long it may take."""
+"""The request for a lease: what to acquire, whom to notify, and how long it may take."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ _MOST_TOLD = 5
 
 
 class Watcher(Protocol):
-    """Is notified of the events of a lease."""
+    """The receiver of a lease's events."""
 
     def state(self, state: GangState, hosts: Sequence[str], why: str = "") -> None:
-        """Report a state and the hosts granted so far; repeated with the reason while waiting."""
+        """Report a state and the hosts granted so far; while waiting, often and with the reason."""
 
     def mark(self, point: str) -> None:
-        """Report that a point of the timeline was passed now."""
+        """Report that the gang passes a point of the timeline now."""
 
     def arrived(self, times: Sequence[float]) -> None:
         """Report when executors arrived, in seconds since the epoch."""
 
     def warn(self, text: str) -> None:
-        """Report something that people should find in the result."""
+        """Report a warning that people should find in the result."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What to acquire, for whom, until when.
+    """A request for executors: how many of which shape, for which run, and until when.
 
     Attributes:
         run_id: ID of the gang's run.
         shape: shape of each executor.
         executors: number of executors.
         placement: "pack", "spread" or None.
-        timeout: seconds that the gang may wait, or None.
+        timeout: seconds that the gang may wait; None for no limit.
         cancelled: event that cancels the gang.
-        watcher: receives the events.
+        watcher: receiver of the events.
         avoid: nodes and GPUs that get no rank.
-        gpu_type: words that each GPU's product name must contain, or None.
+        gpu_type: words that each GPU's product name must contain; None for any GPU.
         hosts: nodes with GPUs of the type; None for all nodes.
-        warm: what executors import while they wait for others, or None.
+        warm: what executors import while they wait for the others; None for nothing.
         needs: modules that the executors' Python must have, besides those for the lake.
         imports: top-level modules that it must have to unpickle the call.
     """
@@ -72,9 +72,10 @@ class Request:
     imports: tuple[str, ...] = ()
 
     def unwanted(self, container: Container) -> str | None:
-        """Return why a container gets no rank, or None.
+        """Return why a container gets no rank, or None if it may get one.
 
-        Such a container is held aside until the gang is whole, or YARN would grant it again.
+        A container that gets no rank is held aside until the gang is whole, because YARN would
+        otherwise grant it again.
         """
         return unwanted(container, self.avoid, self.gpu_type)
 
@@ -85,7 +86,7 @@ def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> De
 
 
 class Patience:
-    """How long one acquisition may still take, and what it has waited for.
+    """The time limit of one acquisition, and the reason why it waits.
 
     Args:
         request: the request of the acquisition.
@@ -101,7 +102,10 @@ class Patience:
         self._aside: set[str] = set()
 
     def held_aside(self, reason: str) -> None:
-        """From now on, also report why an executor got no rank, even after a part is given back."""
+        """Record why an executor got no rank, for all later reports.
+
+        The reports contain the reason even after the gang has given back a part of its executors.
+        """
         self._aside.add(reason)
 
     def tell(self, hosts: Sequence[str], why: str) -> None:
@@ -132,7 +136,7 @@ class Patience:
         self._deadline = None
 
     def check_time(self, grants: Grants = Grants()) -> Verdict:  # noqa: B008 - frozen
-        """Like `check`, but without regard to cancellation.
+        """Return what to do next, as `check` does, but ignore cancellation.
 
         Raises:
             GangTimeout: the gang is not whole, and its time is over.

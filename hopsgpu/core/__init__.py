@@ -1,1 +1,1 @@
-"""Values and pure decisions: what a launch is, how a gang stands, whose turn it is."""
+"""Values and pure decisions: what a launch is, which state a gang is in, whose turn it is."""

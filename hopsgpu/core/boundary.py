@@ -1,4 +1,4 @@
-"""Where users' code calls hopsgpu: an error that leaves it bears no frames of hopsgpu."""
+"""The boundary at which users' code calls hopsgpu: errors that leave it hide hopsgpu's frames."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ T = TypeVar("T")
 
 
 class CallError(TypeError):
-    """A call that does not fit a signature, told from a fault in hopsgpu's own code."""
+    """A call that does not fit a signature, as distinct from a bug in hopsgpu's own code."""
 
 
-# What Python raises itself, and what a person is to read.
+# Users see the TypeError that Python itself raises for such a call.
 CallError.__module__ = "builtins"
 CallError.__name__ = CallError.__qualname__ = TypeError.__name__
 
 
 def public(function: Callable[P, R]) -> Callable[P, R]:
-    """Marks a function that users call.
+    """Mark a function that users call.
 
-    An error that hopsgpu raises on purpose, and Ctrl-C, leave it with frames of the user's code
-    alone. All else is a fault, or came through the user's own code, and keeps its frames.
+    If an error that hopsgpu raises on purpose, or Ctrl-C, leaves the function, it has frames of the
+    user's code only. Any other error is a bug, or came through the user's own code, and keeps its
+    frames.
     """
 
     @functools.wraps(function)
@@ -36,15 +37,15 @@ def public(function: Callable[P, R]) -> Callable[P, R]:
             return function(*args, **kwargs)
         except (HopsGpuError, CallError, KeyboardInterrupt) as error:
             tracebacks.trim(error, on_purpose=True)
-            # Adds no frame: what is raised again without a name keeps the traceback that it has.
+            # A bare `raise` adds no frame: the error keeps the traceback that it has.
             raise
 
     return call
 
 
 def public_class(kind: type[T]) -> type[T]:
-    """Marks a class that users make values of, as `public` does a function."""
-    # As an attribute of any: a dataclass has its own only now.
+    """Mark a class of which users make values, as `public` marks a function."""
+    # Typed as Any, because a dataclass gets its own __init__ only when the program runs.
     made: Any = kind
     made.__init__ = public(made.__init__)
     return kind

@@ -1,6 +1,6 @@
-"""The gang's states and decisions: values and a clock go in, values come out.
+"""The states and decisions of a gang, as pure functions of values and of a clock's reading.
 
-Nothing here touches Spark, YARN, a socket or the time; `hopsgpu.backends.spark` performs what is
+Nothing here uses Spark, YARN, a socket or the time; `hopsgpu.backends.spark` carries out what is
 decided here.
 """
 
@@ -15,18 +15,19 @@ from hopsgpu.core.gpu_types import has_type
 
 
 class GangState(Enum):
-    """Where a gang stands, and the run that has it.
+    """The state of a gang, and of the run that has it.
 
     requested → preparing → waiting → granted → ready → starting → running → publishing →
-    releasing → succeeded. It prepares where it has data, which is written and looked at, or a
-    Python environment, which is made: no GPU is held meanwhile. It is starting until the function
-    runs in all ranks, whose Python imports what the function needs. From every state before it a
-    gang may go to releasing: that is the one way out, whatever happened, to succeeded, failed or
-    cancelled. An executor lost between grant and ready has the gang wait again; so has a failure
-    that is tried again. A launch on a gang that is held goes to finishing where others go to
-    releasing. Where the gang is whole already, a launch or another attempt begins with ready.
+    releasing → succeeded. A run is preparing if it has data, which is written and inspected, or a
+    Python environment, which is built; it holds no GPU meanwhile. It is starting until the function
+    runs in all ranks, whose Python imports what the function needs. From every earlier state a gang
+    may go to releasing, and from there to succeeded, failed or cancelled; this is the only way out
+    once it has asked for executors. Before that, it may also fail or be cancelled directly. If an
+    executor is lost between granted and ready, the gang waits again; it also does so after a
+    failure that is retried. A launch on a held gang goes to finishing instead of releasing. If the
+    gang is whole already, a launch or a further attempt begins with ready.
 
-    `hopsgpu.hold` itself shows a gang, which is no run: it ends as held, and later as released.
+    `hopsgpu.hold` itself shows a gang, which is not a run: it ends as held, and later as released.
     """
 
     REQUESTED = "requested"
@@ -67,7 +68,7 @@ _NEXT = {
     GangState.WAITING: {GangState.GRANTED, GangState.READY},
     GangState.GRANTED: {GangState.READY, GangState.WAITING},
     GangState.READY: {GangState.STARTING},
-    # Of ranks that end soon none may be seen running.
+    # Ranks that end soon may never be seen running.
     GangState.STARTING: {
         GangState.RUNNING,
         GangState.PUBLISHING,
@@ -90,12 +91,12 @@ _NEXT = {
     },
 }
 _WAYS_OUT = (GangState.RELEASING, GangState.FINISHING)
-# Of a run, and of the acquisition of a gang that is held; its later release is none.
+# The ends of a run, and of the acquisition of a held gang; the gang's later release is no end.
 ENDS = (GangState.SUCCEEDED, GangState.FAILED, GangState.CANCELLED, GangState.HELD)
 
 
 def may_follow(state: GangState, following: GangState) -> bool:
-    """Whether a gang in `state` may go to `following`."""
+    """Return whether a gang in `state` may go to `following`."""
     if state.is_terminal:
         return False
     if following in _WAYS_OUT:
@@ -103,17 +104,17 @@ def may_follow(state: GangState, following: GangState) -> bool:
     return following in _NEXT[state]
 
 
-# A part of a gang keeps others from being whole; YARN grants what it can within seconds.
+# A gang that holds a part keeps others from being whole; YARN grants what it can within seconds.
 PART_SECONDS = 30.0
 _LEAST_LOST = 3
 _LEAST_PARKED = 8
 _LONGEST_BACKOFF = 30.0
-# Far more than lead to the longest, and few enough for a float.
+# Far more than the longest backoff needs, and few enough for a float.
 _MOST_DOUBLINGS: int = 64
 
 
 class Verdict(Enum):
-    """What an acquiring gang does next."""
+    """The next step of a gang that acquires its executors."""
 
     WAIT = "wait"
     GRANTED = "granted"
@@ -123,15 +124,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Grants:
-    """How far an acquiring gang has come.
+    """The progress of a gang that acquires its executors.
 
     Attributes:
-        connected: executors that are here.
-        allotted: containers that YARN has granted, these included.
+        connected: executors that are connected to the driver.
+        allotted: containers that YARN has granted, including the connected ones.
         since: the clock's reading when `allotted` last grew, or when YARN was asked.
-        lost: containers that have ended again, a GPU not found, say, or Python.
-        parked: executors that get no rank and are held aside, so that they do not come again.
-        settled: whether all executors that are there have shown what they are.
+        lost: containers that ended again, for example because they found no GPU or no Python.
+        parked: executors that get no rank and are held aside, so that YARN does not grant them
+            again.
+        settled: whether every executor that exists has shown what it is.
     """
 
     connected: int = 0
@@ -143,16 +145,18 @@ class Grants:
 
 
 def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: float) -> Verdict:
-    """Whether the gang is whole, may go on waiting, or must let go of what it has.
+    """Decide whether the gang is whole, may go on waiting, or must give back what it has.
 
-    A gang that YARN has granted whole waits for its executors to start, however long that takes;
-    one that holds a part, and got no more for 30 s, gives it back for others to be whole. So does
-    one whose containers end again and again, more than it has and four at least, and one that
-    holds aside more than it has, and more than the GPUs of a large node (8).
+    If YARN has granted the whole gang, it waits for its executors to start, however long that
+    takes. It gives back what it has, so that others can be whole, if
+
+    - YARN has granted only a part, and nothing more for 30 s,
+    - containers end again and again: more than the gang needs, and at least four, or
+    - it holds aside more executors than it needs, and more than a large node has GPUs (8).
 
     Args:
-        grants: how far it has come.
-        wanted: executors the gang needs.
+        grants: its progress.
+        wanted: executors that the gang needs.
         deadline: the clock's reading at which the wait ends, or None.
         now: the clock's reading.
     """
@@ -168,14 +172,19 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
 
 
 def end_again(lost: int, wanted: int) -> bool:
-    """Whether so many containers have ended before they came that others are to go first."""
+    """Return whether so many containers have ended that other gangs should go first.
+
+    Args:
+        lost: containers that ended before they arrived.
+        wanted: executors that the gang needs.
+    """
     return lost > max(wanted, _LEAST_LOST)
 
 
 def backoff_seconds(attempts: int, chance: float) -> float:
-    """How long to let others go first, once a part was given back.
+    """Return how many seconds to let other gangs go first, after a part was given back.
 
-    "Full jitter": two that meet again and again part ways.
+    This is "full jitter": two gangs that meet again and again drift apart.
 
     Args:
         attempts: parts given back so far, at least 1.
@@ -190,10 +199,10 @@ class Device:
     """A GPU, as the discovery script found it.
 
     Attributes:
-        gpu: its address: UUID of a GPU or of a MIG device; of a lost GPU its PCI bus id.
-        model: product name; "" where it is not known.
-        driver: version; "" where it is not known.
-        bad: why it gets no rank, or "".
+        gpu: its address: the UUID of a GPU or of a MIG device, or the PCI bus id of a lost GPU.
+        model: product name; "" if it is unknown.
+        driver: version of the driver; "" if it is unknown.
+        bad: why the GPU gets no rank, or "".
     """
 
     gpu: str
@@ -207,15 +216,15 @@ class Container:
     """An executor of a gang, as its agent introduced itself.
 
     Attributes:
-        key: names the agent on the control channel.
-        container_id: YARN's.
+        key: identifies the agent on the control channel.
+        container_id: YARN's id.
         host: the node's name.
-        address: at which other containers reach it.
-        gpus: UUIDs that the discovery script gave it, and Spark assigns.
-        interface: name of the network interface that has the address; "" where it is not known.
-        clock: seconds to add to what the node's clock says to have the driver's.
+        address: the address at which other containers reach it.
+        gpus: UUIDs that the discovery script gave it, and that Spark assigns.
+        interface: name of the network interface that has the address; "" if it is unknown.
+        clock: seconds to add to the node's clock to get the driver's.
         devices: what is known of its GPUs.
-        lacks: modules that its Python does not have, of those that ranks may need.
+        lacks: modules that ranks may need and that its Python does not have.
     """
 
     key: int
@@ -235,15 +244,15 @@ PARAMETER_SERVER = "ps"
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where a process of the gang runs, in the words of torchrun.
+    """The place where a process of the gang runs, in torchrun's terms.
 
     Attributes:
-        rank: in [0, world_size) for a worker. A parameter server has no rank: here is its number
-            among all processes, world_size and above, for logs and reports.
-        local_rank: within its container, parameter servers after the workers.
-        node_rank: of its container.
-        container: that runs it.
-        gpus: its own UUIDs; none for a parameter server.
+        rank: in [0, world_size) for a worker. A parameter server has no rank: this is its number
+            among all processes, world_size or above, for logs and reports.
+        local_rank: number within its container, parameter servers after the workers.
+        node_rank: number of its container.
+        container: the container that runs it.
+        gpus: UUIDs of its own GPUs; none for a parameter server.
         role: "worker" or "ps".
     """
 
@@ -271,30 +280,30 @@ class World:
 
     @property
     def size(self) -> int:
-        """The world size: workers only."""
+        """Return the world size, which counts only workers."""
         return len(self.places)
 
     @property
     def processes(self) -> tuple[RankPlace, ...]:
-        """Workers and parameter servers; each stands at its number."""
+        """Return workers and parameter servers, each at the index that is its number."""
         return self.places + self.servers
 
     def of_container(self, key: int) -> tuple[RankPlace, ...]:
-        """The processes of one container, workers first."""
+        """Return the processes of one container, workers first."""
         return tuple(p for p in self.processes if p.container.key == key)
 
 
 def assign_ranks(
     containers: Sequence[Container], ranks_per_container: int, parameter_servers: int = 0
 ) -> World:
-    """Ranks for containers: neighbours in rank share a node as far as possible.
+    """Assign ranks to containers, so that neighbouring ranks share a node as far as possible.
 
-    A container's GPUs are dealt to its ranks in equal, consecutive parts; where it has fewer GPUs
-    than ranks, neighbours share one. Parameter servers are
-    dealt one by one to the containers, from the first on.
+    A container's GPUs are dealt to its ranks in equal, consecutive parts; if it has fewer GPUs than
+    ranks, neighbours share one. Parameter servers are dealt one by one to the containers, from the
+    first on.
     """
-    # The containers of a node have one clock. Of its estimates, each of which is too large by the
-    # time that a message took, the least is the best.
+    # The containers of a node have one clock. Each estimate of it is too large by the time that a
+    # message took, so the smallest is the best.
     clocks: dict[str, float] = {}
     for each in containers:
         clocks[each.host] = min(each.clock, clocks.get(each.host, each.clock))
@@ -317,7 +326,7 @@ def assign_ranks(
 
 
 def _share(gpus: Sequence[str], local_rank: int, ranks: int) -> tuple[str, ...]:
-    """A rank's own of its container's GPUs."""
+    """Return the GPUs of a container that belong to one rank."""
     each = len(gpus) // ranks
     if each or not gpus:
         return tuple(gpus[local_rank * each : (local_rank + 1) * each])
@@ -326,10 +335,10 @@ def _share(gpus: Sequence[str], local_rank: int, ranks: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Avoid:
-    """What gets no rank, because an earlier attempt failed by its fault.
+    """The GPUs and nodes that get no rank, because an earlier attempt failed through their fault.
 
     Attributes:
-        gpus: host and UUID of each.
+        gpus: host and UUID of each GPU.
         hosts: names of nodes.
     """
 
@@ -346,11 +355,11 @@ class Avoid:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is anything to avoid."""
+        """Return whether there is anything to avoid."""
         return bool(self.gpus or self.hosts)
 
     def reason(self, container: Container) -> str | None:
-        """Which part of a container is to be avoided, or None."""
+        """Return why a container is to be avoided, or None."""
         if gpus := {gpu for _, gpu in self.gpus}.intersection(container.gpus):
             return f"{', '.join(sorted(gpus))} of {container.host} failed an earlier attempt"
         if container.host in self.hosts:
@@ -359,7 +368,11 @@ class Avoid:
 
 
 def unwanted(container: Container, avoid: Avoid, gpu_type: str | None) -> str | None:
-    """Why a container gets no rank: its GPU is to blame, bad or of another type; None if it may."""
+    """Return why a container gets no rank, or None if it may get one.
+
+    It gets none if one of its GPUs, or its node, is to be avoided, or if a GPU is bad or of another
+    type.
+    """
     if (blamed := avoid.reason(container)) is not None:
         return blamed
     for device in container.devices:
@@ -372,7 +385,10 @@ def unwanted(container: Container, avoid: Avoid, gpu_type: str | None) -> str | 
 
 
 def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Container] | None:
-    """The first (UUID, container, container) of a GPU that two containers were given."""
+    """Return the first GPU that two containers were given, or None.
+
+    The result is (UUID, container, container).
+    """
     owner: dict[str, Container] = {}
     for container in containers:
         for gpu in container.gpus:
@@ -383,6 +399,6 @@ def duplicate_gpu(containers: Sequence[Container]) -> tuple[str, Container, Cont
 
 
 def shared_hosts(containers: Iterable[Container]) -> tuple[str, ...]:
-    """Hosts that have more than one of the containers, sorted."""
+    """Return the hosts that have more than one of the containers, sorted."""
     counts = Counter(container.host for container in containers)
     return tuple(sorted(host for host, count in counts.items() if count > 1))

@@ -1,4 +1,4 @@
-"""Types of GPUs: product names, and the YARN resources that mark nodes which have them. Pure."""
+"""GPU types: product names, and the YARN resources that mark their nodes. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from hopsgpu.errors import ConfigError
 
 _WORD = re.compile(r"[^\W_]+")
-# Hadoop's ResourceUtils takes such names.
+# The names of resources that Hadoop's ResourceUtils accepts.
 _RESOURCE = re.compile(r"([a-z0-9.-]+/)?[a-zA-Z0-9][a-zA-Z0-9_.-]*")
 _BUILT_IN = ("memory-mb", "vcores")
 _SHOWN = 8
 
 
 def has_type(model: str, wanted: str) -> bool:
-    """Whether a product name has the words of a type in their order, in whatever case.
+    """Return whether a product name has the words of a type, in their order and in any case.
 
     "NVIDIA A100-SXM4-40GB" is an "A100", an "a100-sxm4" and an "A100 40GB", and a "GeForce RTX
-    3090" an "RTX3090"; "NVIDIA RTX A1000" is no "A100".
+    3090" is an "RTX3090"; "NVIDIA RTX A1000" is not an "A100".
     """
     words, of = _words(model), _words(wanted)
     if not of or ("mig" in words and "mig" not in of):
-        return False  # a slice is less than the GPU whose name it has
+        return False  # a MIG slice is less than the GPU whose name it has
     left = iter(words)
     return all(word in left for word in of) or "".join(of) in _runs(words)
 
 
 def _runs(words: Sequence[str]) -> Iterator[str]:
-    """Words that follow each other, written as one."""
+    """Yield every sequence of consecutive words, written as one word."""
     for begin, end in itertools.combinations(range(len(words) + 1), 2):
         yield "".join(words[begin:end])
 
@@ -41,15 +41,15 @@ def _words(name: str) -> list[str]:
 def nodes_with(
     gpu_type: str, models: Mapping[str, Sequence[str]], silent: Sequence[str]
 ) -> frozenset[str]:
-    """The nodes that have GPUs of a type.
+    """Return the nodes that have GPUs of a type.
 
     Args:
-        gpu_type: words of a product name, as of `has_type`.
+        gpu_type: words of a product name, as for `has_type`.
         models: product names of the GPUs of each node.
-        silent: nodes that do not tell theirs.
+        silent: nodes that do not report theirs.
 
     Raises:
-        ConfigError: there is none; it lists the types that there are.
+        ConfigError: no node has the type; the message lists the types that exist.
     """
     found = frozenset(h for h, names in models.items() if any(has_type(n, gpu_type) for n in names))
     if found:
@@ -72,13 +72,13 @@ def _shown(hosts: Sequence[str]) -> str:
 
 
 def parse_markers(given: str | None) -> dict[str, str]:
-    """Types of GPUs and the YARN resources that mark their nodes.
+    """Return the YARN resource that marks the nodes of each GPU type.
 
     Args:
-        given: as "A100=gpu-a100, T4=gpu-t4"; None or "" for none.
+        given: for example "A100=gpu-a100, T4=gpu-t4"; None or "" for none.
 
     Raises:
-        ConfigError: it is of another form.
+        ConfigError: the text has another form.
     """
     markers = {}
     for entry in filter(None, map(str.strip, (given or "").split(","))):
@@ -94,9 +94,9 @@ def parse_markers(given: str | None) -> dict[str, str]:
 
 
 def marker_of(gpu_type: str, markers: Mapping[str, str]) -> str | None:
-    """The resource that marks nodes with a type, or a wider one ("A100" for "A100-SXM4"); or None.
+    """Return the resource that marks the nodes of a type or of a wider one, or None.
 
-    Of several the one with the most words.
+    "A100" is wider than "A100-SXM4". Of several types that fit, the one with the most words counts.
     """
     fitting = [marked for marked in markers if has_type(gpu_type, marked)]
     return markers[max(fitting, key=lambda marked: len(_words(marked)))] if fitting else None

@@ -1,4 +1,4 @@
-"""How busy a rank's GPUs are: what samples tell, and what they come to."""
+"""How busy a rank's GPUs are: single samples, and their sums."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _IDLE_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class GpuSample:
-    """A GPU at a moment, as NVML tells it; None for what it does not tell.
+    """A GPU at one moment, as NVML reports it; None for each value that it does not report.
 
     Attributes:
         time: seconds since the epoch, by the node's clock.
-        uuid: of the GPU.
+        uuid: the GPU's UUID.
         utilisation: share in [0, 1] of NVML's last sample period (1/6 to 1 s) in which a kernel
             ran.
-        memory_used: bytes, of all processes.
+        memory_used: bytes that all processes use together.
         memory_total: bytes.
         power: W.
         temperature: °C.
-        problem: why nothing is told, or "".
+        problem: why nothing is reported, or "".
     """
 
     time: float
@@ -35,29 +35,29 @@ class GpuSample:
     problem: str = ""
 
     def readings(self) -> dict[str, float]:
-        """What NVML told, by name."""
+        """Return the values that NVML reported, by name."""
         names = ("utilisation", "memory_used", "memory_total", "power", "temperature")
         told = ((name, getattr(self, name)) for name in names)
         return {name: value for name, value in told if value is not None}
 
     def fields(self) -> Mapping[str, object]:
-        """What there is of it but for the time."""
+        """Return all that the sample has, except the time."""
         problem = {"problem": self.problem} if self.problem else {}
         return {"uuid": self.uuid, **self.readings(), **problem}
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """How a GPU was used over all samples.
+    """The use of a GPU over all samples.
 
     Attributes:
-        samples: that tell its utilisation.
-        idle: of these the ones with a utilisation of 0.
+        samples: number of samples that have a utilisation.
+        idle: number of those whose utilisation is 0.
         busy: sum of the utilisations.
-        peak_memory: bytes, the most that was used; None where it was not told.
-        began: time of the first sample, seconds since the epoch.
-        ended: of the last.
-        problem: the last one, or "".
+        peak_memory: largest number of bytes in use; None if it was never reported.
+        began: time of the first sample that has a utilisation, seconds since the epoch.
+        ended: time of the last one.
+        problem: the last problem, or "".
     """
 
     samples: int = 0
@@ -69,7 +69,7 @@ class GpuUse:
     problem: str = ""
 
     def after(self, sample: GpuSample) -> GpuUse:
-        """The use with one sample more."""
+        """Return the use with one more sample."""
         told = sample.utilisation is not None
         memories = [m for m in (self.peak_memory, sample.memory_used) if m is not None]
         return GpuUse(
@@ -84,29 +84,29 @@ class GpuUse:
 
     @property
     def utilisation(self) -> float | None:
-        """The mean share in [0, 1]; None where it was never told."""
+        """Return the mean share in [0, 1], or None if it was never reported."""
         return self.busy / self.samples if self.samples else None
 
     @property
     def idle_share(self) -> float | None:
-        """The share of samples in which the GPU did nothing; None where there are none."""
+        """Return the share of samples in which the GPU did nothing, or None if there are none."""
         return self.idle / self.samples if self.samples else None
 
     @property
     def seconds(self) -> float:
-        """From the first to the last sample that tells the utilisation."""
+        """Return the seconds from the first to the last sample that has a utilisation."""
         return 0.0 if self.began is None or self.ended is None else self.ended - self.began
 
 
 def idle_warning(rank: int, host: str, gpu: str, share: float | None, seconds: float) -> str | None:
-    """What to say of a GPU that idled through training, or None of one that did not.
+    """Return a warning about a GPU that idled during training, or None if it did not.
 
     Args:
-        rank: whose GPU it is.
+        rank: rank that has the GPU.
         host: the node.
-        gpu: its UUID.
-        share: of the samples in which it did nothing, in [0, 1]; None where there are none.
-        seconds: for which it was sampled.
+        gpu: the GPU's UUID.
+        share: share of the samples in which it did nothing, in [0, 1]; None if there are none.
+        seconds: how long it was sampled.
     """
     if share is None or share < _IDLE_SHARE or seconds < _IDLE_SECONDS:
         return None

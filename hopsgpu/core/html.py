@@ -1,4 +1,4 @@
-"""HTML for notebooks: what is put into it is escaped and bounded here."""
+"""HTML for notebooks; the functions here escape and bound whatever is put into it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _ROWS = 64
 # Colours and cursor movements that programs write for terminals.
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
-# Notebooks centre tables, and give each column of theirs the same width.
+# Notebooks centre tables, and give all columns of a table the same width.
 _TABLE = "border-collapse:collapse;font-size:inherit;color:inherit;margin:2px 0;table-layout:auto"
 _BOX = "font-size:13px;line-height:1.45"
-# The classic notebook has black on white there whatever the page has.
+# The classic notebook shows such text in black on white, whatever colours the page has.
 _MONO = (
     "margin:2px 0;white-space:pre-wrap;overflow-wrap:anywhere;font-family:monospace;font-size:12px;"
     "color:inherit;background:none"
@@ -23,12 +23,12 @@ _MONO = (
 
 
 class Html(str):
-    """What is HTML already; any other text is escaped where it is put in."""
+    """A text that is HTML already; any other text is escaped when it is put in."""
 
 
 def plain(text: str, longest: int = _LONGEST) -> str:
-    """A line without what steers terminals, and no longer than so many characters."""
-    # Cut twice: an endless line is not searched whole.
+    """Return a line without control sequences of terminals, of at most `longest` characters."""
+    # The line is cut before the search too, so that an endless one is not searched whole.
     kept = text[: 4 * longest]
     if not kept.isprintable():
         kept = _ESCAPES.sub("", kept).expandtabs(4)
@@ -37,7 +37,7 @@ def plain(text: str, longest: int = _LONGEST) -> str:
 
 
 def escaped(value: object) -> Html:
-    """A value as HTML; texts of several lines keep them."""
+    """Return a value as HTML; a text of several lines keeps them."""
     if isinstance(value, Html):
         return value
     lines = str(value)[:_LONGEST_TEXT].split("\n")
@@ -45,29 +45,29 @@ def escaped(value: object) -> Html:
 
 
 def element(tag: str, *children: object, **attributes: str) -> Html:
-    """An element; a trailing underscore of an attribute's name is left out."""
+    """Return an element; underscores at the end of an attribute's name are left out."""
     given = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
     return Html(f"<{tag}{given}>{''.join(escaped(child) for child in children)}</{tag}>")
 
 
 def box(*children: object) -> Html:
-    """What a value or a display is in."""
+    """Return the outermost element of a value or a display."""
     return element("div", *children, style=_BOX)
 
 
 def title(kind: str, name: object, more: object = "") -> Html:
-    """A first line."""
+    """Return a title line: the kind of a thing, its name in bold, and more."""
     faint = element("span", more, style="opacity:.7")
     return element("div", element("span", kind, " ", style="opacity:.7"), bold(name), " ", faint)
 
 
 def bold(value: object) -> Html:
-    """A value that is looked for first."""
+    """Return a value in bold, because readers look for it first."""
     return element("b", value)
 
 
 def table(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
-    """A table; of many rows the first."""
+    """Return a table; if there are many rows, it shows only the first and counts the others."""
     rows = list(rows)
     first = element("tr", *(element("th", h, style=f"{_CELL};opacity:.7") for h in headers))
     body = (element("tr", *(element("td", v, style=_CELL) for v in row)) for row in rows[:_ROWS])
@@ -77,25 +77,25 @@ def table(headers: Sequence[object], rows: Iterable[Sequence[object]]) -> Html:
 
 
 def facts(pairs: Mapping[str, object]) -> Html:
-    """Names with their values, a row each."""
+    """Return a table of names and their values, one row each."""
     rows = ((element("span", name, style="opacity:.7"), value) for name, value in pairs.items())
     return table((), rows)
 
 
 def folded(summary: object, *children: object, **attributes: str) -> Html:
-    """What is seen when the summary is clicked on."""
-    # The classic notebook takes the triangle away, and with it that there is something to unfold.
+    """Return an element that shows its children when a user clicks on the summary."""
+    # The classic notebook removes the triangle, which shows that there is something to unfold.
     shown = element("summary", summary, style="display:list-item;cursor:pointer")
     return element("details", shown, *children, **attributes)
 
 
 def preformatted(text: str) -> Html:
-    """Lines in a font of one width."""
+    """Return lines in a font of fixed width."""
     return element("pre", Html("\n".join(escaped(line) for line in text.split("\n"))), style=_MONO)
 
 
 def image(source: str, width: int, height: int, words: str) -> Html:
-    """A picture that is part of the page."""
+    """Return a picture that is part of the page."""
     given = f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
     style = f"display:inline;width:{width}px;height:{height}px;vertical-align:middle;margin:0"
     return Html(f'<img {given} width="{width}" height="{height}" style="{style}">')

@@ -1,7 +1,7 @@
-"""What a rank reports of its training, and what the driver makes of it.
+"""A rank's reports on its training, and how the driver sums them up.
 
 A report is one line of JSON, appended to a file in the rank's directory beside its log. Such an
-append takes some microseconds, waits for nobody and outlives a killed rank. Samples of the rank's
+append takes some microseconds, waits for nobody, and outlives a killed rank. Samples of the rank's
 GPUs go into the same file.
 """
 
@@ -25,16 +25,16 @@ _LONGEST_NAME = 200
 
 
 def report_line(step: object, metrics: Mapping[str, object], time: float) -> bytes:
-    """A report as a line.
+    """Return a report as a line of the file.
 
     Args:
-        step: an int in [0, 2**63), NumPy's and torch's too.
-        metrics: at most 1,000 numbers by name; what `float()` takes, but for texts. Of a tensor on
-            a GPU, `float()` waits for the GPU.
+        step: an int in [0, 2**63), also one of NumPy or torch.
+        metrics: at most 1,000 numbers by name: whatever `float()` accepts, except texts. For a
+            tensor on a GPU, `float()` waits for the GPU.
         time: seconds since the epoch.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: an argument is anything else.
     """
     if len(metrics) > _MOST_NAMES:
         raise ConfigError(f"report() of {len(metrics)} metrics: at most {_MOST_NAMES} are accepted")
@@ -43,9 +43,9 @@ def report_line(step: object, metrics: Mapping[str, object], time: float) -> byt
 
 
 def for_json(number: float) -> float | str:
-    """A number; NaN and the infinities, which JSON lacks, as strings, which `float()` reads.
+    """Return a number for JSON: NaN and the infinities, which JSON lacks, as strings.
 
-    They are those of the JSON mapping of Protocol Buffers.
+    `float()` reads these strings. They are those of the JSON mapping of Protocol Buffers.
     """
     if math.isfinite(number):
         return number
@@ -53,12 +53,12 @@ def for_json(number: float) -> float | str:
 
 
 def sample_line(sample: GpuSample) -> bytes:
-    """A sample as a line."""
+    """Return a sample as a line of the file."""
     return _line({"time": sample.time, "gpu": sample.fields()})
 
 
 def append(file: str | os.PathLike[str], line: bytes) -> None:
-    """Appends a line to a file that others append to as well.
+    """Append a line to a file to which others append as well.
 
     Raises:
         OSError: the node's disk is full.
@@ -71,7 +71,7 @@ def append(file: str | os.PathLike[str], line: bytes) -> None:
 
 
 class Fold:
-    """What several reports come to: of each metric the last value; of samples all."""
+    """A combination of several reports: the last value of each metric, and all samples."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -83,13 +83,13 @@ class Fold:
         return self._step is not None or bool(self._samples)
 
     def take(self, chunk: bytes) -> None:
-        """Reads on in the file of `append`; chunks may end anywhere."""
+        """Read the next chunk of the file of `append`; chunks may end anywhere."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         for line in lines:
             try:
                 record = json.loads(line)
             except ValueError:
-                # Cut off by a full disk, which whoever appended it was told.
+                # A full disk cut the line off.
                 continue
             if "gpu" in record:
                 self._samples.append({"time": record["time"], **record["gpu"]})
@@ -98,19 +98,19 @@ class Fold:
                 self._metrics |= record["metrics"]
 
     def flush(self) -> bytes:
-        """What came since the last time, for `Metrics.take`."""
+        """Return what came since the last call, for `Metrics.take`."""
         content = {"step": self._step, "metrics": self._metrics, "gpus": self._samples}
         self._step, self._metrics, self._samples = None, {}, []
         return _line(content)
 
 
 class _Measured:
-    """What is known of one rank.
+    """What the driver knows of one rank.
 
     Attributes:
-        last: the last values; made anew where they change, so that it may be handed out.
-        refused: values of names above the bound.
-        uses: of its GPUs, by UUID.
+        last: the last values; replaced when they change, so that callers may keep it.
+        refused: number of values whose names exceed the bound.
+        uses: the use of each of its GPUs, by UUID.
     """
 
     def __init__(self) -> None:
@@ -146,38 +146,38 @@ class Metrics:
     """The last values of each rank, at the driver, in bounded memory.
 
     Args:
-        ranks: all of the run, in the order in which `last` gives them.
+        ranks: all ranks of the run, in the order in which `last` returns them.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._ranks = {rank: _Measured() for rank in ranks}
 
     def take(self, rank: int, folded: bytes) -> None:
-        """Takes in what `Fold.flush` gave."""
+        """Add what `Fold.flush` returned for a rank."""
         self._ranks[rank].take(json.loads(folded))
 
     def last(self) -> tuple[Mapping[str, float], ...]:
-        """The last values by name, of each rank.
+        """Return the last values of each rank, by name.
 
-        "step" is that of the last report. What was sampled of the rank's n-th GPU follows as
+        "step" is the step of the last report. The samples of the rank's n-th GPU follow as
         "gpu.n.utilisation" (share in [0, 1]), "gpu.n.memory_used", "gpu.n.memory_peak" and
-        "gpu.n.memory_total" (bytes), "gpu.n.power" (W) and "gpu.n.temperature" (°C), where NVML
-        tells it.
+        "gpu.n.memory_total" (bytes), "gpu.n.power" (W) and "gpu.n.temperature" (°C), as far as NVML
+        reports them.
         """
         return tuple(measured.last for measured in self._ranks.values())
 
     def utilisation(self, rank: int) -> float | None:
-        """The mean share in [0, 1] over a rank's GPUs; None where nothing was sampled."""
+        """Return the mean share in [0, 1] over a rank's GPUs, or None if nothing was sampled."""
         means = [use.utilisation for use in self._ranks[rank].uses.values()]
         known = [mean for mean in means if mean is not None]
         return sum(known) / len(known) if known else None
 
     def gpus(self, rank: int) -> Mapping[str, GpuUse]:
-        """How a rank's GPUs were used, by UUID."""
+        """Return how a rank's GPUs were used, by UUID."""
         return dict(self._ranks[rank].uses)
 
     def warnings(self, rank: int, host: str) -> list[str]:
-        """What a person should know of a rank at its end."""
+        """Return what users should know about a rank at its end."""
         measured = self._ranks[rank]
         idle = (
             idle_warning(rank, host, gpu, use.idle_share, use.seconds)
@@ -193,7 +193,7 @@ class Metrics:
 
 
 def record_name(rank: int) -> str:
-    """The name of a rank's record of reports and samples in the run's log directory."""
+    """Return the name of a rank's record of reports and samples, in the run's log directory."""
     return f"metrics-{rank}.jsonl"
 
 
@@ -203,7 +203,7 @@ def _name(name: object) -> str:
             f"report() of a metric named {_shown(name)}: must be a name of 1 to"
             f" {_LONGEST_NAME} characters"
         )
-    # One with lone surrogates could not be printed.
+    # A name with lone surrogates could not be printed.
     return name.encode(errors="backslashreplace").decode()
 
 
@@ -212,7 +212,7 @@ def _number(name: str, value: Any) -> float:
         if isinstance(value, (str, bytes, bytearray)):
             raise TypeError("a text")
         if hasattr(value, "detach"):
-            # torch warns where a number is made of what still has a gradient, as a loss has.
+            # torch warns if a tensor that still has a gradient, such as a loss, becomes a number.
             value = value.detach()
             if value.numel() != 1:
                 raise TypeError(f"a tensor of {value.numel()} elements")
@@ -240,7 +240,7 @@ def _step(step: object) -> int:
 def _shown(value: object) -> str:
     try:
         return f"{value!r:.99}"
-    except ValueError:  # an int of more digits than Python writes out
+    except ValueError:  # an int that has more digits than Python writes out
         return f"an {type(value).__name__} too long to be shown"
 
 

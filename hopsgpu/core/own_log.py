@@ -1,7 +1,8 @@
-"""hopsgpu's own log, by Python's `logging`: how much there is of it, and where it goes.
+"""hopsgpu's own log, by Python's `logging`: how detailed it is, and where it goes.
 
-At the driver it goes where its user has logging go; HOPSGPU_LOG or `spark.hopsgpu.log` shows it on
-stderr, and has agents and process daemons write more. These write it to a file of their container.
+At the driver, it goes where the user's logging configuration sends it. HOPSGPU_LOG or
+`spark.hopsgpu.log` shows it on stderr as well, and makes agents and process daemons write more.
+These write it to a file of their container.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# Of agents and of the tasks that hold executors until these come.
+# The file of agents, and of the placeholders that hold executors until the agents come.
 AGENT = "hopsgpu-agent.log"
 INFO = "info"
 LEVELS = {INFO: logging.INFO, "debug": logging.DEBUG}
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# Several processes of a container may write to one file.
+# With the pid, because several processes of a container may write to one file.
 _FILE_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 _MOST = 2 * 2**20
 
@@ -33,23 +34,23 @@ _level = INFO
 
 
 class _Shown(logging.Handler):
-    """Writes to stderr, whatever that is by then: a notebook's kernel replaces it."""
+    """A handler that writes to the current stderr, because a notebook's kernel replaces it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter(_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A terminal that is gone ends no run.
+        # A terminal that is gone must not end a run.
         with contextlib.suppress(OSError, ValueError):
             print(self.format(record), file=sys.stderr, flush=True)
 
 
 def level_of(given: str | None) -> str | None:
-    """The level that `spark.hopsgpu.log` or HOPSGPU_LOG names; None where nobody set one.
+    """Return the level that `spark.hopsgpu.log` or HOPSGPU_LOG names, or None if none is set.
 
     Raises:
-        ConfigError: there is no such level.
+        ConfigError: the level does not exist.
     """
     if given is None or not given.strip():
         return None
@@ -62,7 +63,7 @@ def level_of(given: str | None) -> str | None:
 
 
 def show(level: str | None) -> None:
-    """Shows the driver's log on stderr from now on; the level None changes nothing."""
+    """Show the driver's log on stderr from now on; the level None changes nothing."""
     global _level
     if level is None:
         return
@@ -74,15 +75,15 @@ def show(level: str | None) -> None:
 
 
 def level() -> str:
-    """The level that processes which this one starts are to write at."""
+    """Return the level at which the processes that this one starts have to write."""
     return _level
 
 
 class _File(RotatingFileHandler):
-    """Writes to a file of a bounded size, and one more of what came before.
+    """A handler that writes to a file of bounded size, and keeps one file of what came before.
 
-    The file and its directory are made with the first line: a process that has nothing to say
-    leaves none.
+    It creates the file and its directory with the first line, so that a process that logs nothing
+    leaves no file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,22 +102,28 @@ class _File(RotatingFileHandler):
         return super()._open()
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """A full disk ends no rank, nor fills the container's stderr with complaints."""
+        """Do nothing: a full disk must not end a rank or fill the container's stderr."""
 
 
 def daemon_file(pid: int) -> str:
-    """The name of the file of a process daemon."""
+    """Return the name of a process daemon's log file."""
     return f"hopsgpu-process-daemon-{pid}.log"
 
 
 def directory(own: Path) -> Path:
-    """Where this container's files are: where YARN collects its logs, else a directory of ours."""
+    """Return the directory of this container's log files.
+
+    YARN collects the container's logs from there; outside of YARN it is `own`.
+    """
     first = os.environ.get("LOG_DIRS", "").partition(",")[0]
     return Path(first) if first and Path(first).is_dir() else own
 
 
 def last_of(path: Path, most: int) -> bytes:
-    """The last whole lines of a file that `written` has written; b"" where there is none."""
+    """Return the last whole lines, at most `most` bytes, of a file that `written` has written.
+
+    The result is empty if there is no such file.
+    """
     kept = b""
     for file in (path, path.with_name(f"{path.name}.1")):
         with contextlib.suppress(OSError):
@@ -128,10 +135,12 @@ def last_of(path: Path, most: int) -> bytes:
 
 @contextlib.contextmanager
 def written(path: Path, level: str) -> Iterator[None]:
-    """While inside, this process's log goes to a file alone; to none if it cannot be made.
+    """Send this process's log to one file only, while the block runs.
+
+    If the file cannot be created, the log goes nowhere.
 
     Args:
-        path: of the file; what is there stays.
+        path: the file; its present content stays.
         level: "info" or "debug".
     """
     global _level
@@ -139,7 +148,7 @@ def written(path: Path, level: str) -> Iterator[None]:
     before = _level, _ours.level, _ours.propagate
     _level = level
     _ours.setLevel(LEVELS[level])
-    # The process may be Spark's, whose own logging is none of our business.
+    # The process may be Spark's, and hopsgpu's log must not go into Spark's logging.
     _ours.propagate = False
     _ours.addHandler(handler)
     try:

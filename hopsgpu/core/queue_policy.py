@@ -1,16 +1,16 @@
-"""Whose turn it is to ask YARN for a gang's executors: names of files go in, decisions come out.
+"""Whose turn it is to ask YARN for a gang's executors: file names go in, decisions come out.
 
-Gangs that wait stand in one line per cluster partition, across applications and users. The line
-is a directory on the lake that holds only empty files:
+Waiting gangs stand in one line (the queue of gangs) per cluster partition, across applications and
+users. The line is a directory on the lake that holds only empty files:
 
     ticket-FILED-ID-KIND-SIZE-QUEUE-BOUND-PASSED-APPLICATION    a gang that waits
-    turn-GENERATION                                            odd: someone asks; even: free
-    asking-GENERATION-APPLICATION                              who
+    turn-GENERATION                                            odd: a gang asks; even: free
+    asking-GENERATION-APPLICATION                              who asks
 
-A turn is taken and given back by strict renames of one's own file to the next generation's name,
-of which only one can succeed. The highest generation counts and is never removed, so that no
-number is used twice. A file that its owner has not renewed for `LEASE_SECONDS`, by the name
-node's clock alone, does not count: whoever crashed stops nobody.
+A gang takes the turn, and gives it back, by a strict rename of its own file to the name of the next
+generation, of which only one can succeed. The highest generation counts and is never removed, so
+that no number is used twice. A file that its owner has not renewed for `LEASE_SECONDS`, by the name
+node's clock alone, does not count, so that an application that crashed stops nobody.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hopsgpu.units import counted
 
 LEASE_SECONDS = 20.0
 RENEW_SECONDS = 4.0
-# How often one gang may be passed by later ones that fit beside it.
+# How often later gangs that fit beside a gang may pass it.
 MOST_PASSES = 3
 
 _TICKET = re.compile(
@@ -38,7 +38,7 @@ _ASKING = re.compile(r"asking-(\d{12})-(\w+)")
 
 
 class Bound(Enum):
-    """What keeps a gang from being granted now."""
+    """The limit that keeps a gang from being granted now."""
 
     NONE = "none"
     CLUSTER = "cluster"
@@ -49,17 +49,18 @@ class Bound(Enum):
 
 @dataclass(frozen=True)
 class Ticket:
-    """A gang that waits for its executors.
+    """The ticket of a gang that waits for its executors.
 
     Attributes:
-        filed: when it began to wait, milliseconds since the epoch by the name node's clock.
-        id: tells it from others of the same time.
-        grows: a search that would like more; it stands behind all gangs.
-        executors: that it needs.
-        gpus: of each executor.
-        queue: short name (`queue_tag`) of the queue whose limit bounds it, else of its own.
-        bound: what kept it from being granted when it last looked.
-        passed: how often later tickets have passed it.
+        filed: when the gang began to wait, milliseconds since the epoch by the name node's clock.
+        id: distinguishes the ticket from others of the same time.
+        grows: whether it belongs to a search that would like more executors; such a ticket stands
+            behind all gangs.
+        executors: number of executors that the gang needs.
+        gpus: GPUs of each executor.
+        queue: short name (`queue_tag`) of the queue whose limit bounds the gang, else of its own.
+        bound: what kept the gang from being granted when it last looked.
+        passed: how often later tickets have passed this one.
         application: YARN's id.
     """
 
@@ -75,7 +76,7 @@ class Ticket:
 
     @property
     def name(self) -> str:
-        """Of its file."""
+        """Return the name of the ticket's file."""
         kind = "grow" if self.grows else "gang"
         return (
             f"ticket-{self.filed:015d}-{self.id}-{kind}-{self.executors}x{self.gpus}"
@@ -84,12 +85,12 @@ class Ticket:
 
     @property
     def order(self) -> tuple[bool, int, str]:
-        """Sorts the line: gangs before searches that grow, then first come first served."""
+        """Return the sort key: gangs before searches that grow, then first come first served."""
         return self.grows, self.filed, self.id
 
 
 def ticket_of(name: str) -> Ticket | None:
-    """The ticket that a file's name describes, or None for another file."""
+    """Return the ticket that a file's name describes, or None for another file."""
     match = _TICKET.fullmatch(name)
     if match is None or match[7] not in {bound.value for bound in Bound}:
         return None
@@ -107,17 +108,17 @@ def ticket_of(name: str) -> Ticket | None:
 
 
 def queue_tag(queue: str) -> str:
-    """Short name of a queue's path, as file names bear it."""
+    """Return the short name of a queue's path for the names of files."""
     return hashlib.sha256(queue.encode()).hexdigest()[:8]
 
 
 def turn_name(generation: int) -> str:
-    """Name of a turn's file."""
+    """Return the name of a turn's file."""
     return f"turn-{generation:012d}"
 
 
 def asking_name(generation: int, application: str) -> str:
-    """Name of the file that tells who has a turn."""
+    """Return the name of the file that says who has a turn."""
     return f"asking-{generation:012d}-{application}"
 
 
@@ -126,9 +127,9 @@ class Entry:
     """A file in the line's directory.
 
     Attributes:
-        name: of the file.
+        name: the file's name.
         modified: milliseconds since the epoch by the name node's clock.
-        owner: the user whose it is.
+        owner: the user who owns the file.
     """
 
     name: str
@@ -138,12 +139,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    """Who waits, and who has the turn.
+    """The gangs that wait, and the one that has the turn.
 
     Attributes:
         standing: tickets that count, with their owners, in order.
-        generation: the highest of all turns; 0 where there has been none.
-        asking: who has the turn, in words; None where it is free.
+        generation: the highest generation of all turns; 0 if there has been no turn.
+        asking: who has the turn, in words; None if it is free.
     """
 
     standing: tuple[tuple[Ticket, str], ...]
@@ -152,16 +153,16 @@ class Line:
 
     @property
     def next_generation(self) -> int:
-        """The odd number under which the turn is taken next."""
+        """Return the odd number under which the turn is taken next."""
         return self.generation + (2 if self.generation % 2 else 1)
 
     def ahead_of(self, own: Ticket) -> tuple[tuple[Ticket, str], ...]:
-        """The tickets before one's own, with their owners."""
+        """Return the tickets before a gang's own, with their owners."""
         return tuple((t, user) for t, user in self.standing if t.order < own.order)
 
 
 def read_line(entries: Iterable[Entry], now: int) -> Line:
-    """The line, from the files of its directory.
+    """Return the line that the files of its directory describe.
 
     Args:
         entries: all files.
@@ -188,7 +189,10 @@ def read_line(entries: Iterable[Entry], now: int) -> Line:
 
 
 def litter(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, ...]:
-    """Names of a user's own files that count no more: passed turns, tickets of the dead."""
+    """Return the names of a user's own files that no longer count.
+
+    These are the files of past turns, and the tickets and drafts of applications that died.
+    """
     entries = list(entries)
     generation = read_line(entries, now).generation
     alive = now - LEASE_SECONDS * 1000
@@ -204,11 +208,11 @@ def litter(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Turn:
-    """Whether to ask YARN now.
+    """A decision whether to ask YARN now.
 
     Attributes:
-        take: whether the turn is ours to take.
-        why: what it waits for in the line, "" where it does not wait for others.
+        take: whether the gang may take the turn.
+        why: what the gang waits for in the line; "" if it does not wait for others.
     """
 
     take: bool
@@ -217,12 +221,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Own:
-    """The one who looks at the line.
+    """The gang that looks at the line.
 
     Attributes:
         ticket: its ticket, whose `bound` says whether it could be granted now.
-        user: whose it is.
-        queues: short names of its queue and of all parents of that, its own first.
+        user: the ticket's owner.
+        queues: short names of its queue and of all parents of that queue, its own first.
     """
 
     ticket: Ticket
@@ -231,17 +235,19 @@ class Own:
 
 
 def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> Turn:
-    """Whether a gang may take the turn.
+    """Decide whether a gang may take the turn.
 
-    First come first served, as far as sizes allow: a gang that cannot be granted now lets later
-    ones pass that can, if both fit into the cluster beside each other, and a bounded number of
-    times; those who have no part in the limit of queue or user that bounds it, always.
+    Gangs are served first come first served, as far as sizes allow. A gang that cannot be granted
+    now lets later ones pass that can, if both fit into the cluster together, and only a bounded
+    number of times. If a limit of a queue or user bounds it, gangs that do not fall under that
+    limit may always pass.
 
     Args:
         own: the gang.
         line: all tickets.
-        node_gpus: all GPUs of each node, used or not.
-        probe: whether to ask although it does not seem to fit; YARN may preempt, or grow.
+        node_gpus: number of all GPUs of each node, used or not.
+        probe: whether to ask although the gang does not seem to fit, because YARN may preempt
+            others, or the cluster may grow.
     """
     if line.asking is not None:
         return Turn(False, f"another gang's turn: {line.asking} asks YARN for its executors")
@@ -271,11 +277,11 @@ def _may_pass(own: Own, ahead: Ticket, user: str, node_gpus: Sequence[int]) -> b
 
 
 def _fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
-    """Whether all executors fit onto the empty nodes; the largest are placed first."""
+    """Return whether all executors fit onto the empty nodes, if the largest are placed first."""
     free = sorted(node_gpus, reverse=True)
     wanted = sorted((t.gpus for t in tickets for _ in range(t.executors)), reverse=True)
     for gpus in wanted:
-        # On the fullest node that takes it, so that large executors find room.
+        # Take the fullest node that has room, so that large executors find room on others.
         fitting = [i for i, left in enumerate(free) if left >= gpus]
         if not fitting:
             return False
@@ -284,7 +290,15 @@ def _fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
 
 
 def count_passes(own: Ticket, before: Line, line: Line) -> Ticket:
-    """One's own ticket, with those counted who stood behind it and have taken the turn since."""
+    """Return a gang's ticket, with the later gangs added that have taken the turn since `before`.
+
+    Nothing is added if the gang could be granted now.
+
+    Args:
+        own: the gang's ticket.
+        before: the line when the gang last looked.
+        line: the line now.
+    """
     taken = (line.generation + 1) // 2 - (before.generation + 1) // 2
     there = {ticket.id for ticket, _ in line.standing}
     went_ahead = sum(ticket.id not in there for ticket, _ in before.ahead_of(own))

@@ -1,4 +1,4 @@
-"""What a run gives back: frozen values with a readable repr."""
+"""The results of a run: frozen values with a readable repr."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ class Published(Protocol):
 
     @property
     def url(self) -> str:
-        """Where it is on the lake."""
+        """Return the model's URL on the lake."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """When a run passed each point, in seconds since the epoch; None for points not passed.
+    """The times at which a run passed each point, in seconds since the epoch; None if not passed.
 
-    Of a run that was tried again, granted, started and returned are the last attempt's.
+    If a run was retried, granted, started and returned are those of the last attempt.
 
     Attributes:
         requested: the run began.
-        prepared: its data were written, and its Python environment was there; of a run that has
-            either.
-        retried: the last attempt began; of a run that was tried again.
+        prepared: its data were written, and its Python environment was there; only for a run that
+            has either.
+        retried: the last attempt began; only for a run that was retried.
         granted: the gang was whole.
         started: the function ran in all ranks.
         returned: the last rank had ended.
         published: the model was on the lake.
-        released: the ResourceManager showed the GPUs gone.
+        released: the ResourceManager showed that the GPUs were released.
     """
 
     __module__ = "hopsgpu"
@@ -45,11 +45,11 @@ class Timeline:
     released: float | None = None
 
     def phases(self) -> tuple[tuple[str, float], ...]:
-        """What was done one after the other, and the seconds that each of it took.
+        """Return the names of the run's phases in their order, with the seconds that each took.
 
-        In words: "prepared", "waited", "started" (the ranks, until the function ran in all of
-        them), "trained", "published", "released"; before them "earlier attempts".
-        A run that ended early has no more than what it came to.
+        The names are "prepared", "waited", "started" (starting the ranks, until the function ran in
+        all of them), "trained", "published" and "released", with "earlier attempts" before them.
+        A run that ended early has only the phases that it reached.
         """
         if self.requested is None:
             return ()
@@ -59,23 +59,23 @@ class Timeline:
             last = self.retried
         for number, (point, word) in enumerate(_PHASES):
             at = getattr(self, point)
-            # Prepared is what the first attempt was.
+            # Preparation belongs to the first attempt.
             if at is None or (point == "prepared" and self.retried is not None):
                 continue
             if point not in _OPTIONAL:
-                # What it was at when it ended, where points between were not passed.
+                # If points between were not passed, the run ended in the first of their phases.
                 word = next(w for p, w in _PHASES[due : number + 1] if p not in _OPTIONAL)
             done.append((word, max(at - last, 0.0)))
             last, due = at, number + 1
         return tuple(done)
 
     def __str__(self) -> str:
-        """The seconds of each phase."""
+        """Return the seconds of each phase as text."""
         shown = (f"{word} {seconds:.1f} s" for word, seconds in self.phases())
         return f"Timeline({', '.join(shown)})"
 
 
-# What comes to its end at each point.
+# The phase that ends at each point.
 _PHASES = (
     ("prepared", "prepared"),
     ("granted", "waited"),
@@ -84,18 +84,19 @@ _PHASES = (
     ("published", "published"),
     ("released", "released"),
 )
-# Which not all runs pass.
+# The points that not all runs pass.
 _OPTIONAL = ("prepared", "published")
 
 
 @dataclass(frozen=True)
 class GpuSeconds:
-    """GPU seconds of a run.
+    """The GPU seconds of a run.
 
     Attributes:
         held: from each executor's arrival at the driver to its release, times its GPUs.
         training: while the function ran in all ranks, until the last had ended; of all attempts.
-        publishing: from return to the model on the lake, of the executors that had a part in it.
+        publishing: from the return until the model was on the lake, for the executors that took
+            part.
         idle: held minus the others.
     """
 
@@ -113,21 +114,21 @@ class GpuSeconds:
 
 @dataclass(frozen=True)
 class RankReport:
-    """How one rank fared.
+    """The outcome of one rank.
 
     Attributes:
         rank: global rank; a parameter server's number follows those of the workers.
         role: "worker" or "ps".
         host: the node.
         gpus: UUIDs.
-        pid: of the rank's process on its node.
-        exit_code: 0 and above; None where a signal ended it or it never ended.
+        pid: pid of the rank's process on its node.
+        exit_code: 0 or above; None if a signal ended it, or if it never ended.
         signal: name of the signal that ended it.
-        peak_memory: bytes of the host's memory (a GPU's is among the metrics): the larger of one
-            process's largest resident set and the most that was seen of all the rank's processes
-            together, shared pages counted once.
-        gpu_utilisation: mean share in [0, 1]; None where it was not measured.
-        stopped: True where hopsgpu ended it before it had returned.
+        peak_memory: bytes of the host's memory (a GPU's is among the metrics): the larger of the
+            largest resident set of a single process, and the most that all processes of the rank
+            were seen to use together, with shared pages counted once.
+        gpu_utilisation: mean share in [0, 1]; None if it was not measured.
+        stopped: True if hopsgpu ended the rank before it had returned.
     """
 
     __module__ = "hopsgpu"
@@ -146,7 +147,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """What a run left, as values; `GangResult` is what users get of it."""
+    """The outcome of a run, as values; users get it as a `GangResult`."""
 
     run_id: str
     values: tuple[Any, ...] = ()
@@ -160,23 +161,23 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run at a moment.
+    """The status of a run at one moment.
 
     Attributes:
-        run_id: names the run.
+        run_id: the run's id.
         state: "requested", "preparing", "waiting", "granted", "ready", "starting" until the
-            function runs in all ranks, "running", "publishing", "releasing" ("finishing" on a gang
-            that is held); at the end "succeeded", "failed" or "cancelled". Of `hopsgpu.hold` itself
-            at the end "held", and later "released".
-        attempt: counts from 0.
-        granted: executors there.
-        wanted: executors the gang needs.
-        granted_hosts: host of each executor there.
-        waiting_for: why it waits, in words with numbers; "" where it does not.
+            function runs in all ranks, "running", "publishing", "releasing" ("finishing" on a held
+            gang); at the end "succeeded", "failed" or "cancelled". For `hopsgpu.hold` itself, at
+            the end "held", and later "released".
+        attempt: number of the attempt, from 0.
+        granted: executors that have arrived.
+        wanted: executors that the gang needs.
+        granted_hosts: host of each executor that has arrived.
+        waiting_for: why the run waits, in words with numbers; "" if it does not wait.
         elapsed: seconds since it was submitted.
         ranks: reports of the ranks that have ended.
-        metrics: last reported ones, per rank.
-        timeline: when each point was passed so far.
+        metrics: last reported metrics of each rank.
+        timeline: the times of the points passed so far.
     """
 
     __module__ = "hopsgpu"

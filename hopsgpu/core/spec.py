@@ -1,4 +1,4 @@
-"""What a launch asks for, and what it will do: frozen values, validated at construction."""
+"""What a launch requests, and what it will do: frozen values, validated at construction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hopsgpu.core.boundary import public_class
 from hopsgpu.errors import ConfigError
 from hopsgpu.units import MIB, counted
 
-# Set by hopsgpu in every rank; a user's env_vars may not contradict them.
+# hopsgpu sets these in every rank, so a user's env_vars may not.
 RESERVED_VARIABLES = frozenset(
     {
         "CUDA_DEVICE_ORDER",
@@ -42,18 +42,20 @@ RESERVED_VARIABLES = frozenset(
         "WORLD_SIZE",
     }
 )
-# File names have 255: a time and an id make a run of a name, and what is written first has more.
+# A file name may take 255 bytes: a run's id adds a time and an id to the name, and a draft's name
+# adds more.
 _MOST_BYTES = 200
 _NAME = re.compile(r"[\w][\w.+=-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def check_name(value: object, what: str) -> str:
-    """A name that is safe as one component of a path, Unicode-normalised (NFC).
+    """Return a name that is safe as one component of a path, Unicode-normalised (NFC).
 
     Raises:
-        ConfigError: not a string, empty, over 100 characters or 200 bytes of UTF-8, or with other
-            characters than letters, digits and `_ . + = -` (the first a letter, a digit or `_`).
+        ConfigError: the value is not a string, is empty, has over 100 characters or 200 bytes of
+            UTF-8, or has characters other than letters, digits and `_ . + = -` (the first must be a
+            letter, a digit or `_`).
     """
     if isinstance(value, str):
         name = unicodedata.normalize("NFC", value)
@@ -71,21 +73,21 @@ def check_name(value: object, what: str) -> str:
 
 
 def check_count(value: object, name: str, least: int) -> None:
-    """Raises ConfigError where an argument is not an integer ≥ `least`."""
+    """Raise ConfigError unless an argument is an integer ≥ `least`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name}={value!r}: must be an integer ≥ {least}")
 
 
 _SECRET = re.compile(r"secret|token|passw|pwd|credential|auth|key", re.IGNORECASE)
 _USER = re.compile(r"://[^/?#@\s:]*:[^/?#@\s]*@")
-# Linux takes 128 KiB for a string of the environment.
+# Linux accepts 128 KiB for one string of the environment.
 _MOST_VARIABLE = 120 * 1024
 
 
 def redacted(variables: Mapping[str, str]) -> dict[str, str]:
-    """Variables for a record or a screen: values whose name looks secret are not shown.
+    """Return variables for a record or a screen, without values whose names look secret.
 
-    Nor are the password and the user in the URLs of others.
+    In the other values, the user and the password in URLs are hidden.
     """
     return {
         name: "(redacted)" if _SECRET.search(name) else without_user(value)
@@ -94,27 +96,27 @@ def redacted(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_user(text: str) -> str:
-    """A text whose URLs tell no user with a password."""
+    """Return a text in whose URLs a user with a password is hidden, together with the password."""
     return _USER.sub("://(redacted)@", text)
 
 
 PLACEMENTS = (None, "pack", "spread")
 VISIBLE = (None, "container", "rank")
-# For so many amounts of GPUs the discovery script is shipped.
+# The discovery script is shipped for each number of GPUs up to this one.
 MOST_GPUS = 64
 MOST_SHARING = 16
-# 0.33 is meant for 1/3.
+# 0.33 means 1/3.
 _FRACTION_ERROR = 0.02
 
 
 @public_class
 @dataclass(frozen=True)
 class GpuRequest:
-    """GPUs of one rank.
+    """The GPUs of one rank.
 
     Attributes:
-        per_worker: whole GPUs of each rank, 0 for a gang on CPUs; or 1/k, as 0.5, for k ranks of
-            one container on one GPU.
+        per_worker: whole GPUs of each rank, 0 for a gang on CPUs; or 1/k, for example 0.5, if k
+            ranks of one container share one GPU.
     """
 
     __module__ = "hopsgpu"
@@ -137,39 +139,43 @@ class GpuRequest:
 
     @property
     def sharing(self) -> int:
-        """Ranks on one GPU: k for 1/k, else 1."""
+        """Return the number of ranks on one GPU: k for 1/k, else 1."""
         return round(1 / self.per_worker) if 0 < self.per_worker < 1 else 1
 
     def of(self, ranks: int) -> int:
-        """GPUs of a container of so many ranks, a multiple of `sharing`."""
+        """Return the number of GPUs of a container.
+
+        Args:
+            ranks: ranks of the container, a multiple of `sharing`.
+        """
         return ranks // self.sharing if self.sharing > 1 else int(self.per_worker) * ranks
 
 
 @public_class
 @dataclass(frozen=True)
 class GangSpec:
-    """A gang, as asked for.
+    """A gang, as requested.
 
     Attributes:
-        name: of the run, part of its id.
+        name: name of the run, part of its id.
         workers: the world size.
-        gpus: of each rank.
-        cores_per_worker: of each rank; None for the node's share of cores per GPU.
-        memory_per_worker: bytes a rank may use.
+        gpus: GPUs of each rank.
+        cores_per_worker: cores of each rank; None for the node's share of cores per GPU.
+        memory_per_worker: bytes that a rank may use.
         placement: "pack" for as many ranks as fit into one container, "spread" for one on each
             node, None to leave it to YARN.
-        gpu_type: words of the product name of the GPUs that are wanted, or None for any.
-        parameter_servers: processes without GPU beside the workers, for TensorFlow's
+        gpu_type: words of the product name of the wanted GPUs, or None for any GPU.
+        parameter_servers: processes without a GPU beside the workers, for TensorFlow's
             ParameterServerStrategy.
-        visible: "container" where a rank sees the GPUs of its container, "rank" where it sees its
-            own only, None to go by the GPUs of a rank: "rank" where ranks share a GPU.
+        visible: "container" if a rank sees the GPUs of its container, "rank" if it sees only its
+            own, None to decide by the GPUs of a rank: "rank" if ranks share a GPU.
         model: name under which the model is published, or None.
-        resume: id of the run whose checkpoints are resumed from, or None.
-        acquire_timeout: seconds the gang may wait for its executors, None for no bound.
+        resume: id of the run whose checkpoints this run resumes from, or None.
+        acquire_timeout: seconds that the gang may wait for its executors, None for no bound.
         run_timeout: seconds that the ranks may take in one attempt, None for no bound.
-        retries: how often the gang starts again where it fails.
-        env_vars: the user's environment variables of every rank.
-        python_env: the Python environment of the ranks, as its user named it, or None.
+        retries: how often the gang starts again after a failure.
+        env_vars: the user's environment variables for every rank.
+        python_env: the Python environment of the ranks, as the user named it, or None.
     """
 
     __module__ = "hopsgpu"
@@ -219,7 +225,7 @@ class GangSpec:
                 " order of LOCAL_RANK), 'rank' (its own GPUs only) or None"
             )
         if self.visible is None and self.gpus.sharing > 1:
-            # LOCAL_RANK counts ranks, of which several have one GPU.
+            # LOCAL_RANK counts ranks, several of which have the same GPU.
             object.__setattr__(self, "visible", "rank")
         object.__setattr__(self, "name", check_name(self.name, "name"))
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
@@ -237,7 +243,7 @@ def _check_gpu_type(given: object, gpus: GpuRequest) -> None:
 
 
 def _size(value: str) -> int:
-    """Bytes of a variable in a rank, whatever the locale of this process takes."""
+    """Return the bytes that a variable takes in a rank, whatever the locale of this process."""
     return len(value.encode("utf-8", "surrogateescape"))
 
 
@@ -271,14 +277,14 @@ def _check_variables(given: object) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class ExecutorShape:
-    """What one executor asks of YARN.
+    """The resources that one executor requests from YARN.
 
     Attributes:
         cores: virtual cores.
         gpus: GPUs, YARN's `yarn.io/gpu`.
         heap_mib: the JVM's heap, MiB.
         overhead_mib: memory of the ranks and of Python, MiB.
-        marker: YARN resource of which one is asked for, that nodes with the wanted GPUs have; or
+        marker: YARN resource that nodes with the wanted GPUs have, of which one is requested; or
             None.
     """
 
@@ -289,24 +295,24 @@ class ExecutorShape:
     marker: str | None = None
 
 
-# The executor's JVM only carries tasks that wait; Spark refuses heaps below 450 MB.
+# The executor's JVM only has tasks that wait; Spark refuses heaps below 450 MB.
 HEAP_MIB = 512
-# Beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent, and fork servers:
-# with torch imported one takes 530 MiB, with TensorFlow 740, and YARN counts pages that they
-# share with ranks in both.
+# Memory beside the ranks: the JVM outside its heap, Spark's Python daemon, the agent, and fork
+# servers. A fork server takes 530 MiB with torch imported and 740 MiB with TensorFlow, and YARN
+# counts the pages that it shares with ranks in both.
 AGENT_MIB = 1536
 
 
 def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShape:
-    """The executor of so many ranks.
+    """Return the shape of an executor.
 
-    All executors of a gang are of one shape, so each has the memory of the most parameter servers
-    that one of them gets.
+    All executors of a gang have the same shape, so each has memory for the largest number of
+    parameter servers that any of them gets.
 
     Args:
         spec: the gang.
-        cores_per_gpu: the nodes' share, used where the spec names no cores.
-        ranks: that share the container.
+        cores_per_gpu: the nodes' share, used if the spec names no cores.
+        ranks: ranks that share the container.
     """
     gpus = spec.gpus.of(ranks)
     cores = spec.cores_per_worker or max(cores_per_gpu * gpus // ranks, 1)
@@ -318,19 +324,19 @@ def shape_of(spec: GangSpec, cores_per_gpu: int, ranks: int = 1) -> ExecutorShap
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What a launch would do; printing it starts nothing.
+    """The plan of a launch; printing it starts nothing.
 
     Attributes:
-        spec: what was asked for.
-        executors: how many containers.
+        spec: the gang, as requested.
+        executors: number of containers.
         ranks_per_executor: ranks in each.
-        shape: what each container asks of YARN.
+        shape: what each container requests from YARN.
         queue: YARN's queue; "" on a local master.
         environment: variables that every rank gets with the same value.
-        paths: what goes where on the lake: "root", "run", "model", "resume" for the run that is
-            resumed from, and "data", or "data.NAME" for each of several.
-        hosts: nodes that have GPUs of the wanted type; None where any will do.
-        warnings: what a person should know before.
+        paths: places on the lake: "root", "run", "model", "resume" for the run that this one
+            resumes from, and "data", or "data.NAME" for each of several.
+        hosts: nodes that have GPUs of the wanted type; None if any node will do.
+        warnings: what users should know before the launch.
     """
 
     __module__ = "hopsgpu"

@@ -1,4 +1,4 @@
-"""What a search shows while it goes on, and what it leaves: frozen values."""
+"""The status of a search while it runs, and its results: frozen values."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ FAILED = "failed"
 
 
 class Writer(NamedTuple):
-    """Who writes lines.
+    """The process that writes lines.
 
     Attributes:
-        trial: its number.
-        rank: of the trial's ranks.
+        trial: the trial's number.
+        rank: its number among the trial's ranks.
     """
 
     trial: int
@@ -32,12 +32,12 @@ class Writer(NamedTuple):
 
 @dataclass(frozen=True)
 class Moment:
-    """How many GPUs were held and how many of them ran trials, from a point in time on.
+    """The number of GPUs that were held, and that ran trials, from a point in time on.
 
     Attributes:
         time: seconds since the epoch.
-        held: GPUs that were held (executors, of a search on CPUs).
-        running: GPUs on which a trial ran (executors, of a search on CPUs).
+        held: GPUs that were held (executors, for a search on CPUs).
+        running: GPUs on which a trial ran (executors, for a search on CPUs).
     """
 
     time: float
@@ -50,19 +50,20 @@ class TrialReport:
     """One trial of a search.
 
     Attributes:
-        number: Optuna's, from 0.
-        params: by name, as Optuna has them.
-        state: "complete", "pruned", "failed"; "running" of one that has not ended.
-        value: the metric that it returned, of a pruned one the last that it reported; or None.
+        number: Optuna's number, from 0.
+        params: parameters by name, as Optuna has them.
+        state: "complete", "pruned", "failed"; "running" if the trial has not ended.
+        value: the metric that the trial returned, or the last that a pruned trial reported; or
+            None.
         metrics: numbers that the function returned, by name.
-        step: the last at which it reported the metric, or None.
-        gpu: UUIDs of its GPUs, with "," between them; "" on CPUs.
-        host: of its ranks, with "," between them.
-        started: when its ranks were started the last time, seconds since the epoch; or None.
+        step: the last step at which the trial reported the metric, or None.
+        gpu: UUIDs of its GPUs, joined by ","; "" on CPUs.
+        host: hosts of its ranks, joined by ",".
+        started: when its ranks were last started, seconds since the epoch; or None.
         ended: when they had ended; or None.
-        tries: how often it was started.
-        error: what failed, with the user's traceback; "" where nothing did.
-        log: URL of the directory with its ranks' logs.
+        tries: how often the trial was started.
+        error: what failed, with the user's traceback; "" if nothing did.
+        log: URL of the directory that has its ranks' logs.
     """
 
     __module__ = "hopsgpu"
@@ -83,7 +84,7 @@ class TrialReport:
 
     @property
     def duration(self) -> float | None:
-        """Seconds from the start of its ranks to their end; None where it has not ended."""
+        """Return the seconds from the start of its ranks to their end; None if it has not ended."""
         if self.started is None or self.ended is None:
             return None
         return self.ended - self.started
@@ -94,9 +95,9 @@ class Best:
     """The best trial.
 
     Attributes:
-        params: of it.
+        params: its parameters.
         value: its metric.
-        number: of the trial.
+        number: the trial's number.
     """
 
     __module__ = "hopsgpu"
@@ -108,29 +109,30 @@ class Best:
 
 @dataclass(frozen=True)
 class SearchStatus:
-    """A search at a moment.
+    """The status of a search at one moment.
 
     Attributes:
-        run_id: names the search.
+        run_id: the search's id.
         state: a GangState's value: "requested", "preparing", "waiting" until the first trial is
             started, "starting", "running", "releasing", "succeeded", "failed", "cancelled".
-        elapsed: seconds since it was begun.
-        wanted: trials that are to end in all.
-        complete: trials that ended with a metric, those of an earlier run of the study among them.
+        elapsed: seconds since the search began.
+        wanted: number of trials that are to end in all.
+        complete: trials that ended with a metric, including those of earlier runs of the study.
         pruned: trials that the pruner ended.
         failed: trials that failed.
-        executors: that are here.
-        most: executors that it would have at most now.
-        gpus: of an executor; 0 on CPUs.
+        executors: executors that have arrived.
+        most: largest number of executors that the search would use now.
+        gpus: GPUs of an executor; 0 on CPUs.
         workers: ranks of a trial.
-        waiting_for: why it has not more, in words with numbers; "" where it wants no more.
+        waiting_for: why the search has no more executors, in words with numbers; "" if it wants no
+            more.
         direction: "minimize" or "maximize".
-        metric: name of what is searched for, or None.
-        best: so far, or None.
+        metric: name of the metric that is optimised, or None.
+        best: the best trial so far, or None.
         running: trials that run, by number.
         recent: trials that ended last, the latest last; a bounded number.
-        curve: best value so far after so many ended trials: pairs (trials ended, value), one for
-            each time that it became better.
+        curve: best value so far after a number of ended trials: pairs (trials ended, value), one
+            for each improvement.
         moments: GPUs held and used over time.
     """
 
@@ -158,18 +160,18 @@ class SearchStatus:
 
     @property
     def attempt(self) -> int:
-        """0: its trials are tried again, and not the search."""
+        """Return 0, because trials are tried again, but not the search."""
         return 0
 
     @property
     def ended(self) -> int:
-        """Trials that have ended."""
+        """Return the number of trials that have ended."""
         return self.complete + self.pruned + self.failed
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
-    """What a search left, as values; `SearchResult` is what users get of it."""
+    """The outcome of a search, as values; users get it as a `SearchResult`."""
 
     run_id: str
     best: Best | None
@@ -184,21 +186,21 @@ class SearchOutcome:
 
     @property
     def states(self) -> Mapping[str, int]:
-        """How many trials are in each state."""
+        """Return how many trials are in each state."""
         return Counter(trial.state for trial in self.trials)
 
 
 @dataclass(frozen=True)
 class AblationRow:
-    """What the metric is without one component.
+    """The metric without one component.
 
     Attributes:
-        component: that was left out; "" of the whole.
-        mean: over the seeds; None where no trial is complete.
-        spread: sample standard deviation over the seeds; None of fewer than two.
-        difference: the mean less that of the whole; None where one of them is missing.
+        component: the component that was left out; "" for the whole.
+        mean: mean over the seeds; None if no trial is complete.
+        spread: sample standard deviation over the seeds; None for fewer than two.
+        difference: the mean minus that of the whole; None if one of them is missing.
         values: the metric of each seed whose trial is complete.
-        failed: trials that failed.
+        failed: number of trials that failed.
     """
 
     __module__ = "hopsgpu"
@@ -213,7 +215,7 @@ class AblationRow:
 
 @dataclass(frozen=True)
 class AblationOutcome:
-    """What an ablation left, as values; `AblationResult` is what users get of it."""
+    """The outcome of an ablation, as values; users get it as an `AblationResult`."""
 
     run_id: str
     rows: tuple[AblationRow, ...]

@@ -1,1 +1,1 @@
-"""Parquet on the lake to the ranks: exact shards, and batches read ahead and kept locally."""
+"""Parquet on the lake for the ranks: exact shards, and batches read ahead and cached locally."""

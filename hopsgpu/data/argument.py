@@ -1,4 +1,4 @@
-"""What `launch(data=...)` takes, checked."""
+"""The `data=` argument of `launch`: its forms and the checks on them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopsgpu.data.shard_plan import check_dealing
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage.lake import Lake
 
-# Of data that bears no name of the user's.
+# The name of data that the user gave without a name.
 ONLY = "data"
 _SHOWN = 99
 
@@ -22,18 +22,18 @@ _SHOWN = 99
 @public_class
 @dataclass(frozen=True)
 class Data:
-    """Data for `launch(data=...)`, with the way in which its rows are dealt to the ranks.
+    """Data for `launch(data=...)`, and how its rows are dealt to the ranks.
 
     Attributes:
         source: a Spark DataFrame, or Parquet on the lake: the URL of a directory or a file, or its
             absolute path on the default file system.
-        remainder: what becomes of the rows beyond a multiple of the ranks: "drop" leaves them out,
-            "pad" repeats others, so that with both all ranks have equally many; with "keep" every
-            row is read once, and some ranks have one row more than others.
-        seed: decides the order of the row groups, from which the ranks get consecutive parts.
+        remainder: what happens to the rows beyond a multiple of the number of ranks: "drop" leaves
+            them out and "pad" repeats other rows, so that all ranks have equally many rows; with
+            "keep" every row is read once, and some ranks have one row more than others.
+        seed: determines the order of the row groups; each rank gets a consecutive part of them.
 
     Raises:
-        ConfigError: another remainder, or a seed that is not an integer ≥ 0.
+        ConfigError: the remainder is another string, or the seed is not an integer ≥ 0.
     """
 
     __module__ = "hopsgpu"
@@ -48,11 +48,11 @@ class Data:
 
 @dataclass(frozen=True)
 class Datasets:
-    """What a launch reads.
+    """The data that a launch reads.
 
     Attributes:
-        named: by name; of one that was given by itself it is "data".
-        single: whether it was given by itself.
+        named: the data by name; data that was given without a name has the name "data".
+        single: whether the data was given without a name.
     """
 
     named: Mapping[str, Data]
@@ -60,42 +60,42 @@ class Datasets:
 
     @property
     def frames(self) -> Iterator[tuple[str, Any]]:
-        """Names and DataFrames of what is to be written."""
+        """Return the names and DataFrames of the data that the launch must write."""
         return ((n, data.source) for n, data in self.named.items() if not _is_path(data.source))
 
     @property
     def paths(self) -> Iterator[tuple[str, str]]:
-        """Names and paths of what is there already."""
+        """Return the names and paths of the data that is already on the lake."""
         return ((n, os.fspath(d.source)) for n, d in self.named.items() if _is_path(d.source))
 
     def places(self, run_url: str, files: str | None) -> dict[str, str]:
-        """The URL of each, by name: where it is read in place, or where it is to be written.
+        """Return the URLs by name: where data is read in place, or where it will be written.
 
         Args:
-            run_url: of the run's directory.
+            run_url: URL of the run's directory.
             files: the default file system, `fs.defaultFS`.
 
         Raises:
-            ConfigError: a path that is none on the lake.
+            ConfigError: a path cannot be read in place, as for `url_of`.
         """
         places = {name: url_of(path, files) for name, path in self.paths}
         places |= {name: f"{run_url}/{ONLY}/{name}" for name, _ in self.frames}
         return {name: places[name] for name in self.named}
 
     def label(self, name: str) -> str:
-        """What a person calls it: as the argument, or as a part of it."""
+        """Return what messages call the data of a name: `data`, or `data.` and the name."""
         return ONLY if self.single else f"{ONLY}.{name}"
 
 
 def datasets_of(given: object, is_frame: Callable[[object], bool]) -> Datasets | None:
-    """What `data=` names; None where it names nothing.
+    """Return the data that `data=` names, or None if it is None.
 
     Args:
-        given: a DataFrame, a path, a Data, or a mapping of names to these; or None.
-        is_frame: whether something is a Spark DataFrame.
+        given: a DataFrame, a path, a Data, a mapping of names to these, or None.
+        is_frame: tells whether an object is a Spark DataFrame.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: `data=` is anything else.
     """
     if given is None:
         return None
@@ -130,16 +130,16 @@ def _is_path(source: object) -> bool:
 
 
 def url_of(path: str, files: str | None) -> str:
-    """The URL of what is to be read in place.
+    """Return the URL of data that is read in place.
 
     Args:
-        path: a URL, or an absolute path on the default file system; `hdfs:///x` and `hdfs:/x` mean
-            that of the default one too.
+        path: a URL, or an absolute path on the default file system; `hdfs:///x` and `hdfs:/x` are
+            also paths on the default file system, if that is HDFS.
         files: the default file system, `fs.defaultFS`.
 
     Raises:
-        ConfigError: neither, of a file system that cannot be read in place, or of one that is not
-            named and is not the default one.
+        ConfigError: the path is neither, its file system cannot be read in place, or it names no
+            file system and the default one is of another kind.
     """
     scheme, _, authority = (files or "file:///").partition("://")
     default = f"{scheme}://{authority.partition('/')[0]}"

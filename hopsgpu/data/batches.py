@@ -1,4 +1,4 @@
-"""Record batches to arrays, and arrays to batches of exactly the size that is asked for."""
+"""Conversion of record batches to arrays, and of arrays to batches of exactly the size wanted."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows in memory or in mapped pages.
+    """Rows as arrays, in memory or in mapped pages.
 
     Attributes:
-        arrays: by column.
-        rows: of each array.
+        arrays: the arrays, by column.
+        rows: number of rows of each array.
         size: bytes of the rows in memory.
         release: to be called when the rows have been used.
     """
@@ -33,15 +33,15 @@ class Block:
     release: Callable[[], None]
 
     def part(self, first: int, last: int) -> dict[str, Array]:
-        """The rows from first to before last."""
+        """Return the rows from `first` up to, but not including, `last`."""
         return {name: array[first:last] for name, array in self.arrays.items()}
 
 
 def converted(chunk: Chunk, columns: Sequence[Column], most: int) -> Iterator[Block]:
-    """A record batch's columns, without a copy where NumPy has the same layout.
+    """Yield a record batch's columns as arrays, without a copy if NumPy has the same layout.
 
-    In several blocks where they take more than so many bytes: lists without a shape take an array
-    for each row.
+    There are several blocks if the arrays take more than `most` bytes: lists without a shape take
+    an array for each row.
     """
 
     def size_of(batch: Any) -> int:
@@ -60,11 +60,11 @@ def _memory(column: Column, array: Any) -> int:
 
 
 def _keep() -> None:
-    """For a block that has nothing to let go of."""
+    """Do nothing: the `release` of a block that has nothing to release."""
 
 
 def windows(blocks: Iterable[Block], most: int, seed: Sequence[int]) -> Iterator[Block]:
-    """The rows of as many blocks as have at most so many bytes, in a random order.
+    """Yield windows: the rows of several blocks, of `most` bytes at most, in a random order.
 
     A block that is larger is a window of its own.
     """
@@ -82,12 +82,12 @@ def windows(blocks: Iterable[Block], most: int, seed: Sequence[int]) -> Iterator
 
 
 def _window(blocks: list[Block], random: np.random.Generator) -> Block:
-    """The blocks' rows in a random order; the list is empty then, and their memory goes."""
+    """Return the blocks' rows in a random order; empty the list, which frees their memory."""
     import numpy as np
 
     rows = sum(block.rows for block in blocks)
     order = random.permutation(rows)
-    # A column as a whole is faster than batch by batch, for a column fits into a cache.
+    # A whole column at once is faster than batch by batch, because a column fits into a CPU cache.
     arrays = {
         name: np.concatenate([block.arrays[name] for block in blocks]).take(order, axis=0)
         for name in blocks[0].arrays
@@ -101,16 +101,17 @@ def _window(blocks: list[Block], random: np.random.Generator) -> Block:
 def cut(
     blocks: Iterable[Block | None], size: int, drop_remainder: bool
 ) -> Iterator[dict[str, Array]]:
-    """Batches of so many rows.
+    """Yield batches of `size` rows.
 
-    A batch within a block is a view of it, and is read-only as all are.
+    A batch within one block is a view of it. All batches are read-only.
 
     Args:
-        blocks: None after the last of an epoch, whose last batch may be smaller.
-        size: rows of a batch.
-        drop_remainder: leaves out the batches that are smaller.
+        blocks: the blocks, with None after the last one of an epoch, whose last batch may be
+            smaller.
+        size: number of rows of a batch.
+        drop_remainder: whether to leave out the batches that are smaller.
     """
-    held: list[tuple[Block, int]] = []  # with rows from that one on that are in no batch yet
+    held: list[tuple[Block, int]] = []  # each with its first row that is in no batch yet
     missing = size
     for block in blocks:
         if block is None:
@@ -152,7 +153,7 @@ def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
 
 
 def _sealed(batch: dict[str, Array]) -> dict[str, Array]:
-    # What is mapped cannot be written, and no array is to differ in that; views of it do not.
+    # Mapped arrays cannot be written, so none can, for consistency; their views are read-only too.
     for array in batch.values():
         array.flags.writeable = False
     return batch

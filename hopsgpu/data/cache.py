@@ -1,7 +1,6 @@
-"""Record batches on the local disk, mapped in windows that are let go of after use.
+"""A cache of record batches on the local disk, mapped in windows that are released after use.
 
-Mapped pages count as memory of a YARN container, and of an address range that is advised away they
-no longer do.
+Mapped pages count as memory of a YARN container, until madvise(2) releases their address range.
 """
 
 from __future__ import annotations
@@ -20,23 +19,23 @@ from typing import Any
 
 from hopsgpu.storage.bounded_calls import Hand
 
-# Of a disk's size: YARN gives up on disks that are over 90 % full.
+# The part of a disk's size that stays free: YARN stops using disks that are over 90 % full.
 _KEPT_FREE = 0.15
 _PAGE = mmap.PAGESIZE
-# Record batches that may wait to be written: the disk is not always as fast as what decodes.
+# Record batches that may wait to be written: the disk is not always as fast as the decoder.
 _LATE = 3
-# A disk that takes longer for some megabytes hangs.
+# A disk that takes longer than this to write some megabytes hangs.
 _WRITE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A record batch.
+    """A record batch, and how to release its memory.
 
     Attributes:
-        batch: Arrow's.
-        release: to be called when the batch has been used: its pages no longer count as memory.
-            Reading it again is slower, and safe.
+        batch: the Arrow record batch.
+        release: to be called when the batch has been used: its pages then no longer count as
+            memory. Reading the batch again is slower, but safe.
     """
 
     batch: Any
@@ -44,24 +43,24 @@ class Chunk:
 
 
 def in_memory(batch: Any) -> Chunk:
-    """A record batch that goes with its last reference."""
+    """Return a chunk of a record batch whose memory is freed with the last reference to it."""
     return Chunk(batch, lambda: None)
 
 
 def default_budget(directory: Path, ranks: int) -> int:
-    """Bytes that each of so many ranks on this disk may take, so that YARN finds enough free."""
+    """Return the bytes that each of the ranks on this disk may use, so that enough stays free."""
     usage = shutil.disk_usage(directory)
     return max(0, int(usage.free - _KEPT_FREE * usage.total) // ranks)
 
 
 class Cache:
-    """Files of record batches in a directory.
+    """A directory with files of record batches.
 
     Several threads and processes may use it at the same time.
 
     Args:
-        directory: where they are; its owner makes and removes it.
-        budget: bytes that its files may have in all; what does not fit is not kept.
+        directory: the directory; its owner creates and removes it.
+        budget: the most bytes of all files together; what does not fit is not cached.
     """
 
     def __init__(self, directory: Path, budget: int) -> None:
@@ -70,7 +69,7 @@ class Cache:
         self._full = False
 
     def read(self, key: str) -> Iterator[Chunk] | None:
-        """The record batches kept under the key; None where there are none."""
+        """Return the record batches that are cached under the key, or None if there are none."""
         try:
             file = (self._directory / key).open("rb")
         except FileNotFoundError:
@@ -80,10 +79,10 @@ class Cache:
 
     @contextlib.contextmanager
     def keeping(self, key: str, schema: Any, scribe: Scribe) -> Iterator[Callable[[Any], None]]:
-        """Keeps the record batches that are given to the function, if the context ends well.
+        """Yield a function that caches record batches under the key, if the context ends well.
 
-        They are there once the scribe has ended, or was asked for them. Where the budget or the
-        disk is too small, they are not kept, which is no error.
+        They can be read once the scribe has ended, or its `wait_for` has returned. If the budget or
+        the disk is too small, they are not cached, which is not an error.
         """
         draft = None if self._full else self._draft(key)
         if draft is None:
@@ -106,7 +105,7 @@ class Cache:
             self._full = True
 
     def _draft(self, key: str) -> Path | None:
-        """A new file; None where the disk has no room, or the directory was removed."""
+        """Return a new file, or None if the disk has no room or the directory was removed."""
         try:
             (self._directory / key).parent.mkdir(mode=0o700, exist_ok=True)
             descriptor, name = tempfile.mkstemp(prefix=".", dir=self._directory)
@@ -118,21 +117,21 @@ class Cache:
     def _used(self) -> int:
         used = 0
         for entry in self._directory.rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # another's, not kept
+            with contextlib.suppress(FileNotFoundError):  # another writer's draft, removed since
                 used += entry.lstat().st_size
         return used
 
 
 class Scribe:
-    """Writes what one reader keeps, in a thread: some things while the next ones are made.
+    """The writer of what one reader caches, in a thread of its own, while the reader goes on.
 
-    A context manager, at whose end all is written; of use in one thread.
+    A context manager, whose exit waits until all is written; for use in one thread.
     """
 
     def __init__(self) -> None:
         self._hand: Hand | None = None
         self._hangs = False
-        # Of what is under way, in its order.
+        # The keys of the work that is under way, in its order.
         self._keys: deque[str | None] = deque()
 
     def __enter__(self) -> Scribe:
@@ -144,11 +143,11 @@ class Scribe:
             self._hand.end()
 
     def give(self, work: Callable[[], None], key: str | None = None) -> None:
-        """Has something done after what was given before; of a disk that hangs nothing.
+        """Have the thread do some work after earlier work; drop it if the disk hangs.
 
         Args:
-            work: which raises nothing.
-            key: of the file that is there by it.
+            work: the work, which raises no exception.
+            key: key of the file that the work completes.
         """
         self._settle(_LATE - 1)
         if self._hangs:
@@ -159,29 +158,29 @@ class Scribe:
         self._hand.begin(work)
 
     def wait_for(self, key: str) -> None:
-        """Until a file is there that is about to be."""
+        """Wait until the file of a key is complete, if it is being written."""
         if key in self._keys:
             self._settle(0)
 
     def _settle(self, late: int) -> None:
-        """Waits until no more than so many things are under way."""
+        """Wait until at most `late` calls are under way, or the disk hangs."""
         while self._hand is not None and len(self._keys) > late and not self._hangs:
             try:
                 self._hand.end_of(_WRITE_SECONDS)
-            except TimeoutError:  # the lake has it all
+            except TimeoutError:  # no error: the lake has all the data
                 self._hangs = True
             self._keys.popleft()
 
 
 class _Writer:
-    """Writes a file of record batches, and gives up where they are too many, or the disk is full.
+    """The writer of a file of record batches; it gives up at the budget's end or on a full disk.
 
-    Used by the scribe's thread alone.
+    Only the scribe's thread uses it.
 
     Args:
-        draft: the file, which goes if it does not become another.
-        schema: of the record batches.
-        room: bytes that it may have, asked when it begins.
+        draft: the file, which is removed unless it is renamed.
+        schema: schema of the record batches.
+        room: returns the bytes that the file may have; called before the first record batch.
     """
 
     def __init__(self, draft: Path, schema: Any, room: Callable[[], int]) -> None:
@@ -198,7 +197,7 @@ class _Writer:
             return
         try:
             self._write(batch)
-        except OSError:  # the disk is full: the lake has it all
+        except OSError:  # the disk is full, which is no error: the lake has all the data
             self._failed = True
 
     def _write(self, batch: Any) -> None:
@@ -206,15 +205,15 @@ class _Writer:
 
         if self._writer is None:
             self._most = self._room()
-            # Not "wb", which cuts what is there to nothing: ext4 would write it to the disk while
-            # it is closed (`stores.filesystem.empty`).
+            # Not "wb", which truncates the file: ext4 would then write it to the disk while it is
+            # closed (`hopsgpu.storage.filesystem.empty`).
             self._file = pa.OSFile(str(self._draft), "ab")
             self._writer = pa.ipc.new_file(self._file, self._schema)
         self._check(self._file.tell() + pa.ipc.get_record_batch_size(batch))
         self._writer.write_batch(batch)
 
     def end(self, target: Path) -> bool:
-        """Renames the file; False where not all was written, or there is no directory any more."""
+        """Rename the file; return False if not all was written, or the directory is gone."""
         try:
             if self._failed or self._writer is None:
                 return False
@@ -230,8 +229,8 @@ class _Writer:
             self.abandon()
 
     def abandon(self) -> None:
-        """Removes what has not become another file."""
-        with contextlib.suppress(OSError):  # of a disk that is full, or was taken away
+        """Close the file, and remove it if it was not renamed."""
+        with contextlib.suppress(OSError):  # the disk is full, or was taken away
             if self._file is not None:
                 self._file.close()
             self._draft.unlink(missing_ok=True)
@@ -252,16 +251,16 @@ def _mapped(mapping: mmap.mmap) -> Iterator[Chunk]:
     for number in range(file.num_record_batches):
         batch = file.get_batch(number)
         end = _end(batch, whole.address + begin) - whole.address
-        # Here, where it keeps nobody waiting, and not in the training; it leaves others the GIL.
+        # Read the pages here, where nobody waits, and not in the training; this releases the GIL.
         pages[begin:end:_PAGE].max(initial=0)
         yield Chunk(batch, _release(mapping, begin, end))
         begin = end
 
 
 def _end(batch: Any, begin: int) -> int:
-    """The address after the batch's last byte; where it has none, as it begins."""
+    """Return the address after the batch's last byte, or `begin` if it has no bytes."""
     buffers = (buffer for column in batch.columns for buffer in column.buffers())
-    # An empty one may be anywhere, and not in the file.
+    # An empty buffer may be anywhere, even outside the file.
     return max(
         (int(b.address + b.size) for b in buffers if b is not None and b.size), default=begin
     )

@@ -1,9 +1,10 @@
 """Dates and timestamps of Parquet files that were written in the hybrid calendar.
 
-Spark 2, Spark 3 with `datetimeRebaseModeInWrite=LEGACY` and Hive count days in the Julian calendar
-before 1582-10-15; Arrow and NumPy count them in the proleptic Gregorian one. A file's key-value
-metadata tell which it has. What can be converted exactly is converted, as Spark does when it reads
-such a file (`RebaseDateTime` and `DataSourceUtils` of Spark 3.5); values that cannot are refused.
+Spark 2, Spark 3 with `datetimeRebaseModeInWrite=LEGACY` and Hive count days before 1582-10-15 in
+the Julian calendar; Arrow and NumPy count them in the proleptic Gregorian calendar. A file's
+key-value metadata tell which calendar it has. Values that can be converted exactly are converted,
+as Spark does when it reads such a file (`RebaseDateTime` and `DataSourceUtils` of Spark 3.5); other
+values are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _SPARK = "org.apache.spark."
-# Spark before 2.4 wrote its schema, and not yet its version.
+# Spark before 2.4 wrote its schema, but not yet its version.
 _SPARK_SCHEMA = "org.apache.spark.sql.parquet.row.metadata"
 _HIVE_ROOT = re.compile(r"^(?:\w+ )*group (?:field_id=\S+ )?hive_schema \{", re.MULTILINE)
 _UTC = re.compile(
@@ -34,17 +35,17 @@ _GREGORIAN_DAY = -141_427
 # 0000-03-01 of the Julian calendar; days since 1970-01-01.
 _JULIAN_ORIGIN = -719_470
 _FOUR_YEARS = 4 * 365 + 1
-# 1900-01-01, from which Java's two sets of time zones agree; seconds since 1970-01-01.
+# 1900-01-01, from which on Java's two sets of time zones agree; seconds since 1970-01-01.
 _ZONES_AGREE = -2_208_988_800
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What is done with a column's old values.
+    """The treatment of a column's old values.
 
     Attributes:
-        reason: why they are refused; None where they are converted.
+        reason: why they are refused; None if they are converted.
     """
 
     reason: str | None = None
@@ -55,12 +56,12 @@ _CONVERT = Rule()
 
 @dataclass(frozen=True)
 class Calendars:
-    """The calendars of one file's values; None for one that Arrow has too.
+    """The rules for one file's values; None for values that are in Arrow's calendar.
 
     Attributes:
-        dates: of columns of dates.
-        instants: of timestamps that are stored as INT64.
-        int96: of timestamps that are stored as INT96.
+        dates: rule for dates.
+        instants: rule for timestamps that are stored as INT64.
+        int96: rule for timestamps that are stored as INT96.
     """
 
     dates: Rule | None = None
@@ -68,11 +69,11 @@ class Calendars:
     int96: Rule | None = None
 
     def rule_of(self, kind: Any, physical: str) -> Rule | None:
-        """The rule for a column that Parquet stores.
+        """Return the rule for a column that Parquet stores.
 
         Args:
-            kind: its Arrow type.
-            physical: its Parquet type.
+            kind: Arrow type of the column.
+            physical: Parquet type of the column.
         """
         import pyarrow as pa
 
@@ -82,15 +83,15 @@ class Calendars:
             return None
         if physical == "INT96":
             return self.int96
-        # TIMESTAMP_NTZ: no writer that has it has the other calendar.
+        # TIMESTAMP_NTZ: no writer that has this type uses the other calendar.
         return None if kind.tz is None else self.instants
 
 
 def calendars_of(footer: Any) -> Calendars:
-    """The calendars that a file's writer used.
+    """Return the calendars that a file's writer used.
 
     Args:
-        footer: of pyarrow.
+        footer: the file's footer, as pyarrow reads it.
     """
     metadata = {
         key.decode(errors="replace"): value.decode(errors="replace")
@@ -136,12 +137,12 @@ def _of_hive(metadata: Mapping[str, str]) -> Calendars:
 
 
 def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
-    """Columns that no rank can read, as the statistics of the row groups tell, and why.
+    """Return the columns that no rank can read, according to row groups' statistics, and why.
 
     Args:
-        footer: of a file.
-        schema: of the file.
-        url: of the file.
+        footer: footer of a file.
+        schema: schema of the file.
+        url: URL of the file.
     """
     calendars = calendars_of(footer)
     found: dict[str, str] = {}
@@ -160,7 +161,10 @@ def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
 
 
 def _least(groups: Iterable[Any], number: int) -> int | None:
-    """The least value of a column that statistics tell; of INT96 they have no defined order."""
+    """Return the least value of a column in the statistics, or None if they have none.
+
+    Statistics of INT96 are ignored, because they have no defined order.
+    """
     found = []
     for group in groups:
         chunk = group.column(number)
@@ -171,14 +175,14 @@ def _least(groups: Iterable[Any], number: int) -> int | None:
 
 
 def check_readable(refused: Mapping[str, str], columns: Iterable[str]) -> None:
-    """Whether columns can be read.
+    """Raise an error unless columns can be read.
 
     Args:
-        refused: as from `refused_columns`.
-        columns: names.
+        refused: columns and reasons, from `refused_columns`.
+        columns: names of the columns.
 
     Raises:
-        ConfigError: of one the values are known only to their writer.
+        ConfigError: a column has values whose meaning only their writer knows.
     """
     problems = [refused[name] for name in columns if name in refused]
     if problems:
@@ -201,13 +205,13 @@ def _refusal(url: str, column: str, kind: Any, reason: str) -> str:
 
 
 def gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> Iterator[Any]:
-    """The record batches of a file with all dates and timestamps in Arrow's calendar.
+    """Return the record batches of a file with all dates and timestamps in Arrow's calendar.
 
     Args:
-        batches: as decoded.
-        footer: of the file.
-        schema: of the file.
-        url: of the file.
+        batches: the record batches, as they were decoded.
+        footer: footer of the file.
+        schema: schema of the file.
+        url: URL of the file.
 
     Raises:
         ConfigError: from the iterator: a value cannot be converted exactly.
@@ -238,7 +242,7 @@ def _batch(batch: Any, rules: Mapping[str, list[Rule | None]], url: str) -> Any:
 
 
 def _array(array: Any, rules: Iterator[Rule | None], column: str, url: str) -> Any:
-    """An Arrow array with its values converted; the rules are those of its leaves, in order."""
+    """Return an Arrow array with converted values; the rules are those of its leaves, in order."""
     import pyarrow as pa
 
     kind, types = array.type, pa.types
@@ -271,7 +275,7 @@ def _with_children(array: Any, below: Any, buffers: int) -> Any:
 
 
 def _first_safe(kind: Any) -> int:
-    """The first value, in the unit of the type, that has no other meaning in another calendar."""
+    """Return the first value, in the type's unit, that means the same in both calendars."""
     import pyarrow as pa
 
     if pa.types.is_date(kind):
@@ -301,16 +305,17 @@ def _values(array: Any, rule: Rule, column: str, url: str) -> Any:
 
 
 def _shifts(days: Array) -> Array:
-    """Days to add, so that a day of the hybrid calendar has its name in the Gregorian one.
+    """Return the days to add, so that days of the hybrid calendar keep their names.
 
-    A day that the Gregorian calendar does not have, as 1500-02-29, becomes the next that it has.
+    In the Gregorian calendar they then have the same year, month and day. A day that this calendar
+    does not have, such as 1500-02-29, becomes the next day that it has.
 
     Args:
-        days: since 1970-01-01.
+        days: days since 1970-01-01.
     """
     import numpy as np
 
-    # Years begin in March, so that a leap day is the last of its year.
+    # Years begin in March here, so that a leap day is the last day of its year.
     wide = days.astype(np.int64)
     years = (4 * (wide - _JULIAN_ORIGIN) + 3) // _FOUR_YEARS
     shifts = years // 400 - years // 100 + 2

@@ -1,4 +1,4 @@
-"""Arrow's columns as NumPy arrays: each type is converted, or refused by name."""
+"""The conversion of Arrow columns to NumPy arrays; other types are refused with their names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a column is to a framework."""
+    """The kind of a column's values, as frameworks distinguish them."""
 
     NUMBER = "numbers"
     TIME = "dates or times"
@@ -30,14 +30,14 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """How a column comes to NumPy.
+    """The conversion of a column to NumPy.
 
     Attributes:
-        name: of the column.
-        kind: of its values.
-        dtype: of the array; of the lists' elements where the kind is RAGGED.
-        shape: of a row, () for a number; of an element of the lists where the kind is RAGGED.
-        convert: makes an Arrow array the NumPy array.
+        name: name of the column.
+        kind: kind of its values.
+        dtype: dtype of the array; if the kind is RAGGED, that of the lists' elements.
+        shape: shape of a row, () for a number; if the kind is RAGGED, that of a list's element.
+        convert: converts an Arrow array to the NumPy array.
     """
 
     name: str
@@ -48,15 +48,15 @@ class Column:
 
 
 def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]) -> list[Column]:
-    """The columns that a rank asks for.
+    """Return the columns that a rank asks for.
 
     Args:
-        schema: Arrow's.
+        schema: the Arrow schema.
         columns: names, or None for all.
-        shapes: by column the shape of a row, for lists: (28, 28) for lists of 784 elements.
+        shapes: shape of a row by column, for lists: (28, 28) for lists of 784 elements.
 
     Raises:
-        ConfigError: no such column, a type that is not converted, or a shape that does not fit.
+        ConfigError: a column does not exist, its type is not converted, or its shape does not fit.
     """
     names = checked_names(schema, columns, shapes)
     return [column(schema.field(name), shapes.get(name)) for name in names]
@@ -65,15 +65,15 @@ def select(schema: Any, columns: Sequence[str] | None, shapes: Mapping[str, Any]
 def checked_names(
     schema: Any, columns: Sequence[str] | None, shapes: Collection[str] = ()
 ) -> list[str]:
-    """The names of the columns that a rank asks for.
+    """Return the names of the columns that a rank asks for.
 
     Args:
-        schema: Arrow's.
+        schema: the Arrow schema.
         columns: names, or None for all.
         shapes: names of columns that have a shape.
 
     Raises:
-        ConfigError: not names of columns, each once.
+        ConfigError: the names are not those of columns, each once.
     """
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: must be a list of names: [{columns!r}]")
@@ -89,11 +89,11 @@ def checked_names(
 
 
 def column(field: Any, shape: Any = None) -> Column:
-    """How a column of this name and type is converted.
+    """Return the conversion of a column of this name and type.
 
     Args:
-        field: Arrow's.
-        shape: of a row, where it holds lists; None to take the type's.
+        field: the Arrow field.
+        shape: shape of a row, if the column holds lists; None for that of the type.
 
     Raises:
         ConfigError: the type is not converted, or the shape does not fit it.
@@ -122,7 +122,7 @@ def column(field: Any, shape: Any = None) -> Column:
 
 
 def _is_tensor(kind: Any) -> bool:
-    """Whether it is of tensors in the order of rows, as NumPy has them."""
+    """Return whether a type is one of tensors in row-major order, which is NumPy's."""
     import pyarrow as pa
 
     if not isinstance(kind, pa.FixedShapeTensorType):
@@ -132,13 +132,14 @@ def _is_tensor(kind: Any) -> bool:
 
 
 def _single(name: str, kind: Any) -> Column:
-    """A column of numbers, dates or times."""
+    """Return a column of numbers, dates or times."""
     import numpy as np
     import pyarrow as pa
 
     types = pa.types
     if types.is_decimal(kind):
-        # By way of their digits: of a decimal itself Arrow's cast is not always the nearest double.
+        # By way of the digits: Arrow's cast of a decimal itself does not always give the nearest
+        # double.
         text, doubles = pa.string(), pa.float64()
         return Column(
             name,
@@ -148,7 +149,7 @@ def _single(name: str, kind: Any) -> Column:
             lambda array: _flat(name, array.cast(text).cast(doubles)),
         )
     if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        # `to_pandas_dtype` of pyarrow 18 wants pandas itself.
+        # `to_pandas_dtype` of pyarrow 18 requires pandas.
         dtype = pa.array([], kind).to_numpy(zero_copy_only=False).dtype
         return Column(name, Kind.NUMBER, dtype, (), lambda array: _flat(name, array))
     if types.is_date(kind):
@@ -206,7 +207,7 @@ def _ragged(name: str, array: Any, inner: Column) -> Array:
 
     values, offsets = _listed(name, array)
     converted = inner.convert(values)
-    converted.flags.writeable = False  # and so are the rows, which are views of it
+    converted.flags.writeable = False  # so the rows, which are views of it, are read-only too
     rows = np.empty(len(array), dtype=object)
     for row in range(len(array)):
         rows[row] = converted[offsets[row] : offsets[row + 1]]
@@ -214,7 +215,7 @@ def _ragged(name: str, array: Any, inner: Column) -> Array:
 
 
 def _listed(name: str, array: Any) -> tuple[Any, Array]:
-    """The elements of variable lists, and where each list begins and ends in them."""
+    """Return the elements of variable-length lists, and the offsets of the lists in them."""
     _refuse_null_lists(name, array)
     offsets: Array = array.offsets.to_numpy()
     first = int(offsets[0])
@@ -242,7 +243,7 @@ def _refuse_null_lists(name: str, array: Any) -> None:
 
 
 def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
-    """Lists whose length is in their type; the shape where it isn't the lists' own."""
+    """Return a column of lists whose length is in their type; `shape` replaces the type's."""
     import pyarrow as pa
 
     inner = column(pa.field(name, kind.value_type))
@@ -262,7 +263,7 @@ def _fixed(name: str, kind: Any, shape: tuple[int, ...] | None) -> Column:
 
 
 def _shaped(name: str, kind: Any, shape: tuple[int, ...]) -> Column:
-    """Lists as arrays of a shape that the user knows."""
+    """Return a column of lists as arrays of a shape that the user gives."""
     import pyarrow as pa
 
     size = math.prod(shape)

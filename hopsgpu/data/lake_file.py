@@ -1,4 +1,4 @@
-"""A file of the lake as pyarrow reads it."""
+"""A file on the lake that pyarrow can read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hopsgpu.storage.lake import Lake
 
 
 class LakeFile:
-    """Reads whole ranges, which file systems may answer in parts, and again where that can help.
+    """A reader of a file on the lake, with the methods that pyarrow requires of a Python file.
 
-    It has what pyarrow asks of a Python file.
+    It returns whole ranges, although file systems may answer in parts, and tries a failed read
+    again if that can help.
 
     Args:
         lake: the file.
@@ -27,13 +28,13 @@ class LakeFile:
         self._at = 0
         self._patience = lake.patience()
         self.closed = False
-        # As it is opened, so that the file system is asked once, and of what is read.
+        # From the open file: one request, and the size is that of the file that is read.
         self.size: int = self._patience(
             "read", lake.url, lambda _: self._opened().seek(0, os.SEEK_END)
         )
 
     def read(self, size: int = -1) -> memoryview:
-        """So many bytes, or what there is to the end."""
+        """Return the next `size` bytes; all up to the end if there are fewer, or it is negative."""
         left = max(self.size - self._at, 0)
         wanted = left if size is None or size < 0 else min(size, left)
         content: memoryview = self._patience(
@@ -68,7 +69,7 @@ class LakeFile:
                     raise OSError(f"it ends {wanted - filled} bytes before it should")
                 filled += count
         except BaseException:
-            self._let_go()  # another attempt has another connection
+            self._let_go()  # the next try opens another connection
             raise
         return content
 
@@ -84,7 +85,7 @@ class LakeFile:
 
 @contextlib.contextmanager
 def opened(lake: Lake) -> Iterator[tuple[Any, LakeFile]]:
-    """A file of the lake as a pyarrow.NativeFile, and the same as one of Python's."""
+    """Open a file on the lake; yield it as a pyarrow.NativeFile and as a LakeFile."""
     import pyarrow as pa
 
     with contextlib.closing(LakeFile(lake)) as file:

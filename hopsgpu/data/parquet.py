@@ -1,4 +1,4 @@
-"""Parquet files as hopsgpu reads them: the driver their footers, the ranks their rows."""
+"""The reading of Parquet files: the driver reads their footers, the ranks read their rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hopsgpu.storage.lake import Lake
 
 
 def read_footer(lake: Lake, handle: Any) -> Any:
-    """A Parquet file's footer.
+    """Return the footer of a Parquet file.
 
     Raises:
-        ConfigError: it is no Parquet file.
+        ConfigError: the file is not a Parquet file.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -26,11 +26,11 @@ def read_footer(lake: Lake, handle: Any) -> Any:
 
 
 def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[str] = ()) -> Any:
-    """A pyarrow.parquet.ParquetFile.
+    """Return a pyarrow.parquet.ParquetFile.
 
     Args:
-        handle: to read it by.
-        footer: of the file.
+        handle: the open file.
+        footer: footer of the file.
         buffer: bytes of each column that are read at a time; 0 for all of a row group.
         encoded: paths of columns that stay dictionary-encoded.
     """
@@ -40,19 +40,19 @@ def parquet_file(handle: Any, footer: Any, buffer: int = 0, encoded: Iterable[st
         handle,
         metadata=footer,
         buffer_size=buffer,
-        # It would have whole row groups in memory.
+        # Pre-buffering would hold whole row groups in memory.
         pre_buffer=False,
         read_dictionary=list(encoded),
-        # Spark's timestamps, of which nanoseconds have those from 1677 to 2262 alone.
+        # For Spark's timestamps: nanoseconds express only those from 1677 to 2262.
         coerce_int96_timestamp_unit="us",
     )
 
 
 def schema_of(handle: Any, footer: Any) -> Any:
-    """The columns without what differs among files of one table.
+    """Return a file's columns, without what may differ among the files of one table.
 
-    So without metadata, all nullable, none dictionary-encoded, and with small offsets; what is
-    read is cast to it.
+    The schema has no metadata, all columns are nullable, none is dictionary-encoded, and offsets
+    are small. The rows are cast to this schema when they are read.
     """
     import pyarrow as pa
 
@@ -85,11 +85,11 @@ def _plain(kind: Any) -> Any:
 
 
 def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
-    """Of the columns that Parquet stores, those of strings or binary: whether they are of lists.
+    """Return the numbers of the stored columns of strings or binary, with whether lists hold them.
 
     Args:
-        schema: of the file.
-        names: of the fields that are wanted.
+        schema: schema of the file.
+        names: names of the fields that are wanted.
     """
     return {
         numbers[0]: not _is_text(field.type)
@@ -101,16 +101,17 @@ def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
 def repeating(
     file: Callable[[Sequence[str]], Any], group: int, texts: Mapping[int, bool], longest: int
 ) -> list[str]:
-    """Paths of columns that are to be decoded a few rows at a time, and not as they are read.
+    """Return the paths of columns to decode a few rows at a time, instead of as they are read.
 
-    A value that is stored once takes memory as often as rows have it, which no footer tells. Where
-    all of a row group's are short it is decoded as it is read, which is quicker.
+    A value that is stored once takes memory for each row that has it, and no footer tells how many
+    have it. If all of a column's values in the row group are short, the column is decoded as it is
+    read, which is faster.
 
     Args:
-        file: the ParquetFile in which columns of these paths stay dictionary-encoded.
+        file: returns the ParquetFile in which columns of given paths stay dictionary-encoded.
         group: number of the row group.
-        texts: as from `text_columns`.
-        longest: bytes of a value that is short.
+        texts: columns of strings or binary, from `text_columns`.
+        longest: the most bytes of a short value.
     """
     import pyarrow.compute as pc
 
@@ -125,7 +126,7 @@ def repeating(
             (of_lists if is_of_lists else of_rows).append(chunk.path_in_schema)
     if not of_rows:
         return of_lists
-    # With a first row all values come that the row group has stored once.
+    # The first row comes with the dictionary, which has all values that the row group stores once.
     first = next(file(of_rows).iter_batches(1, [group], of_rows))
     lengths = (pc.max(pc.binary_length(first.column(n).dictionary)).as_py() for n in of_rows)
     return of_lists + [
@@ -136,7 +137,7 @@ def repeating(
 
 
 def _innermost(kind: Any) -> Any:
-    """The type of the elements of lists, and of those of lists of lists."""
+    """Return the type of the elements of lists, however deeply nested; other types as they are."""
     import pyarrow as pa
 
     types = pa.types

@@ -1,4 +1,4 @@
-"""Something read ahead in a thread, which ends with whoever reads it."""
+"""An iterator that is read ahead in a thread, which ends with the iterator."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# A read of the lake that is under way is not waited for longer; the thread ends after it.
+# The longest wait for a read of the lake that is under way; the thread ends after that read.
 _LONGEST_SECONDS = 10.0
 
 
 class _Buffer(Generic[T]):
-    """What is between the thread and its reader."""
+    """The items between the thread and its reader."""
 
     def __init__(self, room: int) -> None:
         self._room = room
@@ -26,7 +26,7 @@ class _Buffer(Generic[T]):
         self._error: BaseException | None = None
 
     def put(self, item: T) -> bool:
-        """Waits for room; False where nobody reads any more."""
+        """Wait for room and add an item; return False if nobody reads any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._items) < self._room)
             if self._closed:
@@ -36,7 +36,7 @@ class _Buffer(Generic[T]):
         return True
 
     def end(self, error: BaseException | None) -> None:
-        """No item comes any more."""
+        """Tell the reader that no item follows, or which error it is to raise."""
         with self._changed:
             self._ended, self._error = True, error
             self._changed.notify_all()
@@ -62,12 +62,13 @@ class _Buffer(Generic[T]):
 class Ahead(Iterator[T]):
     """An iterator whose items are made in a thread.
 
-    The thread ends when all are made, by `close()`, when the iterator is let go of, and when the
-    process exits. What making an item raises is raised in its place.
+    The thread ends when all items are made, by `close()`, when the iterator is garbage-collected,
+    and when the process exits. An error while an item is made is raised in the item's place.
 
     Args:
-        make: called in the thread, for the iterator that makes the items; it is closed there.
-        room: items that are made before they are asked for.
+        make: called in the thread; returns the iterator that makes the items, which the thread
+            closes.
+        room: number of items that are made before they are asked for.
     """
 
     def __init__(self, make: Callable[[], Iterator[T]], room: int) -> None:
@@ -82,7 +83,7 @@ class Ahead(Iterator[T]):
         return self._buffer.get()
 
     def close(self) -> None:
-        """Ends the thread; there are no more items."""
+        """End the thread; there are no more items."""
         self._end()
 
 
@@ -94,7 +95,7 @@ def _fill(make: Callable[[], Iterator[T]], buffer: _Buffer[T]) -> None:
             for item in items:
                 if not buffer.put(item):
                     break
-                del item  # it is the reader's now, and may be large
+                del item  # the reader has it now, and it may be large
         finally:
             if (close := getattr(items, "close", None)) is not None:
                 close()

@@ -1,4 +1,4 @@
-"""What a rank sees of its data: `context().data`."""
+"""A rank's view of its data: `context().data`."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
 
-# Blocks of record batches that are read before they are asked for.
+# Blocks, each from one record batch, that are read before they are asked for.
 _AHEAD = 3
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Batches that were asked for, checked.
+    """The checked arguments of a request for batches.
 
     Attributes:
-        columns: of each batch.
-        size: its rows.
-        seed: None for the shard's order.
-        drop_remainder: whether an epoch's last batch is left out where it is smaller.
+        columns: columns of each batch.
+        size: number of rows of a batch.
+        seed: seed of the shuffle; None for the shard's order.
+        drop_remainder: whether an epoch's last batch is left out if it is smaller.
     """
 
     columns: Sequence[Column]
@@ -54,14 +54,15 @@ class _Wanted:
 class RankData:
     """A rank's shard of the data.
 
-    A context manager: at its end what it kept on the local disk is removed. Its methods may be
-    used again and again, and several iterators at the same time.
+    A context manager: its exit removes what was cached on the local disk. Its methods may be called
+    any number of times, and several iterators may be in use at the same time.
 
     Args:
-        shard: which rows they are.
-        directory: on the local disk, for what is kept of them; None for one of its own in TMPDIR.
-        budget: bytes that may be kept there; None for this rank's part of what the disk has free,
-            but for 15 % of its size. What is beyond it is read from the lake in every epoch.
+        shard: the rows.
+        directory: directory on the local disk below which they are cached; None for TMPDIR.
+        budget: the most bytes that may be cached; None for this rank's part of the disk's free
+            space beyond 15 % of its size. Rows beyond the budget are read from the lake in every
+            epoch.
     """
 
     def __init__(
@@ -83,21 +84,21 @@ class RankData:
         self.close()
 
     def close(self) -> None:
-        """Removes what was kept on the local disk."""
-        # By another name first, so that a thread that still reads puts nothing into it.
+        """Remove what was cached on the local disk."""
+        # Renamed first, so that a thread that still reads writes nothing into it.
         gone = self._directory.with_name(f"{self._directory.name}-gone")
-        with contextlib.suppress(FileNotFoundError):  # closed before
+        with contextlib.suppress(FileNotFoundError):  # it is closed already
             self._directory.rename(gone)
             shutil.rmtree(gone, ignore_errors=True)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the shard."""
+        """Return the number of rows of the shard."""
         return self._shard.num_rows
 
     @property
     def schema(self) -> Any:
-        """The columns, as a pyarrow.Schema."""
+        """Return the columns as a pyarrow.Schema."""
         return self._shard.arrow_schema
 
     def batches(
@@ -112,30 +113,31 @@ class RankData:
         drop_remainder: bool = False,
         shapes: Mapping[str, Any] | None = None,
     ) -> Iterator[dict[str, Array]]:
-        """The rows as NumPy arrays, read ahead.
+        """Return the rows in batches of NumPy arrays, which are read ahead.
 
-        The first time they come from the lake and are kept on the local disk, from which they
-        come later. The thread that reads ends with the iterator, also where a loop over it is
-        left early.
+        In the first epoch the rows come from the lake and are cached on the local disk, from which
+        later epochs read them. The thread that reads ends with the iterator, also if a loop over
+        it ends early.
 
         Args:
-            batch_size: rows of a batch; the last of an epoch may be smaller.
+            batch_size: rows of a batch; the last batch of an epoch may be smaller.
             columns: names, or None for all.
             shuffle: False for the order of the shard, whose row groups the launch has shuffled;
-                True to shuffle row groups, and within a window of 32 MiB the rows of several.
-            seed: decides, with the epoch, the order of rows.
-            epochs: how often all rows come; None for ever.
-            epoch: number of the first.
-            drop_remainder: leaves out an epoch's last batch where it is smaller.
-            shapes: by column the shape of a row, for columns of lists, as {"image": (28, 28)}.
+                True to shuffle row groups, and the rows of several within a window of 32 MiB.
+            seed: determines, with the epoch, the order of the rows.
+            epochs: number of epochs, each of which has all rows; None for no end.
+            epoch: number of the first epoch.
+            drop_remainder: whether to leave out an epoch's last batch if it is smaller.
+            shapes: shape of a row by column, for columns of lists, as {"image": (28, 28)}.
 
         Returns:
-            An iterator of dicts with an array by column, the rows along its first axis. The arrays
-            are read-only: copy one before you change it.
+            An iterator of dicts with an array by column, which has the rows along its first axis.
+            The arrays are read-only: copy one to change it.
 
         Raises:
-            ConfigError: arguments that are none, a column of a type that is not converted, and
-                from the iterator a column with nulls of a type that has none in NumPy.
+            ConfigError: an argument is invalid, or a column has a type, dates or timestamps that
+                are not converted; from the iterator: a column has such dates or timestamps, or
+                nulls for which its NumPy type has no value.
             StoreError: from the iterator: the lake refused, or the data has changed.
         """
         wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
@@ -157,29 +159,30 @@ class RankData:
         shapes: Mapping[str, Any] | None = None,
         pin_memory: bool | None = None,
     ) -> Any:
-        """The rows as a torch IterableDataset of batches.
+        """Return the rows as a torch IterableDataset of batches.
 
-        Use it as it is, or in `DataLoader(dataset, batch_size=None)` without workers: it reads
-        ahead itself. Each iteration over it is an epoch, with an order of its own where shuffled.
-        Its length is the number of batches.
+        Use it directly, or in `DataLoader(dataset, batch_size=None)` without workers: it reads
+        ahead itself. Each iteration over it is an epoch, with its own order if the rows are
+        shuffled. Its length is the number of batches.
 
         Args:
             batch_size: as for `batches`.
             columns: as for `batches`.
             shuffle: as for `batches`.
             seed: as for `batches`.
-            epoch: number of the first iteration's epoch; `set_epoch()` sets it later.
+            epoch: number of the first iteration's epoch; `set_epoch()` sets that of the next one.
             drop_remainder: as for `batches`.
             shapes: as for `batches`.
-            pin_memory: whether tensors are page-locked, for copies to the GPU that need no wait;
-                None where there is a GPU.
+            pin_memory: whether tensors are page-locked, so that copies to the GPU need no wait;
+                None to have them page-locked if there is a GPU.
 
         Returns:
             A dataset of dicts: tensors of numbers, lists of str for strings, of bytes for binary,
-            of tensors for lists of numbers of different lengths, and of NumPy arrays for others.
+            of tensors for lists of numbers of different lengths, and of NumPy arrays for other
+            lists.
 
         Raises:
-            ConfigError: as for `batches`, and for dates and times.
+            ConfigError: as for `batches`, or a column has dates or times.
         """
         wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
         first = _whole(epoch, "epoch", 0)
@@ -197,10 +200,10 @@ class RankData:
         drop_remainder: bool = False,
         shapes: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The rows as a tf.data.Dataset of batches.
+        """Return the rows as a tf.data.Dataset of batches.
 
-        Each iteration over it is an epoch, with an order of its own where shuffled; it knows its
-        cardinality.
+        Each iteration over it is an epoch, with its own order if the rows are shuffled. The dataset
+        knows its cardinality.
 
         Args:
             batch_size: as for `batches`.
@@ -208,7 +211,7 @@ class RankData:
             shuffle: as for `batches`.
             seed: as for `batches`.
             epoch: number of the first iteration's epoch.
-            drop_remainder: as for `batches`; then the batch dimension is known.
+            drop_remainder: as for `batches`; if true, the batch dimension is known.
             shapes: as for `batches`.
 
         Returns:
@@ -216,7 +219,7 @@ class RankData:
             ragged tensors for lists of numbers of different lengths.
 
         Raises:
-            ConfigError: as for `batches`, and for dates, times and nested lists.
+            ConfigError: as for `batches`, or a column has dates, times or nested lists.
         """
         wanted = self._wanted(batch_size, columns, shuffle, seed, drop_remainder, shapes)
         first = _whole(epoch, "epoch", 0)
@@ -225,10 +228,11 @@ class RankData:
         return tensorflow.dataset(batches, wanted.columns, self._count(wanted), first, rows)
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> Any:
-        """All rows of the shard as a pyarrow.Table, in memory.
+        """Return all rows of the shard as a pyarrow.Table, in memory.
 
         Raises:
-            ConfigError: not names of columns, each once.
+            ConfigError: the names are not those of columns, each once, or a column has dates or
+                timestamps that are not converted.
             StoreError: the lake refused, or the data has changed.
         """
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""A rank's shards on their way to it, and what it makes of them: `context().data`."""
+"""The shards that a rank receives, and the data that it opens from them: `context().data`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hopsgpu.data.shard import Shard
 from hopsgpu.errors import StoreError
 from hopsgpu.units import MIB
 
-# Of the shards of all ranks, which the driver has in memory: some millions of row groups.
+# The most bytes of all ranks' shards, which the driver has in memory: some millions of row groups.
 MOST_DEALT = 64 * MIB
-# File names repeat nearly all of themselves; more effort saves little.
+# File names differ in little, so more effort saves little.
 _EFFORT = 1
 
 
@@ -25,25 +25,25 @@ class Dealt:
     """The shards of one rank.
 
     Attributes:
-        shards: by the name of the data.
-        single: whether the data was given by itself, and not under a name.
+        shards: the shards, by the name of the data.
+        single: whether the data was given without a name.
     """
 
     shards: Mapping[str, Shard]
     single: bool
 
     def dump(self) -> bytes:
-        """For the way: JSON, compressed."""
+        """Return the shards as compressed JSON, which is sent to the rank."""
         shards = {name: shard.dump().decode() for name, shard in self.shards.items()}
         content = {"single": self.single, "shards": shards}
         return zlib.compress(json.dumps(content).encode(), _EFFORT)
 
     @classmethod
     def load(cls, dumped: bytes) -> Dealt:
-        """What was dumped.
+        """Return the shards that `dump` encoded.
 
         Raises:
-            StoreError: it is of another version of hopsgpu, or damaged.
+            StoreError: the bytes are of another version of hopsgpu, or damaged.
         """
         try:
             content = json.loads(zlib.decompress(dumped))
@@ -54,18 +54,21 @@ class Dealt:
 
 
 def parts(budget: int, sizes: Sequence[int]) -> list[int]:
-    """A budget cut in proportion to the sizes, so that it is enough for all or short for each."""
+    """Return the parts of a budget, in proportion to the sizes.
+
+    So the parts suffice for all of the data, or each is too small for its own.
+    """
     whole = max(sum(sizes), 1)
     return [budget * size // whole for size in sizes]
 
 
 def opened(dealt: Dealt, directory: Path, sharers: int) -> RankData | dict[str, RankData]:
-    """A rank's data, kept below a directory.
+    """Return a rank's data, which is cached below a directory.
 
     Args:
-        dealt: its shards.
-        directory: made where it is not there; whoever calls removes it.
-        sharers: ranks that keep theirs on this disk.
+        dealt: the rank's shards.
+        directory: the directory, created if it does not exist; the caller removes it.
+        sharers: number of ranks that cache their data on this disk.
     """
     directory.mkdir(mode=0o700, exist_ok=True)
     sizes = [shard.num_rows * shard.row_bytes for shard in dealt.shards.values()]

@@ -1,4 +1,4 @@
-"""A shard's rows as they lie on the lake, in record batches of bounded size."""
+"""A reader of a shard's rows on the lake, in record batches of bounded size."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import Lake, store_errors
 from hopsgpu.units import MIB
 
-# Of a record batch.
+# The most bytes of a record batch.
 _CHUNK_BYTES = 8 * MIB
-# Of what is decoded at a time, where strings that the file has once are in many rows.
+# The most bytes that are decoded at a time if many rows have a string that the file stores once.
 _STEP_BYTES = 32 * MIB
-# Of each column of a large row group.
+# The read buffer of each column of a large row group.
 _BUFFER_BYTES = MIB
 _MOST_ROWS = 65_536
-# Lists and strings may be longer in some rows than the footer says they are in all.
+# Fewer, since lists and strings may be longer in some rows than the average that the footer gives.
 _MOST_ROWS_VARIABLE = 8_192
-# Of a row group whose lists take no more than this in all, whichever rows they are in.
+# If the values of a row group take no more than this in all, more of its rows are decoded at a
+# time, whichever rows its lists are in.
 _MOST_IN_LISTS = 2 * _CHUNK_BYTES
-# Row groups that are fetched at a time: one connection to a DataNode is slower than what decodes.
+# Row groups that are fetched at a time: one connection to a DataNode is slower than the decoder.
 FETCHES = 2
 
 
 def chunk_rows(schema: Any, row_bytes: int) -> int:
-    """Rows that are decoded at a time: a power of two, so that batches of such sizes fit in.
+    """Return the number of rows to decode at a time.
+
+    It is a power of two, so that batches of such sizes fit in.
 
     Args:
-        schema: of the columns that are read.
-        row_bytes: of a row with all columns, estimated.
+        schema: schema of the columns that are read.
+        row_bytes: estimated bytes of a row with all columns.
     """
     widths = [fixed_bytes(field.type) for field in schema]
     known = [width for width in widths if width is not None]
@@ -55,14 +58,14 @@ def _power_of_two(most: int, row_bytes: int) -> int:
 
 
 def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
-    """Bytes of each value of the columns that Parquet stores, by their numbers.
+    """Return the bytes of each value of the columns that Parquet stores, by column number.
 
     Args:
-        schema: of the file.
-        names: of the fields that are wanted.
+        schema: schema of the file.
+        names: names of the fields that are wanted.
 
     Returns:
-        None where there are values that differ in size: strings and binary.
+        The bytes by column number; None if values differ in size, as strings and binary do.
     """
     widths: dict[int, int] = {}
     for field, numbers in stored_columns(schema):
@@ -76,15 +79,15 @@ def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
 
 
 class LakeReader:
-    """Reads slices of a shard; of use in the thread and the process that made it.
+    """A reader of slices of a shard, for use in the thread and the process that created it.
 
-    A context manager, at whose end its own threads end, which fetch.
+    A context manager: its exit ends the reader's own threads, which fetch row groups.
 
     Args:
-        shard: whose slices they are.
-        schema: of the columns that are read.
-        most: bytes of a row group that is fetched as a whole; of larger ones a buffer of each
-            column is in memory.
+        shard: the shard that has the slices.
+        schema: schema of the columns that are read.
+        most: the most bytes of a row group that is fetched as a whole; for a larger one, a buffer
+            for each column is in memory.
     """
 
     def __init__(self, shard: Shard, schema: Any, most: int) -> None:
@@ -105,15 +108,15 @@ class LakeReader:
         self._threads.shutdown(cancel_futures=True)
 
     def chunks(self, parts: Sequence[Slice], ahead: int) -> Iterator[Any]:
-        """The record batches of slices, in order; the first slice is fetched at once.
+        """Return the record batches of slices, in order; start to fetch the first slice at once.
 
         Args:
-            parts: the slices; of one row group after each other, and in its order.
-            ahead: row groups in memory beside the one that is decoded.
+            parts: the slices; those of one row group follow each other, in the group's order.
+            ahead: number of row groups in memory beside the one that is decoded.
 
         Raises:
-            StoreError: from the iterator: the lake refused, or the file is no longer the one that
-                was planned with.
+            StoreError: from the iterator: the lake refused, or the file has changed since the
+                shards were planned.
         """
         runs = list(_runs(parts))
         return _joined(self._batches(runs, deque([self._fetching(runs[0])]), ahead))
@@ -150,7 +153,7 @@ class LakeReader:
                 yield from _bounded(batch, self._schema)
 
     def _rows_of(self, group: Any) -> int:
-        """Rows of a row group that are decoded at a time."""
+        """Return the number of rows of a row group to decode at a time."""
         if self._widths is None or not group.num_rows:
             return self._rows
         size = sum(
@@ -162,7 +165,7 @@ class LakeReader:
 
 
 def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """The slices of each row group that are read in one pass over it."""
+    """Yield, for each pass over a row group, the slices that the pass reads."""
     run: list[Slice] = []
     for part in parts:
         if run and (part[:2] != run[-1][:2] or part.first < run[-1].first + run[-1].rows):
@@ -174,7 +177,7 @@ def _runs(parts: Iterable[Slice]) -> Iterator[list[Slice]]:
 
 
 def _within(batches: Iterator[Any], run: Sequence[Slice], lake: Lake) -> Iterator[Any]:
-    """The rows of the slices, of a row group's record batches."""
+    """Yield the rows of the slices from a row group's record batches."""
     pending = deque(run)
     begin = 0
     while pending:
@@ -197,7 +200,7 @@ def _within(batches: Iterator[Any], run: Sequence[Slice], lake: Lake) -> Iterato
 
 
 def _bounded(batch: Any, schema: Any) -> Iterator[Any]:
-    """The rows as batches with the schema that are small in memory."""
+    """Yield the rows as batches that have the schema and are small in memory."""
     import pyarrow as pa
 
     for part, _ in in_parts(batch, _size, _CHUNK_BYTES):
@@ -212,7 +215,10 @@ def _size(batch: Any) -> int:
 
 
 def _joined(batches: Iterable[Any]) -> Iterator[Any]:
-    """The rows as larger record batches: a small one costs a later epoch what a large one does."""
+    """Yield the rows as larger record batches.
+
+    In later epochs, a small batch costs as much time as a large one.
+    """
     held: list[Any] = []
     rows = size = 0
     for batch in batches:
@@ -226,7 +232,7 @@ def _joined(batches: Iterable[Any]) -> Iterator[Any]:
         held.append(one)
         del one
         rows, size = rows + number, size + more
-        # The next is probably as large, and is not waited for.
+        # The next batch is probably as large; if it will not fit, do not wait for it.
         if not _fits(rows + number, size + more):
             joined, held, rows, size = _one(held), [], 0, 0
             yield joined
@@ -236,7 +242,10 @@ def _joined(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def _alone(batch: Any) -> Any:
-    """A record batch that has no more memory than twice its own: a slice keeps all it is of."""
+    """Return a record batch that holds at most twice its own size in memory.
+
+    A slice keeps the memory of the whole batch that it is a part of.
+    """
     import pyarrow as pa
 
     if batch.get_total_buffer_size() <= 2 * batch.nbytes:

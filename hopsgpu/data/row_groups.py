@@ -1,4 +1,4 @@
-"""Row groups fetched from the lake as a whole, while others are decoded."""
+"""The fetcher of whole row groups from the lake, which works while others are decoded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _FOOTERS = 32
 
 @dataclass(frozen=True)
 class Fetched:
-    """A row group.
+    """A row group that was fetched.
 
     Attributes:
-        lake: the file it is of.
-        footer: the file's.
-        content: the row group's bytes, as a file for pyarrow; None where it is too large to be
-            fetched as a whole.
+        lake: the file of the row group.
+        footer: the file's footer.
+        content: the row group's bytes, as a file for pyarrow; None if the row group is too large
+            to be fetched as a whole.
     """
 
     lake: Lake
@@ -36,12 +36,12 @@ class Fetched:
 
 
 class Fetcher:
-    """Fetches row groups; several threads may use it at the same time.
+    """A fetcher of row groups, which several threads may use at the same time.
 
     Args:
-        shard: whose row groups they are.
-        columns: names of those that are wanted.
-        most: bytes of a row group that is fetched as a whole.
+        shard: the shard that has rows of the row groups.
+        columns: names of the columns that are wanted.
+        most: the most bytes of a row group that is fetched as a whole.
     """
 
     def __init__(self, shard: Shard, columns: Sequence[str], most: int) -> None:
@@ -59,14 +59,14 @@ class Fetcher:
         self._one = threading.Lock()
 
     def stop(self) -> None:
-        """Has fetches that would be tried again end."""
+        """End the fetches that would be tried again."""
         self._unwanted.set()
 
     def fetch(self, part: Slice) -> Fetched:
-        """The row group that a slice is of.
+        """Return the row group that a slice belongs to.
 
         Raises:
-            StoreError: the lake refused, or the file is no longer the one that was planned with.
+            StoreError: the lake refused, or the file has changed since the shards were planned.
         """
         known = self._shard.files[part.file]
         lake = self._root / known.name if known.name else self._root
@@ -87,7 +87,7 @@ class Fetcher:
         with self._one:
             footer = self._footers.get(number)
         if footer is None:
-            # Not while another waits, who may be faster: that both read it does no harm.
+            # Without the lock, since another thread may be faster; reading it twice does no harm.
             footer = read_footer(lake, handle)
         with self._one:
             self._footers[number] = footer
@@ -97,7 +97,7 @@ class Fetcher:
         return footer
 
     def _range(self, group: Any) -> tuple[int, int]:
-        """Where the columns lie in the file."""
+        """Return the offsets in the file at which the wanted columns begin and end."""
         ranges = []
         for number in self._numbers:
             column = group.column(number)
@@ -109,16 +109,19 @@ class Fetcher:
 
 
 class PartFile:
-    """A range of a file, in memory, at its place; it has what pyarrow asks of a Python file."""
+    """A range of a file in memory, with the methods that pyarrow requires of a Python file.
+
+    Offsets are those in the whole file.
+    """
 
     def __init__(self, begin: int, content: memoryview) -> None:
         self._begin = begin
-        self._content = content  # of which a part is no copy
+        self._content = content  # a memoryview, a slice of which is no copy
         self._at = 0
         self.closed = False
 
     def read(self, size: int = -1) -> memoryview:
-        """So many bytes, of those that are there."""
+        """Return the next `size` bytes that the range has; all up to its end if it is negative."""
         first = self._at - self._begin
         end = len(self._content) if size < 0 else first + size
         part = self._content[first:end] if first >= 0 else self._content[:0]

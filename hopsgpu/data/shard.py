@@ -1,4 +1,4 @@
-"""A rank's shard: which rows of which Parquet files are its own."""
+"""A rank's shard: the rows of Parquet files that the rank reads."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Slice(NamedTuple):
     """Consecutive rows of one row group.
 
     Attributes:
-        file: its number among the shard's files.
-        group: the row group's number in the file.
-        first: the first row within the group.
-        rows: how many.
+        file: number of the file among the shard's files.
+        group: number of the row group in the file.
+        first: number of the first row in the row group.
+        rows: number of rows.
     """
 
     file: int
@@ -31,11 +31,11 @@ class Slice(NamedTuple):
 
 
 class ShardFile(NamedTuple):
-    """A Parquet file of which a shard has rows.
+    """A Parquet file from which a shard has rows.
 
     Attributes:
-        name: below the source's URL; "" where the URL is the file's own.
-        size: bytes, by which a file that was replaced is found out.
+        name: path below the source's URL; "" if the URL is the file's own.
+        size: bytes; another size shows that the file was replaced.
     """
 
     name: str
@@ -47,12 +47,12 @@ class Shard:
     """The rows of one rank, in the order in which they are read.
 
     Attributes:
-        url: of the directory, or of the one file.
-        files: those with rows of the shard.
-        slices: its rows.
-        row_bytes: a row's size in memory, estimated as in `Source`.
-        schema: of the files, as Arrow serialises it.
-        refused: columns that cannot be read, and why, as in `Source`.
+        url: URL of the directory, or of the one file.
+        files: the files that have rows of the shard.
+        slices: the rows.
+        row_bytes: estimated bytes of a row in memory, as in `Source`.
+        schema: schema of the files, as Arrow serialises it.
+        refused: columns that cannot be read, each with the reason, as in `Source`.
     """
 
     url: str
@@ -64,18 +64,18 @@ class Shard:
 
     @property
     def num_rows(self) -> int:
-        """Rows of the shard."""
+        """Return the number of rows of the shard."""
         return sum(part.rows for part in self.slices)
 
     @functools.cached_property
     def arrow_schema(self) -> Any:
-        """The schema, as a pyarrow.Schema."""
+        """Return the schema as a pyarrow.Schema."""
         import pyarrow as pa
 
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
     def dump(self) -> bytes:
-        """The shard as JSON."""
+        """Return the shard as JSON."""
         content = {
             "version": _VERSION,
             "url": self.url,
@@ -89,10 +89,10 @@ class Shard:
 
     @classmethod
     def load(cls, dumped: bytes) -> Shard:
-        """The shard that was dumped.
+        """Return the shard that `dump` encoded.
 
         Raises:
-            StoreError: no shard, or one of another version of hopsgpu.
+            StoreError: the bytes are not a shard, or one of another version of hopsgpu.
         """
         try:
             content: dict[str, Any] = json.loads(dumped)

@@ -1,4 +1,4 @@
-"""Who reads which rows: exact row ranges from the footers alone, without a shuffle."""
+"""The plan of which rank reads which rows: exact ranges, from footers alone, without a shuffle."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.units import counted
 
 REMAINDERS = ("drop", "pad", "keep")
-# Places of the data that a rank's rows come from: of much fewer, sorted data would bias it.
+# Places in the data that a rank's rows come from: with far fewer, sorted data would bias the rank.
 _PLACES = 32
 
 
 def check_dealing(remainder: object, seed: object) -> None:
-    """Whether rows can be dealt so.
+    """Raise an error unless rows can be dealt with these arguments.
 
     Raises:
-        ConfigError: another remainder, or a seed that is not an integer ≥ 0.
+        ConfigError: the remainder is another string, or the seed is not an integer ≥ 0.
     """
     if remainder not in REMAINDERS:
         raise ConfigError(
@@ -35,23 +35,23 @@ def check_dealing(remainder: object, seed: object) -> None:
 def plan_slices(
     groups: Sequence[Sequence[int]], ranks: int, *, remainder: str = "drop", seed: int = 0
 ) -> tuple[tuple[Slice, ...], ...]:
-    """The rows of each rank.
+    """Return the rows of each rank.
 
-    The row groups are put into an order that the seed decides, so that sorted data does not bias
-    a rank, and the rows in that order are cut into one range for each rank. Row groups with more
-    than a thirty-second of a rank's rows are put into that order in parts, which several ranks
+    The row groups are put into an order that the seed determines, so that sorted data does not bias
+    a rank, and the rows in that order are cut into one range for each rank. A row group with more
+    than a thirty-second of a rank's rows is put into that order in parts, which several ranks
     read.
 
     Args:
-        groups: for each file the rows of each of its row groups.
-        ranks: of the gang.
-        remainder: what becomes of the rows beyond a multiple of the ranks: "drop" leaves them out,
-            "pad" repeats others, so that with both all ranks have equally many; with "keep" every
-            row is read once, and some ranks have one row more than others.
-        seed: decides the order of the row groups, or of their parts.
+        groups: number of rows of each row group of each file.
+        ranks: number of ranks of the gang.
+        remainder: what happens to the rows beyond a multiple of the number of ranks: "drop" leaves
+            them out and "pad" repeats other rows, so that all ranks have equally many rows; with
+            "keep" every row is read once, and some ranks have one row more than others.
+        seed: determines the order of the row groups, or of their parts.
 
     Raises:
-        ConfigError: fewer rows than ranks, or another remainder.
+        ConfigError: there are fewer rows than ranks, or `check_dealing` refuses an argument.
     """
     check_dealing(remainder, seed)
     total = sum(map(sum, groups))
@@ -75,7 +75,7 @@ def plan_slices(
 
 
 def _parts(whole: Slice, parts: int) -> Iterator[Slice]:
-    """The slice in so many parts, or as many as it has rows; one at least."""
+    """Yield the slice in `parts` parts, but at most one for each row, and at least one."""
     parts = max(1, min(parts, whole.rows))
     begins = [whole.first + number * whole.rows // parts for number in range(parts + 1)]
     for begin, end in itertools.pairwise(begins):
@@ -83,7 +83,7 @@ def _parts(whole: Slice, parts: int) -> Iterator[Slice]:
 
 
 def _gathered(share: Iterable[Slice]) -> Iterator[Slice]:
-    """The slices of a row group after each other, in its order, so that it is read once."""
+    """Yield the slices by row group and in its order, joined, so that each group is read once."""
     groups: dict[tuple[int, int], list[Slice]] = {}
     for part in share:
         groups.setdefault((part.file, part.group), []).append(part)
@@ -109,7 +109,7 @@ def _first_rows(order: Iterable[Slice], wanted: int) -> list[Slice]:
 
 
 def _ranges(order: Sequence[Slice], ends: Sequence[int]) -> Iterator[tuple[Slice, ...]]:
-    """The rows from each end to the next, rows being counted through all slices."""
+    """Yield the rows from each end to the next; the ends count the rows of all slices."""
     begins = [0, *itertools.accumulate(part.rows for part in order)]
     for begin, end in itertools.pairwise(ends):
         first = bisect.bisect_right(begins, begin) - 1
@@ -125,16 +125,16 @@ def _ranges(order: Sequence[Slice], ends: Sequence[int]) -> Iterator[tuple[Slice
 def plan_shards(
     source: Source, ranks: int, *, remainder: str = "drop", seed: int = 0
 ) -> tuple[Shard, ...]:
-    """The shard of each rank.
+    """Return the shard of each rank.
 
     Args:
         source: the data.
-        ranks: of the gang.
+        ranks: number of ranks of the gang.
         remainder: as for `plan_slices`.
         seed: as for `plan_slices`.
 
     Raises:
-        ConfigError: fewer rows than ranks, or another remainder.
+        ConfigError: as for `plan_slices`.
     """
     shares = plan_slices(
         [file.groups for file in source.files], ranks, remainder=remainder, seed=seed
@@ -143,7 +143,7 @@ def plan_shards(
 
 
 def _shard(source: Source, share: Sequence[Slice]) -> Shard:
-    # A rank is told of its own files only.
+    # A rank receives the names of its own files only.
     numbers = {number: place for place, number in enumerate(sorted({s.file for s in share}))}
     files = (source.files[number] for number in numbers)
     return Shard(

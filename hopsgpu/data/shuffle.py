@@ -1,4 +1,4 @@
-"""The order in which a rank reads its shard: by pieces, and shuffled by seed and epoch."""
+"""The order in which a rank reads its shard: in pieces, shuffled by seed and epoch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from hopsgpu.units import MIB
 
 T = TypeVar("T")
 
-# Of slices that are kept in one file and read one after the other.
+# A piece of this size is full: its slices are cached in one file and read one after another.
 _PIECE_BYTES = 32 * MIB
 
 
 def pieces_of(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...], ...]:
-    """Slices bundled in their order, so that small row groups are no file each.
+    """Return the slices bundled in their order, so that small row groups share a cache file.
 
-    Slices of a row group that come one after the other stay together: they are read in one pass.
+    Consecutive slices of one row group stay in one piece, so that one pass reads them.
     """
     pieces: list[tuple[Slice, ...]] = []
     piece: list[Slice] = []
@@ -35,17 +35,16 @@ def pieces_of(slices: Iterable[Slice], row_bytes: int) -> tuple[tuple[Slice, ...
 
 
 def shuffled(items: Sequence[T], seed: int, epoch: int) -> list[T]:
-    """The items in an order that seed and epoch decide."""
+    """Return the items in an order that seed and epoch determine."""
     order = list(items)
     random.Random(f"{seed} {epoch}").shuffle(order)
     return order
 
 
 def interleaved(streams: Iterable[Callable[[], Iterator[T]]], width: int) -> Iterator[T]:
-    """Items of streams in turn, of so many streams at a time.
+    """Yield items of the streams in turn, from `width` streams at a time.
 
-    A stream is begun one before its turn comes, so that it can fetch ahead; all are closed at the
-    end.
+    One stream more is begun before its turn, so that it can fetch ahead. All are closed at the end.
     """
     waiting = iter(streams)
     begun: list[Iterator[T]] = []

@@ -1,7 +1,7 @@
-"""What rows take in a rank's memory, whatever they take in a file.
+"""The memory that rows take in a rank, whatever they take in a file.
 
-Parquet stores a value that repeats once, so the size of a file says little. All counts here depend
-on rows and types alone: the order of shuffled rows follows from them, and is to be the same
+Parquet stores a repeated value once, so the size of a file says little. All sizes of arrays here
+depend only on rows and types: the order of shuffled rows follows from them, and must be the same
 wherever the rows come from.
 """
 
@@ -11,14 +11,14 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# A string or bytes of Python, and its place in an array, beside the characters.
+# A Python str or bytes object and the reference to it in an array, without the characters.
 _OBJECT_BYTES = 96
-# A NumPy array that is a row of another.
+# A NumPy array that is a row of another one, without its values.
 _ARRAY_BYTES = 128
 
 
 def fixed_bytes(kind: Any) -> int | None:
-    """Bytes of each value of an Arrow type; None where values differ in size."""
+    """Return the bytes of each value of an Arrow type, or None if values differ in size."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -37,7 +37,7 @@ def fixed_bytes(kind: Any) -> int | None:
 
 
 def leaves(kind: Any) -> list[Any]:
-    """The types of the columns that Parquet stores for one of an Arrow type, in their order."""
+    """Return the types of the columns that Parquet stores for an Arrow type, in order."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
@@ -49,7 +49,7 @@ def leaves(kind: Any) -> list[Any]:
 
 
 def stored_columns(schema: Any) -> Iterator[tuple[Any, range]]:
-    """Each field, and the numbers of the columns that Parquet stores for it."""
+    """Yield each field with the numbers of the columns that Parquet stores for it."""
     end = 0
     for field in schema:
         begin, end = end, end + len(leaves(field.type))
@@ -57,9 +57,10 @@ def stored_columns(schema: Any) -> Iterator[tuple[Any, range]]:
 
 
 def footer_bytes(footer: Any, schema: Any) -> int:
-    """Bytes of all rows of a file, as its footer tells: exact where no values differ in size.
+    """Return the bytes that all rows of a file take in memory, according to its footer.
 
-    Strings and binary count as they are stored, so too little where they repeat.
+    The result is exact if no values differ in size. Strings and binary count as they are stored,
+    which is too little if they repeat.
     """
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     size = 0
@@ -80,13 +81,13 @@ def _stored(chunk: Any, width: int | None) -> int:
 
 
 def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
-    """Bytes of an Arrow array's rows as NumPy has them, strings as UTF-8.
+    """Return the bytes of an Arrow array's rows as NumPy stores them, with strings as UTF-8.
 
-    Of a dictionary-encoded array it is what it takes when decoded.
+    A dictionary-encoded array counts with its decoded size.
 
     Args:
-        array: of Arrow.
-        each: bytes of a row that is an array of its own, beside its values; 0 where lists have a
+        array: an Arrow array.
+        each: bytes of a row that is an array of its own, without its values; 0 if lists have a
             shape, or are not converted.
     """
     import pyarrow as pa
@@ -100,7 +101,7 @@ def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
     if pa.types.is_dictionary(kind):
         lengths = pc.binary_length(array.dictionary).take(array.indices)
     elif pa.types.is_struct(kind) or pa.types.is_map(kind):
-        return int(array.nbytes)  # no rank has batches of these
+        return int(array.nbytes)  # ranks get no batches of these
     elif kind.num_fields:
         return each * len(array) + memory_of(elements(array))
     else:
@@ -110,9 +111,9 @@ def memory_of(array: Any, each: int = _ARRAY_BYTES) -> int:
 
 
 def elements(array: Any) -> Any:
-    """The elements of an Arrow array's lists, those of lists in place of which a null is left out.
+    """Return the elements of an Arrow array's lists, without any elements behind null lists.
 
-    `flatten()` of lists without such is the same, and slower.
+    For an array without null lists `flatten()` returns the same, but is slower.
     """
     import pyarrow as pa
 
@@ -125,10 +126,10 @@ def elements(array: Any) -> Any:
 
 
 def in_parts(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[tuple[Any, int]]:
-    """The rows in batches of at most so many bytes, or of one row, in halves of halves.
+    """Halve a batch repeatedly, into batches of at most `most` bytes or of one row.
 
     Yields:
-        Batches with their sizes.
+        Each batch with its size in bytes.
     """
     rows, size = batch.num_rows, size_of(batch)
     if rows <= 1 or size <= most:

@@ -1,4 +1,4 @@
-"""Parquet on the lake: which files there are, and what their footers say."""
+"""Parquet on the lake: which files exist, and what their footers say."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class SourceFile:
     """A Parquet file.
 
     Attributes:
-        name: below the source's URL; "" where the URL is the file's own.
+        name: path below the source's URL; "" if the URL is the file's own.
         size: bytes.
-        groups: rows of each of its row groups.
+        groups: number of rows of each row group.
     """
 
     name: str
@@ -34,15 +34,15 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Source:
-    """Parquet files of one schema.
+    """Parquet files with one schema.
 
     Attributes:
-        url: of the directory, or of the one file.
-        files: sorted by name.
-        row_bytes: a row's size in memory as the footers tell it: too little for strings that
-            repeat, and too much for a few columns of many.
-        schema: of all files, as Arrow serialises it.
-        refused: columns with dates or timestamps that cannot be converted, and why.
+        url: URL of the directory, or of the one file.
+        files: the files, sorted by name.
+        row_bytes: estimated bytes of a row in memory, from the footers: too few for strings that
+            repeat, and too many if only a few of many columns are read.
+        schema: schema of all files, as Arrow serialises it.
+        refused: columns with dates or timestamps that cannot be converted, each with the reason.
     """
 
     url: str
@@ -53,12 +53,12 @@ class Source:
 
     @property
     def num_rows(self) -> int:
-        """Rows of all files."""
+        """Return the number of rows of all files."""
         return sum(sum(file.groups) for file in self.files)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files."""
+        """Return the bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -67,20 +67,21 @@ def _nobody(done: int, files: int) -> None:
 
 
 def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Source:
-    """Reads the footers of the Parquet files in a directory and below it, or of one file.
+    """Read the footers of the Parquet files in a directory and below it, or of one file.
 
-    Names that begin with "_" or "." are skipped, as Spark does.
+    Files and directories whose names begin with "_" or "." are skipped, as Spark skips them.
 
     Args:
         lake: the directory or the file.
-        told: told after each footer how many have been read, and of how many; what it raises ends
-            the reading.
+        told: called after each footer with the number of footers read and the number of files; an
+            exception from it ends the reading.
 
     Raises:
-        ConfigError: no row, a file that is not Parquet, files of different columns, directories
-            of partitions (their columns are in no file), a table of Delta Lake, Hudi or Iceberg
-            (its files may be of other versions), or a name that cuts a URL short.
-        StoreError: nothing is there, or the lake refused.
+        ConfigError: there is no row, a file is not Parquet, files have different columns, there
+            are directories of partitions (whose columns are in no file), it is a table of Delta
+            Lake, Hudi or Iceberg (whose files may be of other versions), or a name has a character
+            that cuts a URL short.
+        StoreError: nothing exists at the URL, or the lake refused.
     """
     names = [""] if not lake.stat().is_directory else sorted(_files_below(lake, ""))
     if not names:
@@ -111,7 +112,7 @@ def read_source(lake: Lake, told: Callable[[int, int], None] = _nobody) -> Sourc
         files=files,
         row_bytes=max(1, sum(footer.row_bytes for footer in footers) // rows),
         schema=schema.serialize().to_pybytes(),
-        # Of each column the first file's reason.
+        # Reversed, so that each column has the first file's reason.
         refused={n: why for footer in reversed(footers) for n, why in footer.refused.items()},
     )
 
@@ -146,7 +147,7 @@ def _files_below(lake: Lake, prefix: str) -> Iterator[str]:
 
 
 def _table_that_has(name: str) -> str | None:
-    """Whose a directory is that has something of this name; None where it is of files alone."""
+    """Return the table format whose directories have an entry of this name, or None."""
     if name.endswith(".metadata.json"):
         return "Iceberg"
     return {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}.get(name)
@@ -154,13 +155,13 @@ def _table_that_has(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Footer:
-    """What a file's footer tells.
+    """The content of a file's footer.
 
     Attributes:
-        file: its name and size.
-        schema: its columns.
-        row_bytes: of all its rows, in memory.
-        refused: as of `Source`.
+        file: the file's name, size and row groups.
+        schema: the file's columns.
+        row_bytes: bytes of all its rows in memory.
+        refused: as in `Source`.
     """
 
     file: SourceFile
@@ -184,7 +185,7 @@ def _footer(lake: Lake, name: str) -> _Footer:
 
 
 def columns_of(source: Source) -> dict[str, str]:
-    """The columns and what they are, in Arrow's words."""
+    """Return the columns by name, with their types as Arrow writes them."""
     import pyarrow as pa
 
     return {f.name: str(f.type) for f in pa.ipc.read_schema(pa.py_buffer(source.schema))}

@@ -1,4 +1,4 @@
-"""A shard's rows as blocks of arrays: from the local disk, or from the lake and then kept."""
+"""A shard's rows as blocks of arrays: from the local disk, or from the lake and then cached."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from hopsgpu.data.shard import Shard
 from hopsgpu.data.shuffle import interleaved, pieces_of, shuffled
 from hopsgpu.units import MIB
 
-# Rows that are shuffled together, and pieces of the shard that they come from in turn.
+# The size of a window of rows that are shuffled together, and the number of pieces of the shard
+# that its rows come from in turn.
 _WINDOW_BYTES = 32 * MIB
 _MIXED = 4
-# Of the arrays that are made of a record batch at a time.
+# The most bytes of arrays that are made from a record batch at a time.
 _BLOCK_BYTES = 8 * MIB
-# Of a row group that is fetched as a whole; when shuffling, some are in memory at a time.
+# The largest row group that is fetched as a whole; a shuffle has several in memory at a time.
 _FETCHED_BYTES = 16 * MIB
 
 
 class Stream:
-    """Some columns of a shard; of use in the thread and the process that made it.
+    """Some columns of a shard, for use in the thread and the process that created it.
 
-    A context manager, at whose end what reads the lake ends.
+    A context manager: its exit ends the threads that read the lake and write the cache.
 
     Args:
         shard: the rows.
-        cache: keeps them on the local disk.
-        columns: names.
-        schema: the shard's, of Arrow.
+        cache: caches them on the local disk.
+        columns: names of the columns.
+        schema: the shard's Arrow schema.
     """
 
     def __init__(self, shard: Shard, cache: Cache, columns: Sequence[str], schema: Any) -> None:
@@ -44,7 +45,7 @@ class Stream:
         self._shard = shard
         self._cache = cache
         self._pieces = pieces_of(shard.slices, shard.row_bytes)
-        # In the order of the files, so that the same columns are kept once.
+        # In the order of the files, so that the same columns are cached once.
         self._schema = pa.schema([field for field in schema if field.name in columns])
         named = json.dumps(self._schema.names).encode()
         self._key = hashlib.sha256(named).hexdigest()[:16]
@@ -59,30 +60,30 @@ class Stream:
 
     @functools.cached_property
     def _lake(self) -> LakeReader:
-        # Where everything is on the local disk, none is needed.
+        # Created on first use: if everything is on the local disk, no reader is needed.
         reader = LakeReader(self._shard, self._schema, _FETCHED_BYTES)
         return self._open.enter_context(reader)
 
     def chunks(self) -> Iterator[Chunk]:
-        """All record batches, in the shard's order."""
+        """Return all record batches, in the shard's order."""
         return self._in_order(range(len(self._pieces)), 1)
 
     def blocks(self, columns: Sequence[Column]) -> Iterator[Block]:
-        """All rows, in the shard's order."""
+        """Return all rows, in the shard's order."""
         return self._converted(self.chunks(), columns)
 
     def shuffled(self, columns: Sequence[Column], seed: int, epoch: int) -> Iterator[Block]:
-        """All rows, in an order that seed and epoch decide."""
+        """Return all rows, in an order that seed and epoch determine."""
         chunks = self._in_order(shuffled(range(len(self._pieces)), seed, epoch), _MIXED)
         return windows(self._converted(chunks, columns), _WINDOW_BYTES, (seed, epoch))
 
     def _converted(self, chunks: Iterable[Chunk], columns: Sequence[Column]) -> Iterator[Block]:
         for chunk in chunks:
             yield from converted(chunk, columns, _BLOCK_BYTES)
-            del chunk  # before the next is made
+            del chunk  # free it before the next one is made
 
     def _in_order(self, numbers: Sequence[int], mixed: int) -> Iterator[Chunk]:
-        # Pieces that are mixed are fetched beside each other: each holds one row group less.
+        # Mixed pieces are fetched concurrently, so each of them fetches one row group less ahead.
         ahead = FETCHES if mixed == 1 else 1
         return interleaved((functools.partial(self._piece, n, ahead) for n in numbers), mixed)
 

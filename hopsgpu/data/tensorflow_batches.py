@@ -1,4 +1,4 @@
-"""Batches as TensorFlow's tensors."""
+"""Batches as TensorFlow tensors."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def dataset(
     epoch: int,
     rows: int | None,
 ) -> Any:
-    """A tf.data.Dataset.
+    """Return a tf.data.Dataset.
 
     Args:
-        batches: of some epochs.
-        columns: of the batches.
-        count: of the batches.
-        epoch: the first.
-        rows: of every batch, or None where the last may be smaller.
+        batches: returns the batches of some epochs.
+        columns: columns of the batches.
+        count: number of batches of an epoch.
+        epoch: number of the first epoch.
+        rows: number of rows of every batch, or None if the last one may be smaller.
 
     Raises:
-        ConfigError: a column of dates, times or nested lists.
+        ConfigError: a column has dates, times or nested lists.
     """
     tf = importlib.import_module("tensorflow")
     specs = {column.name: _spec(tf, column, rows) for column in columns}

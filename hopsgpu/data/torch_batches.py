@@ -1,4 +1,4 @@
-"""Batches as torch's tensors."""
+"""Batches as torch tensors."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def dataset(
     epoch: int,
     pin_memory: bool | None,
 ) -> Any:
-    """A torch.utils.data.IterableDataset.
+    """Return a torch.utils.data.IterableDataset.
 
     Args:
-        batches: of some epochs.
-        columns: of the batches.
-        count: of the batches.
-        epoch: the first.
-        pin_memory: None to go by whether there is a GPU.
+        batches: returns the batches of some epochs.
+        columns: columns of the batches.
+        count: number of batches of an epoch.
+        epoch: number of the first epoch.
+        pin_memory: whether tensors are page-locked; None for yes if there is a GPU.
 
     Raises:
-        ConfigError: a column of dates or times, or of lists of them.
+        ConfigError: a column has dates or times, or lists of them.
     """
     for column in columns:
         if column.dtype.kind in "mM":
@@ -53,7 +53,7 @@ def dataset(
             return count
 
         def set_epoch(self, epoch: int) -> None:
-            """The epoch of the next iteration."""
+            """Set the epoch of the next iteration."""
             self._epoch = epoch
 
         def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -84,7 +84,7 @@ def _values(torch: Any, kind: Kind, array: Array, pinned: bool) -> Any:
 
 
 def _tensor(torch: Any, array: Array, pinned: bool) -> Any:
-    # A copy: a change in place is not to reach other epochs, nor pages that are mapped read-only.
+    # A copy: a change in place must not reach other epochs, or pages that are mapped read-only.
     if not pinned:
         return torch.from_numpy(array.copy())
     import numpy as np

@@ -39,11 +39,11 @@ _HEAP_MIB = {NAMENODE: 256, DATANODE: 192, RESOURCEMANAGER: 320}
 _ALL_HEAPS_MIB = 1900
 _POLL_S = 0.1
 _READY_S = 120.0
-# A NodeManager has ended its containers well within it, and would then wait for their logs'
-# retention.
+# A NodeManager ends its containers well within this time, and then only waits for the retention of
+# their logs.
 GRACE_S = 4.0
-# What a daemon, and so a container, takes over from the shell: a cluster's machines do not have
-# their user's other settings either.
+# The variables that a daemon, and so a container, inherits from the shell: the machines of a real
+# cluster do not have the user's other settings either.
 _INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH")
 
 
@@ -73,7 +73,7 @@ class Starter:
         try:
             yield self
         except BaseException:
-            # By their marker: one may have been started and not be recorded yet.
+            # Found by their marker, as a daemon may have been started but not be recorded yet.
             stop([m for d in self.started for m in members(self._layout.root, d)], GRACE_S)
             save(self._layout, self._before)
             raise
@@ -96,7 +96,7 @@ class Starter:
         """Create the file system at the first start in a directory."""
         if self._layout.formatted.exists():
             return
-        # What an interrupted one has left; blocks of a file system that never was are of no use.
+        # Remove what an interrupted format left; blocks of an incomplete file system are useless.
         for half in (self._layout.name, self._layout.data):
             shutil.rmtree(half, ignore_errors=True)
         argv = [*self._command(NAMENODE, _MAIN[NAMENODE]), "-format", "-nonInteractive"]
@@ -106,14 +106,14 @@ class Starter:
         with log.open("wb") as out:
             environ, formatting = self._environ(NAMENODE), None
             try:
-                # At a Ctrl-C subprocess.run() would not wait until it is gone.
+                # On Ctrl-C, subprocess.run() would not wait until the process is gone.
                 formatting = subprocess.Popen(argv, env=environ, stdout=out, stderr=out)
                 failed = formatting.wait()
             finally:
                 if formatting is not None:
                     formatting.kill()
                     formatting.wait()
-                # By its marker: one may have been started and not be known here yet.
+                # Found by its marker, as it may have been started but not be known here yet.
                 stop(members(self._layout.root, NAMENODE), GRACE_S)
         if failed:
             raise ClusterError(f"formatting HDFS failed ({log}):\n{last_lines(log)}")
@@ -132,7 +132,7 @@ class Starter:
             f"-Djdk.net.hosts.file={self._layout.hosts}",
             f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
             f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
-            # The directory itself for `webapps` in it, before the jar that has them too.
+            # The directory itself, for its `webapps`, precedes the jar that contains them too.
             *("-cp", f"{conf}:{self._jars}:{self._jars}/*:{spark}/jars/*"),
             main,
         ]
@@ -145,7 +145,7 @@ class Starter:
             "PATH": os.environ.get("PATH", os.defpath),
             **node,
             "JAVA_HOME": self.state.java,
-            # A node's health check notes there what its next one is to know.
+            # A node's health check stores there what its next run needs.
             "TMPDIR": str(self._layout.temporary(daemon)),
             "HADOOP_CONF_DIR": str(self._layout.conf(daemon)),
             MARKER: marker(self._layout.root, daemon),
@@ -213,9 +213,7 @@ def _directories(ports: dict[str, int], user: str) -> bool:
 
 
 def _registered(state: State, started: Mapping[str, float]) -> bool:
-    """Return whether every node runs with its GPUs; one started again must have been heard
-    since.
-    """
+    """Return whether every node runs with its GPUs, and was heard from after its last start."""
     running = {
         node.name
         for node in probe.nodes(state.ports) or ()

@@ -62,21 +62,19 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
     if not base.is_file() or not jars.is_dir() or not _fits(java):
         return None
     place = hashlib.sha256(f"{base}\n{jars}".encode())
-    # What the JVM itself compares; and the names, which are the class path.
+    # The facts that the JVM itself compares; and the names, which are the class path.
     stats = [(f.name, f.stat()) for f in (base, *sorted(jars.glob("*.jar")))]
     told = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
     state = hashlib.sha256(told.encode())
     name = f"spark-classes-{place.hexdigest()[:12]}-{state.hexdigest()[:12]}.jsa"
     file = cache() / name
     if not all(BORNE.fullmatch(str(path)) for path in (base, jars, file)):
-        return None  # it could not stand among a JVM's options
+        return None  # the path could not be part of a JVM's options
     return Archive(file, base, jars)
 
 
 def _fits(java: Path) -> bool:
-    """Return whether it is a JDK 17; later ones move what they map, and YARN counts that as
-    memory.
-    """
+    """Return whether it is a JDK 17; later ones relocate what they map, so that it uses memory."""
     release = java / "release"
     return release.is_file() and 'JAVA_VERSION="17' in release.read_text()
 
@@ -111,7 +109,7 @@ def make_archive(
                 say(last_lines(log, 5))
                 return
             made.rename(archive.file)
-        # Those of the same place, before its JDK or its jars were replaced.
+        # Archives for the same paths, from before the JDK or its jars were replaced.
         family = archive.file.name.rpartition("-")[0]
         for other in archive.file.parent.glob(f"{family}-*.jsa"):
             if other != archive.file:
@@ -125,7 +123,7 @@ def _run(
     options = " ".join([f"-Djdk.net.hosts.file={layout.hosts}", *QUICK])
     submit = [
         *("--conf", f"spark.driver.extraClassPath={archive.class_path}"),
-        # Instead of those that name the archive.
+        # These options replace the default ones, which name the archive.
         *("--conf", f"spark.driver.defaultJavaOptions={options} -XX:ArchiveClassesAtExit={made}"),
         "pyspark-shell",
     ]
@@ -149,7 +147,7 @@ def _run(
                 making.kill()
                 making.wait()
         finally:
-            # By their marker: the JVM, and one that was started and is not known here yet.
+            # Found by their marker: the JVM, or a process that is not known here yet.
             stop(members(layout.root, _MAKER), _GRACE_S)
 
 

@@ -22,13 +22,13 @@ def container_environ(layout: Layout, node: str) -> dict[str, str]:
     """Return the variables that this cluster sets in a node's containers."""
     programs = layout.node(node) / "bin"
     environ = {
-        # The node's nvidia-smi first, and for hopsgpu's discovery alone: NVML would show the GPUs
-        # of the whole machine.
+        # The node's nvidia-smi comes first, and hopsgpu's discovery uses it alone: NVML would show
+        # the GPUs of the whole machine.
         "PATH": f"{programs}:{os.environ.get('PATH', os.defpath)}",
         "HOPSGPU_NVIDIA_SMI": str(programs / "nvidia-smi"),
         MARKER: marker(layout.root, node),
     }
-    # Where some machines keep their GPU driver's libraries.
+    # On some machines it names the directory of the GPU driver's libraries.
     if libraries := os.environ.get("LD_LIBRARY_PATH"):
         environ["LD_LIBRARY_PATH"] = libraries
     return environ

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# In the environment of every daemon and of its containers; `marker` makes the values.
+# A variable in the environment of every daemon and its containers; `marker` returns its value.
 MARKER = "HOPSGPU_CLUSTER_MEMBER"
 _TAIL_BYTES = 40_000
 _THREADS_SECONDS = 5.0
@@ -59,7 +59,7 @@ def spawn(argv: Sequence[str], environ: Mapping[str, str], cwd: Path, log: Path)
         ],
         setsid=True,
     )
-    # Ours and unreaped, so its entry is there even if it has ended already.
+    # It is our child and not yet reaped, so its entry in /proc exists even if it has ended.
     stat = _stat(pid)
     return Process(pid, stat[1] if stat else "ended")
 
@@ -75,7 +75,7 @@ def stop(processes: Iterable[Process], grace: float) -> None:
             with suppress(ProcessLookupError):
                 fd = os.pidfd_open(process.pid)
                 stack.callback(os.close, fd)
-                # Asked after the descriptor was had: it can belong to no other process now.
+                # Checked once the descriptor is open: from now on it means this process alone.
                 if process.alive:
                     left[fd] = process
         for sent, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, 10.0)):
@@ -119,9 +119,7 @@ def marker(cluster: Path, daemon: str) -> str:
 
 
 def last_lines(log: Path, lines: int = 15) -> str:
-    """Return the end of a log, for an error; with the last cause before it, if it names none
-    itself.
-    """
+    """Return the end of a log, for an error; with the last cause before it, if it has none."""
     try:
         with log.open("rb") as f:
             f.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -18,7 +18,7 @@ from hopsgpu.errors import ClusterError
 # The ResourceManager's web proxy makes its certificates with Bouncy Castle, which neither
 # PySpark nor the minicluster package carries.
 _BOUNCY_CASTLE = "1.82"
-# On the class path already, among PySpark's jars, and in the same version.
+# Not downloaded, as PySpark's jars, which are on the class path, include the same versions.
 _CARRIED = (
     "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime",
@@ -48,7 +48,7 @@ def hadoop_version(spark: Path) -> str:
 
 
 def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
-    """Return a directory with what the daemons need beside PySpark's jars: `*.jar`, `webapps`.
+    """Return a directory with what the daemons need besides PySpark's jars: `*.jar`, `webapps`.
 
     The directory appears by one rename, so it is complete if it exists, and then neither the
     network nor the resolver is used.
@@ -92,8 +92,8 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
         str(spark / "bin" / "spark-submit"),
         *("--master", "local", "--deploy-mode", "client"),
         *("--conf", f"spark.jars.ivy={scratch / 'ivy'}"),
-        # A shell that has `cluster env` in it would bring a JVM that knows only that
-        # cluster's host names.
+        # With the options of `cluster env`, the JVM would know only that cluster's host
+        # names.
         *("--conf", "spark.driver.defaultJavaOptions=-Xshare:auto"),
         *("--exclude-packages", ",".join(_CARRIED)),
         *("--packages", ",".join(wanted)),
@@ -120,7 +120,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
 
 
 def _unpack_webapps(jar: Path, target: Path) -> None:
-    """Unpack the daemons' web pages; from a jar, each daemon would unpack all at each start."""
+    """Unpack the daemons' web pages; else each daemon would unpack them all at each start."""
     with zipfile.ZipFile(jar) as opened:
         pages = [name for name in opened.namelist() if name.startswith("webapps/")]
         opened.extractall(target, pages)

@@ -14,8 +14,8 @@ from pathlib import Path
 from hopsgpu.errors import ClusterError
 
 ACCEPTED = (17, 21)
-# Several JVMs start at once on a few cores, which is mostly compilation: the quick compiler has two
-# executors there after 7 s rather than 10, and a driver's own start takes half as long.
+# Several JVMs start at once on a few cores, and mostly compile. With the quick compiler alone, two
+# executors are ready after 7 s rather than 10, and a driver starts in half the time.
 QUICK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
 _ASK = ("-XshowSettings:properties", "-version")
 _INSTALL = "install a JDK 17 or 21 (Debian and Ubuntu: apt install openjdk-17-jdk-headless)"

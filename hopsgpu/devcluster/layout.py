@@ -8,7 +8,8 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# Two octets are enough, and the lowest addresses stay free for what else uses loopback.
+# Added to a node's number for its address, 127.0.0.11 and up: the lowest addresses stay free for
+# other uses of loopback.
 _FIRST_NODE = 10
 MAX_NODES = 32
 MASTER = "127.0.0.1"

@@ -95,7 +95,7 @@ def up(
             _same(before.spec, given, layout)
             spec, missing = before.spec, before.missing
             if not missing:
-                # Ready as well: the `up` that started it may have been killed.
+                # It may not be ready yet: the `up` that started it may have been killed.
                 boot.wait_ready(layout, before, config_files.user_name(), {})
                 say(f"the cluster in {layout.root} is already running")
                 return _info(layout, before, ())
@@ -204,7 +204,7 @@ def _client_environ(layout: Layout, state: State) -> dict[str, str]:
         "HADOOP_CONF_DIR": str(layout.client),
         "YARN_CONF_DIR": str(layout.client),
         "SPARK_CONF_DIR": str(layout.client),
-        # Else Spark takes an address of the outside for its pages, and warns.
+        # Otherwise Spark uses an external address for its pages, and warns.
         "SPARK_LOCAL_IP": MASTER,
         "PYSPARK_PYTHON": state.python,
     }
@@ -214,14 +214,14 @@ def _leave_nothing(layout: Layout, state: State | None) -> int:
     """End daemons, then what their containers left; return the number of processes."""
     processes = dict(state.processes) if state else {}
     ended = 0
-    # NodeManagers end their containers, and the NameNode outlives who writes to it.
+    # NodeManagers end their containers, and the NameNode must outlive those who write to it.
     late = {d: p for d, p in processes.items() if d in (NAMENODE, DATANODE)}
     early = {d: p for d, p in processes.items() if d not in late}
     for group in (early, late):
         alive = [p for p in group.values() if p.alive]
         stop(alive, boot.GRACE_S)
         ended += len(alive)
-    # Again, for one that was being started was not in the first list.
+    # Repeated, because a process that was just being started is not in the first list.
     for _ in range(_SWEEPS):
         left = members(layout.root)
         if not left:

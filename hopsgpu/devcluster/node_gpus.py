@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hopsgpu.devcluster.layout import node_names
 
-# Stable over restarts, and of no meaning elsewhere.
+# An arbitrary constant, so that simulated GPUs keep their UUIDs over restarts.
 _NAMESPACE = uuid.UUID("6e0b1a52-6b43-4d0e-9c3e-0f6a2f6d7c11")
 _SIMULATED_NAME = "Simulated A100"
 _SIMULATED_MIB = 40960
@@ -90,9 +90,7 @@ def _simulated(root: Path, node: str, per_node: int) -> tuple[Gpu, ...]:
 
 
 def _ask(smi: str) -> tuple[Gpu, ...]:
-    """Return the GPUs that an nvidia-smi reports; none where it fails or reports nothing
-    readable.
-    """
+    """Return the GPUs that an nvidia-smi reports; none if it fails or cannot be understood."""
     try:
         ran = subprocess.run(
             [smi, "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
@@ -100,7 +98,7 @@ def _ask(smi: str) -> tuple[Gpu, ...]:
         found = parse_query(ran.stdout)
     except (OSError, subprocess.SubprocessError, ET.ParseError, ValueError):
         return ()
-    # Another cluster's stand-in may be on the PATH, in a container for one.
+    # Another cluster's stand-in may be on the PATH, for example in a container.
     return () if any(gpu.name == _SIMULATED_NAME for gpu in found) else found
 
 

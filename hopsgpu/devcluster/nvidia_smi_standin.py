@@ -40,9 +40,7 @@ FIELDS: dict[str, tuple[Callable[[Gpu], object], str]] = {
 
 
 def query_xml(gpus: tuple[Gpu, ...]) -> str:
-    """Return what `nvidia-smi -x -q` prints; the fields that YARN's plugin reads, and a few
-    more.
-    """
+    """Return the output of `nvidia-smi -x -q`: what YARN's plugin reads, and a few more fields."""
     begin, end = _xml_frame(len(gpus))
     return begin + "".join(map(_xml_gpu, gpus)) + end
 

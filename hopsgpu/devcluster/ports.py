@@ -61,7 +61,7 @@ def held_ports(
     ephemeral = _ephemeral_from()
     with ExitStack() as stack:
         ports: dict[str, int] = {}
-        # Those of the last time first, or one of them might go to another use.
+        # Previous ports first, or one of them might be given to another name.
         for name in sorted(names, key=lambda name: name not in before):
             address = address_of(name.partition(".")[0])
             holder = _hold(address, before.get(name), candidates(ephemeral, rng))

@@ -108,7 +108,7 @@ def _get(url: str) -> dict[str, Any] | None:
 
     try:
         with requests.Session() as session:
-            # A proxy for the outside is no way to a daemon on loopback.
+            # A proxy, meant for outside hosts, cannot reach a daemon on loopback.
             session.trust_env = False
             answer = session.get(url, timeout=_SECONDS, headers={"Accept": "application/json"})
             answer.raise_for_status()

@@ -53,7 +53,7 @@ def hdfs_site(layout: Layout, ports: Ports) -> Properties:
         "dfs.namenode.datanode.registration.ip-hostname-check": "false",
         "dfs.namenode.handler.count": "8",
         "dfs.datanode.data.dir": str(layout.data),
-        # Numeric: a client that is no JVM does not know the private host names.
+        # Numeric, because clients other than JVMs do not know the private host names.
         "dfs.datanode.hostname": MASTER,
         "dfs.datanode.address": f"{MASTER}:{ports['datanode.data']}",
         "dfs.datanode.ipc.address": f"{MASTER}:{ports['datanode.ipc']}",
@@ -130,7 +130,7 @@ def capacity_scheduler(nodes: int) -> Properties:
         **admin.yarn_file("capacity-scheduler"),
         f"{cs}.maximum-am-resource-percent": "0.6",
         f"{cs}.maximum-applications": "10000",
-        # By default every 5 ms, which is a third of what the idle daemons take.
+        # The default of 5 ms causes a third of the idle daemons' CPU load.
         f"{cs}.schedule-asynchronously.scheduling-interval-ms": "50",
         # Heartbeats for which a request waits for the node that it prefers: about half a second.
         f"{cs}.node-locality-delay": str(4 * nodes),
@@ -142,11 +142,12 @@ def resource_types() -> Properties:
 
 
 def spark_defaults(layout: Layout, spark: Path, archive: Archive | None) -> Properties:
-    # A JVM that has this file knows no other host name; the "default" options of driver and
-    # executors stay when a session sets extraJavaOptions, the AM has only the one property.
+    # A JVM with this file resolves no other host names. The "default" options of driver and
+    # executors stay when a session sets extraJavaOptions; the AM has only one property.
     hosts = f"-Djdk.net.hosts.file={layout.hosts}"
     quick = " ".join([hosts, *QUICK, *([archive.options] if archive else [])])
-    # An archive is for who has its jars before all else; in a container a directory is first.
+    # A JVM can use the archive only if the archive's jars come first on its class path; in a
+    # container, a directory would come first.
     jars = archive.class_path if archive else None
     first = {f"spark.{who}.extraClassPath": jars for who in ("driver", "executor") if jars}
     return {
@@ -177,8 +178,8 @@ def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) 
     if hostname not in dict(machine):
         machine.append((hostname, MASTER))
     kept = [(name, address) for name, address in machine if name not in ours]
-    # Each pair once: a daemon listens on every address that a name has, and fails on the second
-    # of two that are the same. And localhost first: it is what an address is called.
+    # Each pair once: a daemon listens on every address of a name, and fails on a duplicate.
+    # localhost comes first, because the first name of an address is the one that it resolves to.
     pairs = dict.fromkeys([("localhost", MASTER), *kept, *ours.items()])
     return "".join(f"{address} {name}\n" for name, address in pairs)
 

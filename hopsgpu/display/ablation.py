@@ -1,4 +1,4 @@
-"""What each component of a function contributes, as text and in a notebook."""
+"""The table of an ablation's result, as text and as HTML for a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = "(whole)"
 
 
 def text(result: AblationOutcome) -> str:
-    """A plain table, what is worth most first."""
+    """Return a plain table: the whole first, then the components by decreasing worth."""
     rows = [_headers(result), *(_cells(result, row) for row in _sorted(result))]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = (
@@ -24,7 +24,7 @@ def text(result: AblationOutcome) -> str:
 
 
 def card(result: AblationOutcome) -> str:
-    """A table, what is worth most first."""
+    """Return the same table as HTML."""
     rows = [_cells(result, row) for row in _sorted(result)]
     return html.box(
         html.title("AblationResult", result.run_id, f"· {result.direction}"),
@@ -33,7 +33,7 @@ def card(result: AblationOutcome) -> str:
 
 
 def worth(result: AblationOutcome, row: AblationRow) -> float | None:
-    """How much better the metric is with a component than without; None where that is unknown."""
+    """Return how much better the metric is with a component than without; None if unknown."""
     if row.difference is None:
         return None
     return row.difference if result.direction == "minimize" else -row.difference
@@ -54,7 +54,7 @@ def _headers(result: AblationOutcome) -> list[str]:
 
 def _cells(result: AblationOutcome, row: AblationRow) -> Sequence[str]:
     is_whole = row is result.rows[0]
-    # Of the whole there is nothing to compare.
+    # The whole has nothing to compare with.
     is_worth = None if is_whole else worth(result, row)
     return (
         plain(row.component, _LONGEST) or _WHOLE,

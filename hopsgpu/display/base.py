@@ -27,7 +27,7 @@ class Status(Protocol):
     def elapsed(self) -> float: ...
 
 
-# A status; and who writes lines, of a run the number of a rank.
+# S: a status. W: the writer of a line; for a run, this is the number of a rank.
 S = TypeVar("S", bound=Status)
 S_contra = TypeVar("S_contra", bound=Status, contravariant=True)
 W = TypeVar("W")
@@ -114,13 +114,13 @@ class PlainLines(Generic[S, W]):
     def line(self, who: W, host: str, *texts: str) -> None:
         label = self._teller.label(who, host)
         out = self._out or sys.stdout
-        # One write: a flush for each of two million lines would take longer than their way here.
+        # One write: a flush for each of two million lines would take longer than their transport.
         text = "".join(f"[{label}] {line}\n" for line in texts)
         self._outlet.write(out, _encodable(text, out))
 
 
 def _encodable(text: str, stream: TextIO) -> str:
-    """Return a text in an encoding's characters: an ASCII terminal must not end a training."""
+    """Return a text in the stream's encoding: an ASCII terminal must not end a training."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
@@ -193,7 +193,7 @@ def _check_takes_one(given: Callable[..., object], kind: str) -> None:
     try:
         signature = inspect.signature(given)
     except ValueError:
-        return  # a built-in that does not tell; if it fails, it is shown no more
+        return  # a built-in without a signature; if a call fails, `Shield` stops the display
     try:
         signature.bind(None)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""What a notebook shows of a run's handle and of its result; also parts of other cards."""
+"""The HTML cards of a run and of its result in a notebook, with parts that other cards share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopsgpu.display.picture import how_ended
 
 _MOST_METRICS = 8
 _MOST_WARNINGS = 20
-# How it ended comes before what is cut off first where a page is narrow.
+# "ended" comes first: a narrow page cuts off the last columns.
 _REPORTED = ("ended", "host", "GPU use", "host memory", "GPUs")
 _GIB = 2**30
 
@@ -34,7 +34,7 @@ def run_card(status: RunStatus) -> str:
 
 
 def result_card(result: RunOutcome) -> str:
-    """A run's result, each rank with its value."""
+    """Return a card of a run's result, with each rank's value."""
     pairs: dict[str, object] = {
         "model": "" if result.model is None else result.model.url,
         "time": timeline(result.timeline),
@@ -80,7 +80,7 @@ def _metrics(reported: Mapping[str, float]) -> str:
 def warned(warnings: Sequence[str]) -> Iterable[Html]:
     """Return warnings, one per line; only the first of many."""
     for warning in warnings[:_MOST_WARNINGS]:
-        # Only the sign: no colour of text is read well on light and on dark paper.
+        # Only the sign is coloured: no colour of text is legible on light and dark backgrounds.
         sign = html.element("span", "⚠ ", style="color:#d97706")
         yield html.element("div", sign, warning)
 

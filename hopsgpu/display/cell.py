@@ -1,4 +1,4 @@
-"""A notebook's cell, one output that is updated in place; and the display of a run in it."""
+"""The output of a notebook's cell, updated in place, and the display of a run in it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from hopsgpu.display.base import Status
 from hopsgpu.display.charts import SHARES, bars_image, lines_image
 from hopsgpu.display.picture import SHOWN_RANKS, Log, Picture, Row
 
-# As wide whatever the values are: plots that move four times a second cannot be read.
+# A fixed width, whatever the values are: plots that move four times a second are unreadable.
 _PLOT = "display:inline-block;width:204px;margin:4px 20px 4px 0;vertical-align:top"
 _LINE = "white-space:nowrap;overflow:hidden;text-overflow:ellipsis"
-# Of a long name the end is left out, of its value nothing.
+# A long name loses its end, its value nothing.
 _NAMED = "display:flex;gap:6px;white-space:nowrap"
 _SCALE = "display:flex;justify-content:space-between;width:200px;font-size:11px;opacity:.7"
 _MARKS = dict.fromkeys(("succeeded", "held", "released"), "✔") | {"failed": "✘", "cancelled": "✘"}
-# Of a larger gang the first have a row, and the others a bar.
+# Largest gang whose ranks all have a row; in a larger one the first do, and bars show all GPUs.
 _ALL_RANKS = 16
-# Seen on light and on dark paper.
+# Visible on light and on dark backgrounds.
 _COLOURS = {"✔": "#16a34a", "✘": "#ef4444", "▶": "#3b82f6"}
 
 
@@ -35,7 +35,7 @@ class Cell(Generic[P]):
     """Shows pictures in a cell, from any thread.
 
     Args:
-        context: context of the cell's own thread, by which the kernel identifies the cell.
+        context: context of the thread that runs the cell, by which the kernel identifies the cell.
         page: returns a picture as HTML, by a key of the display.
         summary: returns a picture in one line, for viewers without HTML.
     """
@@ -141,14 +141,14 @@ def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: s
     """
     named = html.element("span", name, style=_LINE)
     above = html.element("div", named, " ", html.bold(value), style=_NAMED)
-    # A line of its own even where it is empty: what is below would jump.
+    # An empty line takes its space, too, so that what is below does not jump.
     under = html.element("div", below or Html("&nbsp;"), style=f"{_LINE};opacity:.7")
     ends = html.element("div", *(html.element("span", end) for end in scale), style=_SCALE)
     return html.element("div", above, image, ends, under, style=_PLOT)
 
 
 def _ranks(picture: Picture) -> Html:
-    # Of ranks that have said nothing yet there would be a table of empty cells.
+    # Without reports, the table would have only empty cells.
     if not phrases.says_something(picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
@@ -190,13 +190,13 @@ def folded_log(log: Log, whose: str, key: str) -> Html:
     left = log.total - len(log.lines)
     last = f"; the last {len(log.lines)}" if left else ""
     told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
-    # An update makes the element anew: whether it was open is kept in the page.
+    # An update replaces the element, so the page keeps whether it was open.
     note = f"(window.hopsgpuOpen=window.hopsgpuOpen||{{}})['{key}']=this.open"
-    # It is the button's press that folds: a click is lost where an update comes before its release.
-    # Of the keyboard's clicks the detail is 0.
+    # The press of the mouse button folds: a click is lost if an update comes before the release.
+    # Clicks by keyboard have detail 0, and keep their default action.
     press = f"if(event.button==0&&event.target.closest('summary')){{this.open=!this.open;{note}}}"
     click = "if(event.detail&&event.target.closest('summary'))event.preventDefault()"
-    # Each of them: JupyterLab shows an output twice where it is asked to.
+    # All elements with the id, because JupyterLab can show an output in two views.
     again = (
         f"<script>if((window.hopsgpuOpen||{{}})['{key}'])"
         f"document.querySelectorAll('[id=\"{key}\"]').forEach(e=>e.open=true)</script>"

@@ -1,4 +1,4 @@
-"""Small plots: as characters for a terminal, as SVG for a notebook."""
+"""Small plots, as characters for a terminal and as SVG for a notebook."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hopsgpu.display.picture import Bounds, Point
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 ASCII = "_.-~=+*#"
-# Seen on light and on dark paper.
+# Visible on light and on dark backgrounds.
 _COLOUR = "#3b82f6"
 _FAINT = "#94a3b8"
 _WRITTEN = "#7c8799"
 
 
-# Of shares, whose height is to be compared.
+# Bounds of plots of shares, whose heights must be comparable.
 SHARES = (0.0, 1.0)
 
 
@@ -27,7 +27,7 @@ def sparkline(
     bounds: Bounds | None = None,
     span: Bounds | None = None,
 ) -> str:
-    """Return values over time or steps as at most so many characters; "" without values.
+    """Return values over time or steps as at most `width` characters; "" without values.
 
     Args:
         points: the values, in order.
@@ -47,7 +47,7 @@ def sparkline(
     least, most = bounds or (min(means.values()), max(means.values()))
     drawn = [" "] * (max(means) + 1)
     for cell, mean in _between(means):
-        # A mean over a short time may be above a bound that is one over longer times.
+        # A mean over a short time may exceed a bound that comes from means over longer times.
         high = min(max((mean - least) / ((most - least) or 1.0), 0.0), 1.0)
         drawn[cell] = levels[round(high * (len(levels) - 1))]
     return "".join(drawn)
@@ -69,8 +69,9 @@ def lines_image(
     bounds: Bounds | None = None,
     span: Bounds | None = None,
 ) -> str:
-    """Return values over time or steps, the first trace before the others, as the address of an
-    image.
+    """Return a plot of values over time or steps, as the URL of an image.
+
+    The first trace is drawn in front of the others.
 
     Args:
         traces: the points of each trace.
@@ -120,11 +121,11 @@ def bars_image(shares: Sequence[float], width: int, height: int) -> str:
 
 
 def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height: int) -> str:
-    """Return what was held over time, and how much of it was used, as the URL of an image.
+    """Return a plot of the number held over time, and of the part in use, as the URL of an image.
 
     Args:
-        held: what was held, by seconds, in order; at least one point.
-        used: what was used, likewise.
+        held: number held, by seconds, in order; at least one point.
+        used: number in use, likewise.
         width: pixels.
         height: pixels.
     """

@@ -1,4 +1,4 @@
-"""Live displays, which their own thread redraws a few times a second."""
+"""Live displays, which a separate thread redraws a few times a second."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from hopsgpu.display.search_phrases import SearchTeller
 from hopsgpu.display.search_picture import SearchPicture, SearchScene
 from hopsgpu.display.terminal import Terminal
 
-# What is drawn.
+# A picture, the data of one drawing.
 P = TypeVar("P")
 P_co = TypeVar("P_co", covariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
 
 _SECONDS = 0.25
-# Where nothing is told but the time.
+# Between drawings while nothing but the time changes.
 _QUIET_SECONDS = 1.0
-# Of a core at most a tenth is drawn away from the run.
+# Drawing takes at most a tenth of a core from the run.
 _SHARE = 0.1
 
 
@@ -50,11 +50,11 @@ class Screen(Protocol[P_contra]):
 
 
 class Stage(Protocol[S_contra, W_contra, P_co]):
-    """What has been reported, in bounded memory; one thread reports, another draws."""
+    """The reports so far, in bounded memory; one thread reports, another draws."""
 
     @property
     def news(self) -> int:
-        """A number that grows with every report."""
+        """Return a number that grows with every report."""
 
     def status(self, status: S_contra, now: float, /) -> None:
         """Record the state."""
@@ -72,7 +72,7 @@ def screen(
     summary: Callable[[P], str],
     lines: terminal.Drawn[P],
 ) -> Screen[P] | None:
-    """Return the notebook's cell or the terminal; None if another display uses it.
+    """Return the notebook's cell or the terminal; None if another display uses the terminal.
 
     Args:
         context: context of the thread that requested the display.
@@ -172,7 +172,7 @@ class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
 
 
 class _Shown(Generic[S, W, P]):
-    """What is shown from the first to the last status."""
+    """One showing, from the first to the last status."""
 
     def __init__(
         self, opened: Screen[P], scene: Stage[S, W, P], clock: Callable[[], float]
@@ -190,7 +190,7 @@ class _Shown(Generic[S, W, P]):
         self._scene.status(status, self._clock())
         if GangState(status.state).is_terminal:
             self._ended.set()
-            # A terminal that is held (Ctrl-S) shows it when it goes on, and keeps nobody until.
+            # A stopped terminal (Ctrl-S) shows it when it continues; nobody waits until then.
             self._over.wait(PATIENCE_SECONDS)
             self._raise_problem()
 
@@ -224,5 +224,5 @@ class _Shown(Generic[S, W, P]):
                 continue
             news, drawn, began = self._scene.news, now, time.thread_time()
             self._screen.show(self._scene.picture(now))
-            # Its own time, for a screen may have kept it waiting.
+            # CPU time of this thread, because the screen may have kept it waiting.
             wait = max(_SECONDS, (time.thread_time() - began) / _SHARE)

@@ -13,15 +13,15 @@ from typing import Protocol
 
 from hopsgpu.display.screens import in_kernel, is_proxy
 
-# A person notices no more, and a launch may lose so much.
+# A person does not notice a pause this short, and a launch can afford the time.
 PATIENCE_SECONDS = 2.0
 _MOST_LEFT = 2**24
-# So many bytes a pipe takes at once that has room at all.
+# A pipe that has any room accepts this many bytes at once.
 _PIECE = 4096
 
 
 class Stream(Protocol):
-    """The part of a TextIO that is used."""
+    """The methods of a TextIO that are used."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -31,9 +31,9 @@ class Stream(Protocol):
 class Outlet:
     """Writes to streams, in its own thread if a reader is at the other end.
 
-    A writer waits until its text has been accepted, at most two seconds. After that, nobody waits
-    until all has been accepted: later text is kept, up to 16 million characters, and beyond that
-    only the number of lines is reported.
+    A writer waits until its text has been accepted, at most two seconds. If it has not been
+    accepted by then, no writer waits until all text has been: later text is kept, up to 16 million
+    characters, and beyond that only the number of lines is reported.
 
     Args:
         patience: seconds.
@@ -132,12 +132,12 @@ class Outlet:
 
 
 def _write(stream: Stream, text: str) -> None:
-    if is_proxy(stream):  # it waits by itself
+    if is_proxy(stream):  # `Tty` waits for room itself
         stream.write(text)
         stream.flush()
         return
     for piece in _pieces(text):
-        # Who waited inside of it would have its lock, which Python wants when it ends.
+        # A thread that waits inside write() holds the stream's lock, which Python needs at its end.
         wait_for_room(_descriptor(stream))
         stream.write(piece)
         stream.flush()
@@ -157,7 +157,7 @@ def wait_for_room(descriptor: int, seconds: float | None = None) -> bool:
     if descriptor < 0:
         return True
     poll = select.poll()
-    # A reader that is gone, or a descriptor that was closed, counts as room: who writes is told.
+    # A reader that is gone, or a closed descriptor, counts as room: the write then raises.
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(None if seconds is None else seconds * 1000))
 
@@ -173,7 +173,7 @@ def _descriptor(stream: Stream) -> int:
 def _has_reader(stream: Stream) -> bool:
     """Return whether the stream has a reader who may stop reading."""
     descriptor = _descriptor(stream)
-    # In a kernel it would be another one's: what is written goes to the notebook.
+    # In a kernel the descriptor is not where the text goes: that is the notebook.
     if descriptor < 0 or in_kernel():
         return False
     try:

@@ -27,10 +27,10 @@ PLOTS = {
     _IMPORTANCES: "Hyperparameter importances",
     _LINES_OF_TRIALS: "Parallel coordinates",
 }
-# A page is of use without them, and who asked for it waits.
+# The page is useful without plots, and the caller waits for it.
 _SECONDS = 120.0
 _LEAST = 2
-# More lines than that are no picture, and hundreds of megabytes.
+# More lines are illegible, and take hundreds of megabytes.
 _MOST_LINES = 1000
 _INSTALL = "pip install optuna matplotlib scikit-learn"
 
@@ -51,7 +51,7 @@ class Plotted:
 
 
 def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[Plotted]:
-    """Optuna's plots of a search; each of them with what it lacks where it cannot be drawn.
+    """Return Optuna's plots of a search; a plot that cannot be drawn says why.
 
     Args:
         result: result of the search.
@@ -88,7 +88,8 @@ def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:
         capture_output=True,
         timeout=seconds,
         check=False,
-        # What can be imported here can be there; a notebook's backend draws into the notebook.
+        # The process can import what this one can; agg, because a notebook's backend draws into
+        # the notebook.
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MPLBACKEND": "agg"},
     )
     if done.returncode:
@@ -103,7 +104,7 @@ def _main() -> None:
     """Read trials from stdin and write pictures to stdout, in the drawing process."""
     direction, metric, trials = pickle.load(sys.stdin.buffer)
     out = os.fdopen(os.dup(1), "wb")
-    # Whatever prints there meanwhile is no picture.
+    # Other output on stdout must not mix with the pictures.
     os.dup2(2, 1)
     found = [_draw(name, direction, metric, trials) for name in PLOTS]
     out.write(pickle.dumps(found))
@@ -117,14 +118,14 @@ def _draw(name: str, direction: str, metric: str | None, trials: list[Any]) -> t
         from matplotlib import pyplot
         from optuna.visualization import matplotlib as drawing
 
-        # Between two "$" matplotlib reads formulas, those of a user's names, too.
+        # Matplotlib parses text between two "$" as a formula, in the user's names, too.
         has_own = "$" in repr((metric, [trial.params for trial in trials]))
         matplotlib.rcParams["text.parse_math"] = not has_own
         if name == _LINES_OF_TRIALS:
             trials = _best(trials, direction)
         study = optuna.create_study(direction=direction)
         study.add_trials(trials)
-        # Of importances a name is taken with a function of the trials alone.
+        # The importances accept a name only together with a function of the trials.
         has_name = metric is not None and name != _IMPORTANCES
         named = {"target_name": metric} if has_name else {}
         axes = getattr(drawing, name)(study, **named)

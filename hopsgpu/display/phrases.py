@@ -1,4 +1,4 @@
-"""The phrases that the cell and the terminal share."""
+"""The phrases about a run that the notebook's cell and the terminal share."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ def lasted(timeline: Timeline) -> list[str]:
 
 
 def below(status: RunStatus) -> list[str]:
-    """Return what is said beside the state: why it waits, or at the end how long it took for
-    what.
-    """
+    """Return what goes with the state: the reason to wait, or at the end the phases' durations."""
     if GangState(status.state) in ENDS:
         return lasted(status.timeline)
     return [status.waiting_for] if status.waiting_for else []

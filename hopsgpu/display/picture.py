@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RankReport, RunStatus
 
-# Of a large gang so many ranks have plots and logs of their own.
+# Number of ranks of a large gang that have plots and logs of their own.
 SHOWN_RANKS = 12
-# And so many a row, of which a screen shows what fits.
+# Number of ranks that have a row; a screen shows as many as fit.
 TOLD_RANKS = 64
 _METRICS = 6
 _POINTS = 240
@@ -132,7 +132,7 @@ class Picture:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Return whether nothing more will come."""
         return GangState(self.status.state).is_terminal
 
 
@@ -161,7 +161,7 @@ class Trace:
         self.points.append((at, value))
         if len(self.points) >= _POINTS:
             del self.points[1::2]
-            # A little less than the points have now, for clocks are not even.
+            # A little less than the points' mean distance, because clocks are not even.
             self._gap = 0.99 * (at - self.points[0][0]) / len(self.points)
 
 
@@ -201,7 +201,7 @@ class _Attempt:
 
 
 class Scene:
-    """What a run has reported, in bounded memory; one thread reports, another draws.
+    """The reports of a run so far, in bounded memory; one thread reports, another draws.
 
     Args:
         status: the first one.
@@ -220,7 +220,7 @@ class Scene:
 
     @property
     def news(self) -> int:
-        """A number that grows with every report."""
+        """Return a number that grows with every report."""
         return self._news
 
     def status(self, status: RunStatus, now: float) -> None:
@@ -288,7 +288,7 @@ class Scene:
         """Return a metric by step, up to the last one."""
         points, reported = self._points(name, rank), self._status.metrics[rank]
         step, value = reported.get(_STEP, 0.0), reported.get(name, math.nan)
-        # Of points that are too near the last is not among those that are kept.
+        # The trace lacks the last point if it was too close to the one before.
         return (*points, (step, value)) if points and step > points[-1][0] else points
 
     def _rows(self) -> Iterable[Row]:
@@ -313,7 +313,7 @@ class Scene:
             for name in self._attempt.metrics
         }
         steps = [at for of_all in traces.values() for trace in of_all for at, _ in trace]
-        # The same of all plots, so that one can be held against the other.
+        # The same for all plots, so that they can be compared.
         bounds = (min(steps), max(steps)) if steps else (0.0, 0.0)
         for name, drawn in traces.items():
             values = [reported[name] for reported in self._status.metrics if name in reported]

@@ -1,4 +1,4 @@
-"""The progress of a run and of a search for people."""
+"""The progress of a run or a search, for people: choice of the display, and plain lines."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 _REPEAT_SECONDS = 10.0
 _MOST_TOLD = 6
-# States in which much changes that nobody must see at once.
+# States with many changes that nobody needs to see at once.
 _SELDOM = ("preparing", "starting", "running")
 
-# Of a run: who writes lines is the number of a rank.
+# For a run, the writer of a line is the number of a rank.
 Progress = Display[RunStatus, int]
 Shielded = Shield[RunStatus, int]
 
@@ -45,7 +45,7 @@ class SearchProgress(Protocol):
 
 
 class _RunTeller:
-    """A run in lines: one for each change, and one for metrics and data every 10 s."""
+    """Reports a run in lines: one per change, but at most one every 10 s for metrics and data."""
 
     def __init__(self) -> None:
         self._state = ""
@@ -56,7 +56,7 @@ class _RunTeller:
         text = describe(status)
         goes_on = status.state == self._state and status.state in _SELDOM
         is_news = text != self._last and not goes_on
-        # A wait is told of as often.
+        # An unchanged state is repeated as often, also while the run waits.
         if not is_news and now - self._said < _REPEAT_SECONDS:
             return []
         self._state, self._last, self._said = status.state, text, now
@@ -90,7 +90,7 @@ class ShieldedSearch:
 
     @property
     def problem(self) -> str | None:
-        """Why the display stopped, or None."""
+        """Return why the display stopped, or None."""
         return self._shield.problem
 
     def status(self, status: SearchStatus) -> None:

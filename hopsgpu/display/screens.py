@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 _DUMB = ("dumb", "unknown", "")
-# What rich has stdout replaced by while it draws.
+# Attribute of rich's stand-in for stdout while it draws.
 _PROXIED = "rich_proxied_file"
 
 
@@ -38,6 +38,6 @@ def is_proxy(stream: object) -> bool:
 def _shell() -> Any:
     """Return IPython's shell, or None."""
     ipython = sys.modules.get("IPython")
-    # Half imported, by another thread, it lacks the name.
+    # While another thread imports IPython, the module lacks the name.
     current = getattr(ipython, "get_ipython", None)
     return None if current is None else current()

@@ -1,4 +1,4 @@
-"""What a notebook shows of a search's result; its page starts with the same."""
+"""The HTML card of a search's result in a notebook; the result's page starts with the same."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _WIDTH, _HEIGHT = 560, 130
 
 
 def search_card(result: SearchOutcome) -> str:
-    """A search's result."""
+    """Return a card of a search's result."""
     return html.box(*summary(result))
 
 
 def summary(result: SearchOutcome) -> Sequence[Html]:
-    """What is to be seen first of a result."""
+    """Return the elements of the card, with which the page of a result starts, too."""
     best = result.best
     name = f"best {result.metric or 'value'}"
     pairs: dict[str, object] = {
@@ -46,7 +46,7 @@ def summary(result: SearchOutcome) -> Sequence[Html]:
 
 
 def best_trials(result: SearchOutcome, most: int = _BEST) -> list[TrialReport]:
-    """The best complete trials, the best first."""
+    """Return the best complete trials, the best first."""
     sign = 1.0 if result.direction == "minimize" else -1.0
     values = (
         (sign * float(trial.value), trial.number, trial)

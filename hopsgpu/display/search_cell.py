@@ -1,4 +1,4 @@
-"""A search in a notebook's cell."""
+"""The display of a search in a notebook's cell."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def trials_table(first: str, trials: Iterable[TrialReport]) -> Html:
 
 
 def row_of(trial: TrialReport, params: int) -> Sequence[object]:
-    """Return the row of an ended trial, with parameters in at most so many characters."""
+    """Return the row of an ended trial, with its parameters in at most `params` characters."""
     return (
         trial.number,
         trial.state,

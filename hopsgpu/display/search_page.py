@@ -27,7 +27,7 @@ table.trials { border-collapse: collapse; font-size: 13px; }
 
 
 def page(result: SearchOutcome) -> str:
-    """A page with the result, Optuna's plots of it and all trials; it loads nothing else.
+    """Return a page with the result, its plots by Optuna and all trials; it loads nothing else.
 
     Args:
         result: result of a search.
@@ -52,7 +52,7 @@ def _figure(plot: Plotted) -> Html:
     title = html.element("h2", plot.title)
     if not plot.svg:
         return Html(title + html.element("div", f"not drawn: {plot.missing}"))
-    # As an image: a picture's ids are its own there, and nothing in it is run.
+    # As an image, so that ids of different plots do not clash, and no script in them runs.
     source = f"data:image/svg+xml;base64,{base64.b64encode(plot.svg).decode()}"
     image = Html(f'<img src="{source}" alt="{html.escaped(plot.title)}">')
     return Html(title + html.element("figure", image))

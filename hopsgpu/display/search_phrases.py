@@ -1,4 +1,4 @@
-"""The phrases about a search that lines, cell, terminal and page share."""
+"""The phrases about a search that plain lines, cell, terminal and page share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hopsgpu.display.phrases import seconds, state, uuid
 from hopsgpu.units import counted
 
 _REPEAT_SECONDS = 10.0
-# Reasons to wait have numbers in them, which change more often than a person reads.
+# Reasons to wait contain numbers, which change more often than a person can read.
 _LEAST_SECONDS = 1.0
 _LONGEST = 80
 _LONGEST_VALUE = 24
@@ -38,7 +38,7 @@ def number(value: object) -> str:
     """Return a short form of a parameter or metric; the start of a text."""
     if isinstance(value, float):
         return f"{value:.4g}"
-    # Of an empty text nothing would be seen, as of `ablate`'s whole.
+    # An empty text would be invisible, for example the name of `ablate`'s whole.
     return plain(str(value), _LONGEST_VALUE) or "''"
 
 
@@ -128,7 +128,7 @@ def unit(status: SearchStatus) -> str:
 
 
 def best_of(found: SearchStatus | SearchOutcome) -> str:
-    """The best value and whose it is; "" without any."""
+    """Return the best value and its trial in words; "" if there is none."""
     best = found.best
     if best is None:
         return ""
@@ -137,7 +137,7 @@ def best_of(found: SearchStatus | SearchOutcome) -> str:
 
 
 def summary(status: SearchStatus) -> str:
-    """Return a search in one line."""
+    """Return the state of a search in one line."""
     counts = ends(status.wanted, states_of(status))
     if GangState(status.state).is_terminal or status.state == "releasing":
         parts = [f"{status.state}: {counts}", best_of(status)]
@@ -153,7 +153,7 @@ def summary(status: SearchStatus) -> str:
 
 
 class SearchTeller:
-    """A search in lines: ended trials, what it waits for, and its state every 10 s.
+    """Reports a search in lines: ended trials, what it waits for, and its state every 10 s.
 
     Trials that ended before the first status are only counted.
     """
@@ -182,7 +182,7 @@ class SearchTeller:
         self._told = frozenset(trial.number for trial in status.recent)
         if before is None:
             return []
-        # More may have ended than a status has room for.
+        # More trials may have ended than a status can list.
         missed = status.ended - before - len(news)
         said = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
         return said + [end_of(trial, status.best) for trial in news]

@@ -15,7 +15,7 @@ from hopsgpu.core.trials import Moment, SearchStatus, TrialReport, Writer
 from hopsgpu.display.picture import Log, Point, Tail
 from hopsgpu.display.search_phrases import label
 
-# Of many trials at a time so many have a row.
+# Number of running trials that have a row.
 SHOWN_TRIALS = 12
 _ENDED = 8
 _POINTS = 240
@@ -49,12 +49,12 @@ class SearchPicture:
 
 
 class SearchScene:
-    """What a search has reported, in bounded memory; one thread reports, another draws.
+    """The reports of a search so far, in bounded memory; one thread reports, another draws.
 
     Args:
         status: the first one.
         now: seconds by any clock.
-        wall: seconds since the epoch.
+        wall: returns the seconds since the epoch.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class SearchScene:
 
     @property
     def news(self) -> int:
-        """A number that grows with every report."""
+        """Return a number that grows with every report."""
         return self._news
 
     def status(self, status: SearchStatus, now: float) -> None:
@@ -135,8 +135,9 @@ def held_and_used(
 
 
 def evenly(steps: Sequence[Point], last: float) -> tuple[Point, ...]:
-    """Return steps, each of which lasts until the next, at so many points at most in even
-    distances.
+    """Return a step function at evenly spaced points, 240 at most.
+
+    Each step lasts until the next one.
 
     Args:
         steps: at least one.

@@ -1,4 +1,4 @@
-"""A search as lines of a terminal."""
+"""The display of a search as lines of a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _VALUES_WIDTH = 32
-# Trials that run have at most this part of the lines.
+# The running trials have at most 1/3 of the lines.
 _SHARE = 3
 _MOST_ENDED = 4
 _STYLES = {"failed": "red", "pruned": "dim"}

@@ -1,4 +1,4 @@
-"""The bottom lines of a terminal, which rich redraws; and the display of a run in them."""
+"""The bottom lines of a terminal, which rich redraws, and the display of a run in them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MOST_LINES = 12
 _EXIT_SECONDS = 1.0
 _STYLES = dict.fromkeys(("succeeded", "held", "released"), "green")
 _STYLES |= {"failed": "red", "cancelled": "red"}
-# Of the ranks' output at least so many lines are seen beside a table of many ranks.
+# Number of lines of the ranks' output that stay visible below a table of many ranks.
 _LEAST_LINES = 4
 
 
@@ -46,7 +46,7 @@ class Drawn(Protocol[P_contra]):
 
 
 class Shown(Protocol):
-    """Turns a text into a line of a terminal, in its characters and no wider than it is."""
+    """Turns a text into a line of a terminal, in its encoding and no wider than the terminal."""
 
     def __call__(self, text: str, style: str = "") -> Text: ...
 
@@ -65,11 +65,11 @@ class Terminal(Generic[P_contra]):
 
         self._drawn = drawn
         self._tty = tty_of(sys.stdout) if console is None else None
-        # rich's type for a file has all that a file can do, of which it uses little.
+        # Any, because rich declares a full file, and uses only what a `Tty` has.
         file: Any = self._tty
         self._console = console or Console(file=file, highlight=False, markup=False, emoji=False)
         self._live = Live(console=self._console, auto_refresh=False)
-        # A script that ends with its run under way leaves the cursor to be seen.
+        # A script may end during its run: the cursor must be visible again.
         atexit.register(self._at_exit)
         self._live.start()
 
@@ -80,8 +80,8 @@ class Terminal(Generic[P_contra]):
 
     def end(self, picture: P_contra) -> None:
         """Leave the last picture visible."""
-        # Drawn before it is closed: rich hands stdout back first and writes then, and the next
-        # run's display must not have a terminal that has yet to take this.
+        # Drawn before closing: rich first gives stdout back and then writes, and the next run's
+        # display must not start on a terminal that has not accepted this yet.
         self.show(picture)
         self.close()
 
@@ -103,7 +103,7 @@ class Terminal(Generic[P_contra]):
 
     def _at_exit(self) -> None:
         if self._tty is not None:
-            # Who stopped the terminal is not to keep GPUs so.
+            # A user who stopped the terminal (Ctrl-S) must not thereby keep GPUs.
             self._tty.give_up(_EXIT_SECONDS)
         self.close()
 
@@ -186,8 +186,9 @@ def shown_in(width: int, encoding: str) -> Shown:
 
 
 def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list[Text]:
-    """Return the first line; what does not fit into it has a second one. Parts that are "" are
-    left out.
+    """Return the first line, and further lines for what does not fit into it.
+
+    Parts that are "" are left out.
 
     Args:
         status: the status.
@@ -206,9 +207,9 @@ def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list
 
 
 def tail(recent: Log, room: int, whole: str, shown: Shown) -> Sequence[Text]:
-    """Return the last lines of the ranks, at most so many, and where the whole logs are."""
+    """Return the last lines of the ranks and where the whole logs are, in at most `room` lines."""
     left = max(min(room - 1, _MOST_LINES), 0)
-    # The last ones of `[-0:]` would be all.
+    # Not `[-left:]`, because `[-0:]` is the whole list.
     last = recent.lines[len(recent.lines) - left :][:left]
     lines = [shown(f"  {line}", "dim") for line in last]
     if recent.total > len(last):
@@ -221,7 +222,7 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
         return
     names = [plot.name[:_NAME_WIDTH] for plot in picture.plots]
     values = [phrases.measured(plot) for plot in picture.plots]
-    # As wide whatever the values are: plots that move four times a second cannot be read.
+    # A fixed width, whatever the values are: plots that move four times a second are unreadable.
     wide, longest = plot_width(width, names, _VALUES_WIDTH), max(map(len, names))
     for plot, name, value in zip(picture.plots, names, values, strict=True):
         trace = plot.traces[0] if plot.traces else ()
@@ -238,8 +239,8 @@ def plot_width(width: int, names: Sequence[str], values: int) -> int:
 
 
 def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
-    """Yield as many ranks as fit in so many lines."""
-    # Of ranks that have said nothing yet there would be empty rows.
+    """Yield a line for each rank, or for as many ranks as fit in `room` lines."""
+    # Without reports, the rows would be empty.
     if not phrases.says_something(picture.rows):
         return
     fits = picture.ranks <= min(room, len(picture.rows))

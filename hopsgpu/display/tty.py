@@ -31,13 +31,13 @@ class Tty:
         self._held: list[str] = []
         self._is_released = False
         self._until = float("inf")
-        # A descriptor's number is used again once it is closed.
+        # Held while the descriptor is used: after close() its number may belong to another file.
         self._open = threading.Lock()
         try:
-            # Opened anew, for what is set of this one is so for the shell's too.
+            # Opened again, because O_NONBLOCK on the stream's descriptor would affect the shell's.
             flags = os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK
             self._descriptor = os.open(os.ttyname(stream.fileno()), flags)
-        except OSError:  # of another user (su), or not in this container
+        except OSError:  # the terminal is another user's (su), or not in this container
             self._descriptor = os.dup(stream.fileno())
 
     def release(self) -> None:
@@ -53,7 +53,7 @@ class Tty:
         left = "".join(held).encode(self.encoding, "backslashreplace")
         while left and (taken := self._write_some(left)) is not None:
             left = left[taken:]
-            # Of one that is closed meanwhile the next write tells.
+            # If the descriptor was closed meanwhile, the next write notices.
             has_room = not left or wait_for_room(self._descriptor, _LOOK_SECONDS)
             if not has_room and time.monotonic() >= self._until:
                 break
@@ -77,7 +77,7 @@ class Tty:
         return True
 
     def give_up(self, seconds: float) -> None:
-        """Wait at most so long for the current write and all that follow."""
+        """Wait at most `seconds` from now for the current write and all that follow."""
         self._until = time.monotonic() + seconds
 
     def close(self) -> None:

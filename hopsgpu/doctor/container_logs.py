@@ -42,13 +42,11 @@ class Logs:
         try:
             return self._managers.log(self._addresses[host], container, "stderr", _ENOUGH)
         except HopsGpuError:
-            return None  # the check of the nodes says so
+            return None  # the checks of the nodes report it
 
 
 def reason_in(log: str) -> str:
-    """Return what a person needs of an executor's log: the discovery script's word, or the last
-    error.
-    """
+    """Return the discovery script's last message in an executor's log, else the last error."""
     lines = [line.strip() for line in log.splitlines()]
     ours = [
         line.partition("hopsgpu discovery: ")[2] for line in lines if "hopsgpu discovery: " in line

@@ -55,7 +55,7 @@ class Examination:
         client, setting = gather.client_facts(os.environ)
         yield machine_checks.check_hadoop_conf(client)
         found = None
-        if not client.problem:  # else nothing is known that could be looked at
+        if not client.problem:  # otherwise there is nothing that could be checked
             yield machine_checks.check_resource_types(client)
             found = yield from self._yarn(setting, own)
         if unread is not None:
@@ -103,7 +103,7 @@ class Examination:
             names = ("session", "gang", *node_checks.NAMES)
             yield from (unknown(name, f"not tried: {why}") for name in names)
             return
-        # Spark is imported from here on.
+        # Imported only here, because it imports Spark.
         from hopsgpu.doctor.session_checks import Sessions
 
         manager = ResourceManager(web_addresses(setting))

@@ -105,7 +105,7 @@ def yarn_facts(setting: Setting) -> Yarn:
     """Return what the ResourceManager reports.
 
     Raises:
-        HopsGpuError: it does not answer, or rejects us.
+        HopsGpuError: it does not answer, or rejects the requests.
     """
     manager = ResourceManager(web_addresses(setting))
     said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
@@ -119,7 +119,7 @@ def yarn_facts(setting: Setting) -> Yarn:
         version=str(info.get("resourceManagerVersion", "")),
         scheduler=said["type"],
         policy=str((said.get("rootQueue") or {}).get("schedulingPolicy", "")),
-        # Only a CapacityScheduler sums up what all nodes have (Hadoop's ClusterMetricsInfo).
+        # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
         knows_gpus=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
         gpus=Observer(setting).look(),
         nodes=nodes,

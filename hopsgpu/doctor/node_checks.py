@@ -124,9 +124,7 @@ def _python(driver: str) -> str:
 
 
 def other_python(problem: str) -> str | None:
-    """Return the minor version of the executors' Python, where Spark refused it for that; else
-    None.
-    """
+    """Return the executors' Python version if Spark refused it as another one, else None."""
     found = re.search(r"Python in worker has different version: (\d+\.\d+)", problem)
     return found[1] if found else None
 
@@ -170,14 +168,14 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Check:
-    """Report whether a container sees only its own GPUs; both is fine."""
+    """Report whether a container sees only its own GPUs; either answer is fine."""
     name = NAMES[5]
 
     def told(node: NodeFacts) -> str | None:
         if node.isolated:
             return "on"
         if node.visible is None or totals.get(node.host, 0) <= len(node.gpus):
-            return None  # it has all that there are
+            return None  # it was given all of the node's GPUs
         return "off" if node.visible > len(node.gpus) else "on"
 
     kinds = {node.host: told(node) for node in facts}
@@ -213,9 +211,7 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
 
 
 def check_cuda(facts: Sequence[NodeFacts]) -> Check:
-    """Return whether each node's driver runs the CUDA that the executors' frameworks were built
-    with.
-    """
+    """Check whether each node's driver supports the CUDA of the executors' frameworks."""
     name = NAMES[7]
     gpus = [gpu for node in facts for gpu in node.gpus]
     if not gpus:

@@ -1,4 +1,4 @@
-"""What a node looks like from inside a container; it runs there as the function of a rank."""
+"""The inspection of a node from inside a container, where it runs as the function of a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hopsgpu.gpu.node.devices import DriverError, list_devices
 from hopsgpu.gpu.node.leases import LeaseError, lease_directory
 
 _DRIVER_SECONDS = 10.0
-# Distributions that bring jax its CUDA; their names tell the major version.
+# Distributions that provide CUDA for jax; their names contain its major version.
 _JAX = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 
@@ -85,7 +85,7 @@ class NodeFacts:
 
 def look() -> NodeFacts:
     """Inspect the node; call it in a rank."""
-    # What the container's launch script left: a rank works elsewhere.
+    # The container's directory, as its launch script set it; a rank works in another one.
     container = Path(os.environ.get("PWD", "."))
     given = read_given(container)
     return NodeFacts(
@@ -113,7 +113,7 @@ def _visible() -> int | None:
 def _nvml() -> str:
     if importlib.util.find_spec("pynvml") is None:
         return ""
-    # Its older name was that of the module.
+    # An older distribution had the name of the module.
     return _version("nvidia-ml-py") or _version("pynvml") or "unknown version"
 
 
@@ -125,9 +125,7 @@ def _leases() -> Leases:
 
 
 def java_version(home: Path) -> str:
-    """Return the version of the Java in a directory, by the file that every JDK has; "" without
-    one.
-    """
+    """Return the version of the JDK in a directory, by its file `release`; "" if it has none."""
     try:
         text = (home / "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -158,14 +156,12 @@ def jar_version(directory: Path) -> str | None:
 
 
 def frameworks() -> Iterator[Framework]:
-    """Yield the frameworks in this Python, and the CUDA they were built with; imports none of
-    them.
-    """
+    """Yield the frameworks in this Python and the CUDA of each, without importing them."""
     if (torch := _variables("torch", "version.py")) is not None:
         yield Framework("torch", str(torch.get("__version__")), torch.get("cuda") or "")
     if (built := _variables("tensorflow", "python/platform/build_info.py")) is not None:
         version = _version("tensorflow") or _version("tensorflow-cpu")
-        # What tf.sysconfig.get_build_info() gives.
+        # The values that tf.sysconfig.get_build_info() returns.
         yield Framework("tensorflow", version, built["build_info"].get("cuda_version", ""))
     if importlib.util.find_spec("jax") is not None:
         plugins = (name for name in _JAX if _version(name))

@@ -76,14 +76,14 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
             progress="off",
             **_SHAPE,
         )
-    except Exception as error:  # noqa: BLE001 - Spark's own too: they are what is looked for
+    except Exception as error:  # noqa: BLE001 - Spark's own too: they are the result
         return Trial(error=error, skipped=dict.fromkeys(hosts, "the gang failed"))
     watched = _Watched(hosts, logs)
     with _ended(run):
         while not run.wait(_LOOK_SECONDS):
             watched.look(run)
             if watched.is_clear:
-                run.cancel()  # those that are left will fail as they have until now
+                run.cancel()  # the other containers would only fail again
         try:
             result = run.result()
         except Exception as error:  # noqa: BLE001 - as above
@@ -112,10 +112,8 @@ def _most(nodes: int) -> int:
 
 
 def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
-    """Return the largest gang that an application may have, of one executor on each node; 1 at
-    least.
-    """
-    # That of the plan a moment ago will do.
+    """Return the most executors, one per node, that the application may have; 1 at least."""
+    # The plan's snapshot, from a moment ago, is recent enough.
     snapshot = application.snapshot(_SNAPSHOT_SECONDS)
 
     def is_refused(workers: int) -> bool:
@@ -137,7 +135,7 @@ def _ended(run: Run) -> Iterator[None]:
     finally:
         run.cancel()
         run.wait(_ENDING_SECONDS)
-        with contextlib.suppress(HopsGpuError):  # told by the check of the lake
+        with contextlib.suppress(HopsGpuError):  # the check of the lake reports it
             (Lake(application_of(None).root, quick=True) / "runs" / run.run_id).remove()
 
 
@@ -165,7 +163,8 @@ class _Watched:
         missing = f"no container started there in time: {why}" if late else why
         left = [host for host in hosts if late and host in self.came]
         if self.failed and not left:
-            # Containers that end again may have ended the application, or kept others from coming.
+            # Containers that failed again and again may have ended the application, or kept others
+            # from starting.
             left = hosts
         came = {host: f"its container started, but others did not: {why}" for host in self.came}
         return Trial(

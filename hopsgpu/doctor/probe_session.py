@@ -41,11 +41,11 @@ class NoSessionError(HopsGpuError):
 
 @contextlib.contextmanager
 def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -> Iterator[Any]:
-    """Provide a SparkSession, stopped at the end.
+    """Provide a SparkSession, and stop it on exit.
 
     Args:
         conf: properties of the session.
-        manager: the ResourceManager, which says why it waits.
+        manager: the ResourceManager, which says why the application waits.
         seconds: seconds that the start may take.
 
     Raises:
@@ -63,7 +63,7 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
         except HopsGpuError as error:
             raise NoSessionError(str(error), log) from error
         except Exception as error:
-            # Whatever Spark's JVM raises is what this is here to tell.
+            # Any exception of Spark's JVM is a result that the doctor reports.
             raise NoSessionError(first_cause(str(error)), log) from error
     try:
         yield session
@@ -102,14 +102,14 @@ def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> st
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
         return f"; it may be left running: {_BY_HAND} {app.id}"
-    except Exception:  # noqa: BLE001 - that it was killed, in Spark's words
+    except Exception:  # noqa: BLE001 - Spark says here that it was killed
         return ""
     return f"; it has just started, and may be left running: {_BY_HAND} {app.id}"
 
 
 @contextlib.contextmanager
 def _stderr_in_file() -> Iterator[Path]:
-    """While inside, send this process's stderr, and that of its programs, to a file.
+    """Send this process's stderr, and that of its child processes, to a file until the exit.
 
     Spark's JVM continues to write there.
     """

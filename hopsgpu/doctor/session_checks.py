@@ -91,9 +91,7 @@ class Sessions:
         return None
 
     def _again(self, before: Trial) -> Trial:
-        """Return the trial of an application that leaves nodes out, and what was known of these
-        before.
-        """
+        """Try the nodes that are left, without the others; return the trial with all results."""
         hosts = tuple(before.left)
         excluded = filter(None, (self._conf.get(_EXCLUDED), *before.failed, *before.skipped))
         try:
@@ -111,9 +109,7 @@ class Sessions:
 
 
 def check_gang(trial: Trial) -> Check:
-    """Return whether executors came, all of them, and reach the driver over the control channel.
-    Pure.
-    """
+    """Check whether all executors started and reached the driver by the control channel. Pure."""
     if trial.facts:
         came = counted(len(trial.facts), "executor")
         return ok(_GANG, f"{came} reached the driver {trial.seconds:.0f} s after the request")

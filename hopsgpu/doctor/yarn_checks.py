@@ -14,7 +14,7 @@ from hopsgpu.yarn.resources import GPU, Amount
 from hopsgpu.yarn.snapshot import Node, Queue
 
 RANK_MIB = 512
-# What YARN is asked for on each node, for a rank of so much memory.
+# The container that is requested on each node, for a rank of this much memory.
 CONTAINER = Amount(1, 1, RANK_MIB + HEAP_MIB + AGENT_MIB)
 _CAPACITY, _FAIR = "capacityScheduler", "fairScheduler"
 _CALCULATOR = (
@@ -64,7 +64,8 @@ def check_calculator(yarn: Yarn) -> Check:
             f"copy {_TYPES}, set {_CALCULATOR}, and restart them",
         )
     if yarn.scheduler == _CAPACITY:
-        # With any other it refuses to start once there are more resources than memory and cores.
+        # With another calculator it refuses to start if resource types besides memory and cores
+        # are defined.
         return ok(name, "the CapacityScheduler counts GPUs (DominantResourceCalculator)")
     if yarn.scheduler == _FAIR and yarn.policy.lower() != "drf":
         return wrong(
@@ -95,7 +96,7 @@ def check_gpus(yarn: Yarn) -> Check:
     where = listed(f"{node.host} {node.total}" for node in running)
     nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
     seen = f"{sum(node.total for node in running)} on {nodes}"
-    # One that is taken out on purpose is no fault.
+    # A node that was taken out of service on purpose is not a fault.
     ill = [node for node in found.nodes if node.unhealthy]
     if ill:
         return wrong(
@@ -136,7 +137,7 @@ def check_submission(yarn: Yarn, name: str) -> Check:
     try:
         chain = chain_of(yarn.queues, name)
     except HopsGpuError:
-        # Made, or mapped to another, when an application is submitted.
+        # YARN may create it, or map it to another queue, when an application is submitted.
         return unknown("queue", f"{name} is not among the queues yet; the scheduler may create it")
     gpus = min(queue.maximum.gpus for queue in chain)
     own = chain[0]

@@ -1,7 +1,8 @@
-"""From the world to the frameworks' environment variables: pure functions.
+"""The environment variables of the frameworks, derived from the world by pure functions.
 
-Beside them is what a user's function calls in a rank, for libraries that take no variables:
-`lightning`, `transformers` and `xgboost` import theirs when they are called.
+Beside them are the modules for libraries that accept no variables, whose functions a user's
+function calls in a rank: `lightning`, `transformers` and `xgboost` import their libraries when they
+are called.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from hopsgpu.frameworks import cuda, gpu_memory_share, jax, lightning, tensorflo
 from hopsgpu.frameworks.endpoints import Endpoints
 from hopsgpu.frameworks.torch import Restarts
 
-# All that `environment` may set. A rank inherits none of them from its executor.
+# All variables that `environment` may set. A rank inherits none of them from its executor.
 VARIABLES = frozenset(
     (
         *cuda.VARIABLES,
@@ -32,17 +33,17 @@ def environment(
     visible: str | None = None,
     memory_share: float | None = None,
 ) -> dict[str, str]:
-    """The variables of one process, for every framework at once.
+    """Return the variables of one process, for every framework at once.
 
     A parameter server takes no part in the workers' collectives: it gets `TF_CONFIG` and no GPU.
 
     Args:
-        world: the gang.
-        place: the process's place in it.
-        endpoints: where the gang meets.
-        restarts: the run and the attempt.
-        visible: which GPUs a rank sees, as in `cuda.visible_gpus`.
-        memory_share: of its GPU that a rank may use, or None for all of it.
+        world: all processes of the gang.
+        place: place of the process in the gang.
+        endpoints: addresses at which the gang's processes meet.
+        restarts: run and attempt of the process.
+        visible: which GPUs a rank sees, as for `cuda.visible_gpus`.
+        memory_share: share of its GPU's memory that a rank may use, or None for all of it.
     """
     shared = {
         **cuda.environment(place, visible),

@@ -1,4 +1,4 @@
-"""What the callbacks for other libraries' loops ask of a rank's context."""
+"""What the callbacks for other libraries' training loops need from a rank's context."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any, Protocol, SupportsFloat
 
 
 class Gang(Protocol):
-    """`hopsgpu.context()`, as far as callbacks use it."""
+    """The part of `hopsgpu.context()` that callbacks use."""
 
     def report(self, /, step: int, **metrics: SupportsFloat) -> None:
-        """Brings metrics to the driver."""
+        """Report metrics at a step to the driver."""
 
     def save_checkpoint(self, path: str | Path, step: int) -> None:
-        """Brings a file or directory to the lake."""
+        """Save a file or directory to the lake, as the checkpoint at a step."""
 
 
 def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
-    """The numbers among what a library has measured; scalars of NumPy and torch are some."""
+    """Return the numbers among a library's values, also scalars of NumPy and torch, as floats."""
     found = {}
     for name, value in (values or {}).items():
         if getattr(value, "ndim", 0) == 0 and not isinstance(value, (str, bytes)):
             try:
                 found[name] = float(value)
             except (TypeError, ValueError):
-                continue  # a list, say: shown by the library itself
+                continue  # a list, for example, which the library shows itself
     return found

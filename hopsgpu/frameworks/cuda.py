@@ -1,8 +1,8 @@
-"""Which GPUs a process sees, and which driver a CUDA wants.
+"""The GPUs that a process sees, and the NVIDIA driver that a CUDA version needs.
 
 Sources: CUDA C++ Programming Guide, "CUDA Environment Variables"; NVIDIA, "CUDA Compatibility",
-"Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility); NVIDIA, "MIG User
-Guide", "CUDA Device Enumeration" (a process has a single MIG instance).
+"Minor Version Compatibility" (docs.nvidia.com/deploy/cuda-compatibility); NVIDIA, "MIG User Guide",
+"CUDA Device Enumeration" (a process has a single MIG instance).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from hopsgpu.errors import ConfigError
 
 VARIABLES = ("CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES")
 _MIG = "MIG-"
-# Oldest Linux driver for programs built with a CUDA: from 11 on for all of a major version.
+# Oldest Linux driver by the CUDA version that a program is built with. From CUDA 11 on, one driver
+# serves all minor versions.
 _OLDEST_DRIVERS = {
     (13,): "580",
     (12,): "525",
@@ -26,17 +27,17 @@ _OLDEST_DRIVERS = {
 
 
 def visible_gpus(place: RankPlace, visible: str | None = None) -> tuple[str, ...]:
-    """UUIDs that a process sees, in CUDA's order.
+    """Return the UUIDs of the GPUs that a process sees, in CUDA's order.
 
     Args:
-        place: of the process. One without GPUs of its own sees none.
-        visible: "container" for all of the container, in the order of `LOCAL_RANK`; "rank" for
-            the rank's own; None for "container" where a rank has one GPU and "rank" where it has
-            several. Where there are MIG devices a rank always sees its own only: CUDA shows a
-            process one of them, the first that the variable names.
+        place: place of the process. A process without GPUs of its own sees none.
+        visible: "container" for all GPUs of the container, in the order of `LOCAL_RANK`; "rank" for
+            the rank's own; None for "container" if a rank has one GPU, and for "rank" if it has
+            several. If the container has MIG devices, a rank always sees only its own: CUDA shows a
+            process a single MIG device, the first that the variable names.
 
     Raises:
-        ConfigError: the rank has several GPUs, and a MIG device among them.
+        ConfigError: the rank has several GPUs, one of which is a MIG device.
     """
     if place.role != WORKER or not place.gpus:
         return ()
@@ -56,7 +57,7 @@ def _alone(place: RankPlace) -> tuple[str, ...]:
 
 
 def environment(place: RankPlace, visible: str | None = None) -> dict[str, str]:
-    """`CUDA_VISIBLE_DEVICES`, empty for a process without GPUs, and `CUDA_DEVICE_ORDER`."""
+    """Return `CUDA_VISIBLE_DEVICES`, empty for a process without GPUs, and `CUDA_DEVICE_ORDER`."""
     return {
         "CUDA_VISIBLE_DEVICES": ",".join(visible_gpus(place, visible)),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
@@ -64,19 +65,20 @@ def environment(place: RankPlace, visible: str | None = None) -> dict[str, str]:
 
 
 def oldest_driver(cuda: str) -> str | None:
-    """The oldest Linux driver that runs programs built with a CUDA, without NVIDIA's forward
-    compatibility package.
+    """Return the oldest Linux driver that runs programs built with a CUDA version.
+
+    That is without NVIDIA's forward compatibility package.
 
     Args:
-        cuda: version of the toolkit, as "12.4" or "12".
+        cuda: version of the toolkit, such as "12.4" or "12".
 
     Returns:
-        the driver's version, as "525"; None for a CUDA that the table does not have.
+        The driver's version, such as "525"; None for a CUDA version that is not in the table.
     """
     version = version_of(cuda)
     return _OLDEST_DRIVERS.get(version[:1]) or _OLDEST_DRIVERS.get(version[:2])
 
 
 def version_of(text: str) -> tuple[int, ...]:
-    """The numbers of a version, to be compared: (550, 54, 15) of "550.54.15"."""
+    """Return the numbers of a version, for comparison: (550, 54, 15) for "550.54.15"."""
     return tuple(int(part) for part in re.findall(r"\d+", text))

@@ -1,4 +1,4 @@
-"""Where the processes of a gang meet: addresses with ports that agents hold."""
+"""The endpoints at which the processes of a gang meet: addresses with ports that agents hold."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hopsgpu.core.gang import World
 
 Address = tuple[str, int]
-# Beside the servers of its processes: MASTER_PORT and the coordinator's.
+# Further ports in the container of rank 0: MASTER_PORT and the coordinator's.
 _OF_RANK_0 = 2
 
 
@@ -17,10 +17,10 @@ class Endpoints:
     """Addresses and ports of one attempt.
 
     Attributes:
-        master: of torch's rendezvous: rank 0 listens there, or an agent.
-        coordinator: at which rank 0 may listen for JAX.
-        servers: of each process's own server, by its number (TensorFlow).
-        hosted: True where an agent serves torch's TCPStore at `master`.
+        master: endpoint of torch's rendezvous, where rank 0 or an agent listens.
+        coordinator: endpoint at which rank 0 may listen for JAX.
+        servers: endpoint of each process's own server, by the process's number (TensorFlow).
+        hosted: True if an agent serves torch's TCPStore at `master`.
     """
 
     master: Address
@@ -30,7 +30,14 @@ class Endpoints:
 
 
 def ports_wanted(world: World, key: int) -> int:
-    """How many ports a container's agent is to hold: one per process, two more with rank 0."""
+    """Return how many ports a container's agent must hold.
+
+    It is one for each process, and two more in the container of rank 0.
+
+    Args:
+        world: all processes of the gang.
+        key: key of the container.
+    """
     first = world.places[0].container.key == key
     return len(world.of_container(key)) + (_OF_RANK_0 if first else 0)
 
@@ -38,15 +45,15 @@ def ports_wanted(world: World, key: int) -> int:
 def endpoints_of(
     world: World, ports: Mapping[int, Sequence[int]], store_port: int | None = None
 ) -> Endpoints:
-    """The endpoints of a gang.
+    """Return the endpoints of a gang.
 
     Args:
-        world: the gang.
-        ports: of each container, by its key; as many as `ports_wanted`.
-        store_port: at which rank 0's agent serves a TCPStore, or None where it serves none.
+        world: all processes of the gang.
+        ports: ports of each container, by its key; as many as `ports_wanted` returns.
+        store_port: port at which rank 0's agent serves a TCPStore, or None if it serves none.
 
     Raises:
-        ValueError: a container holds fewer ports than are wanted.
+        ValueError: a container holds fewer ports than it must.
     """
     servers: dict[int, Address] = {}
     spare: dict[int, Sequence[int]] = {}
@@ -69,6 +76,6 @@ def endpoints_of(
 
 
 def host_port(address: Address) -> str:
-    """`host:port`, with brackets around IPv6 as RFC 3986 wants them."""
+    """Return `host:port`, with brackets around an IPv6 address as RFC 3986 requires."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,6 +1,6 @@
-"""The share of a GPU's memory that a rank may use, where trials share a GPU.
+"""The share of a GPU's memory that a rank may use if several trials share the GPU.
 
-`hopsgpu.rank.gpu_memory` tells it to the frameworks in the rank.
+`hopsgpu.rank.gpu_memory` sets it in the frameworks of the rank.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ VARIABLES = (SHARE,)
 
 
 def environment(place: RankPlace, share: float | None) -> dict[str, str]:
-    """`HOPSGPU_MEMORY_SHARE`, for a worker with GPUs that may use a part of them only.
+    """Return `HOPSGPU_MEMORY_SHARE` for a worker that may use only a part of its GPUs' memory.
 
     Args:
-        place: of the process.
-        share: in (0, 1), or None for all of it.
+        place: place of the process.
+        share: in (0, 1), or None for all of the memory.
     """
     if share is None or not place.gpus or place.role != WORKER:
         return {}

@@ -1,7 +1,7 @@
-"""JAX's environment for `jax.distributed.initialize`.
+"""JAX's environment variables, for `jax.distributed.initialize`.
 
-Source: jax/_src/distributed.py, which reads `JAX_COORDINATOR_ADDRESS` and
-`JAX_LOCAL_DEVICE_IDS`; the number of processes and of this one are arguments.
+Source: jax/_src/distributed.py, which reads `JAX_COORDINATOR_ADDRESS` and `JAX_LOCAL_DEVICE_IDS`;
+the number of processes and the number of this process are arguments.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ VARIABLES = ("HOPSGPU_COORDINATOR", "JAX_COORDINATOR_ADDRESS", "JAX_LOCAL_DEVICE
 def environment(
     place: RankPlace, endpoints: Endpoints, visible: str | None = None
 ) -> dict[str, str]:
-    """The variables of one worker.
+    """Return the variables of one worker.
 
     Returns:
-        `HOPSGPU_COORDINATOR`, `host:port` at which rank 0 may listen, the same as
-        `JAX_COORDINATOR_ADDRESS`, and, for a rank with GPUs, which of those that it sees are its
-        own.
+        `HOPSGPU_COORDINATOR`, the `host:port` at which rank 0 may listen;
+        `JAX_COORDINATOR_ADDRESS`, with the same value; and, for a rank with GPUs,
+        `JAX_LOCAL_DEVICE_IDS`: which of the GPUs that it sees are its own.
     """
     coordinator = host_port(endpoints.coordinator)
     variables = {"HOPSGPU_COORDINATOR": coordinator, "JAX_COORDINATOR_ADDRESS": coordinator}

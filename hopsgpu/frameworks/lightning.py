@@ -1,7 +1,7 @@
-"""Lightning's environment, and its Trainer's callback.
+"""Lightning's environment variables, and a callback for its Trainer.
 
-Lightning finds the ranks by torchrun's variables. Its Trainer has to be told of them again: with
-its defaults each rank would train alone.
+Lightning finds the ranks by torchrun's variables, but its Trainer must be told of them separately:
+with the Trainer's defaults, each rank would train alone.
 
 Source: `_parse_env_variables` of lightning.pytorch.utilities.argparse, `TorchElasticEnvironment` of
 lightning.fabric.plugins.environments; 2.6.
@@ -17,14 +17,14 @@ from typing import Any
 from hopsgpu.core.gang import World
 from hopsgpu.frameworks.callbacks import Gang, numbers
 
-# Defaults of its Trainer's arguments, by their names.
+# Each sets the default of an argument of the Trainer.
 VARIABLES = ("PL_TRAINER_DEVICES", "PL_TRAINER_NUM_NODES")
 
 
 def environment(world: World) -> dict[str, str]:
-    """What `devices` and `num_nodes` of a Trainer are where the code says nothing else.
+    """Return the defaults of a Trainer's `devices` and `num_nodes`, for code that sets neither.
 
-    Nothing for a rank that is alone, which may have several GPUs.
+    The result is empty for a rank that is alone, which may have several GPUs.
     """
     if world.size == 1:
         return {}
@@ -35,15 +35,16 @@ def environment(world: World) -> dict[str, str]:
 
 
 def gang_callback(gang: Gang) -> Any:
-    """A Callback: metrics to the driver at each epoch's end, and each checkpoint to the lake.
+    """Return a Callback that reports metrics and saves checkpoints to the lake.
 
-    Go on with `trainer.fit(..., ckpt_path=gang.latest_checkpoint())`. Checkpoints of weights alone
-    and FSDP's sharded ones are not brought.
+    It reports metrics to the driver at each epoch's end, and saves each checkpoint. Resume with
+    `trainer.fit(..., ckpt_path=gang.latest_checkpoint())`. Checkpoints of weights alone and FSDP's
+    sharded checkpoints are not saved to the lake.
 
     Args:
         gang: `hopsgpu.context()`.
     """
-    # The function has imported one of its two packages, whose classes are not the same.
+    # Lightning has two packages with separate classes: use the one that the function imported.
     old = "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules
     package = "pytorch_lightning" if old else "lightning.pytorch"
     lightning = importlib.import_module(package)
@@ -65,7 +66,7 @@ def gang_callback(gang: Gang) -> Any:
 
 
 def _to_the_lake(package: str, gang: Gang) -> Any:
-    """A CheckpointIO that saves by way of another, and then on the lake."""
+    """Return a CheckpointIO class that saves with another CheckpointIO, and then to the lake."""
     plugins = importlib.import_module(f"{package}.plugins")
 
     class ToTheLake(plugins.CheckpointIO):  # type: ignore[name-defined,misc]
@@ -74,7 +75,7 @@ def _to_the_lake(package: str, gang: Gang) -> Any:
 
         def save_checkpoint(self, checkpoint: Any, path: Any, storage_options: Any = None) -> None:
             self._own.save_checkpoint(checkpoint, path, storage_options)
-            # One of weights alone is a model: no training goes on from it.
+            # A checkpoint of weights alone is a model: no training resumes from it.
             if "optimizer_states" in checkpoint:
                 gang.save_checkpoint(Path(path), checkpoint["global_step"])
 

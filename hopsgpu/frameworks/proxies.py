@@ -1,9 +1,9 @@
-"""Ranks that ask each other directly, whatever proxy is meant for the outside.
+"""Proxy variables with which ranks ask each other directly, whatever proxy is set for the outside.
 
-gRPC, by which processes of TensorFlow and JAX find each other, goes through `http_proxy` to every
-address that `no_proxy` does not list. It takes `no_grpc_proxy` in place of `no_proxy` where there
-is one, and knows no `*`, which others take for all addresses where it stands alone. Some programs
-read the names in lower case first, some those in upper case alone.
+TensorFlow and JAX connect their processes by gRPC, which uses `http_proxy` for every address that
+`no_proxy` does not list. If `no_grpc_proxy` is set, gRPC reads it instead of `no_proxy`. gRPC does
+not know `*`, which alone in the list means all addresses to other programs. Some programs read the
+lower-case names first, some only the upper-case names.
 
 Source: gRPC's core, http_proxy_mapper.cc.
 """
@@ -20,18 +20,18 @@ _ALL = "*"
 
 
 def direct_hosts(world: World) -> list[str]:
-    """Addresses and names that no process of a gang is to ask a proxy for."""
+    """Return addresses and names for which no process of a gang may use a proxy."""
     containers = [place.container for place in world.processes]
     found = (name for container in containers for name in (container.address, container.host))
     return [*dict.fromkeys((*_HERE, *found))]
 
 
 def direct_environment(variables: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """The variables by which a process asks these hosts directly, and those that its user named.
+    """Return the variables by which a process asks these hosts, and those its user named, directly.
 
     Args:
-        variables: of the process, with its user's.
-        hosts: as `direct_hosts` gives them.
+        variables: variables of the process, including its user's.
+        hosts: hosts that `direct_hosts` returned.
     """
     hosts = list(hosts)
     found = {}

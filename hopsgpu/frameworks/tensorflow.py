@@ -1,4 +1,4 @@
-"""TensorFlow's environment: `TF_CONFIG`.
+"""TensorFlow's environment variable, `TF_CONFIG`.
 
 Source: `tf.distribute.cluster_resolver.TFConfigClusterResolver`, and the guides "Multi-worker
 training with Keras" and "Parameter server training".
@@ -15,17 +15,17 @@ VARIABLES = ("TF_CONFIG",)
 
 
 def environment(world: World, place: RankPlace, endpoints: Endpoints) -> dict[str, str]:
-    """The variable of one process, worker or parameter server.
+    """Return the variable of one process, worker or parameter server.
 
     Args:
-        world: the gang.
-        place: the process's place in it.
-        endpoints: each process's own server is at its number.
+        world: all processes of the gang.
+        place: place of the process in the gang.
+        endpoints: endpoints of the gang; the server of each process is at the process's number.
 
     Returns:
-        `TF_CONFIG`. Without parameter servers all ranks are workers, as
-        MultiWorkerMirroredStrategy wants them; with them rank 0 is the chief, which coordinates,
-        and rank 1 is worker 0.
+        `TF_CONFIG`. Without parameter servers, all ranks are workers, as
+        MultiWorkerMirroredStrategy expects. With them, rank 0 is the chief, which coordinates, and
+        rank 1 is worker 0.
     """
     servers = [host_port(address) for address in endpoints.servers]
     workers, ps = servers[: world.size], servers[world.size :]

@@ -1,11 +1,11 @@
-"""PyTorch's environment, as torchrun sets it and `init_method="env://"` reads it.
+"""PyTorch's environment variables, as torchrun sets them and `init_method="env://"` reads them.
 
 Source of the names: the torchrun documentation, "Environment Variables", and for interfaces
-`torch.distributed`'s "Choosing the network interface to use". Node means container: `LOCAL_RANK`
-and `NODE_RANK` count within and across containers.
+`torch.distributed`'s "Choosing the network interface to use". A node here is a container:
+`LOCAL_RANK` and `NODE_RANK` count within and across containers.
 
-`TORCHELASTIC_RUN_ID` is what `torch.distributed.is_torchelastic_launched()` goes by, and with it
-Lightning, which otherwise starts processes of its own or deletes `WORLD_SIZE`.
+`torch.distributed.is_torchelastic_launched()` checks `TORCHELASTIC_RUN_ID`, and so does Lightning,
+which otherwise starts processes of its own or deletes `WORLD_SIZE`.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ VARIABLES = (
 
 @dataclass(frozen=True)
 class Restarts:
-    """Of which run an attempt is, as torchrun tells its workers.
+    """The run and the attempt, as torchrun tells its workers.
 
     Attributes:
-        run_id: of the run.
-        attempt: counts from 0.
-        most: how often the gang may start again.
+        run_id: id of the run.
+        attempt: number of the attempt, from 0.
+        most: how many further attempts the gang may make.
     """
 
     run_id: str
@@ -60,19 +60,19 @@ def environment(
     *,
     hosted: bool = False,
 ) -> dict[str, str]:
-    """The variables of one worker.
+    """Return the variables of one worker.
 
     Args:
-        world: the gang.
-        place: the worker's place in it.
+        world: all processes of the gang.
+        place: place of the worker in the gang.
         master: address and port of the rendezvous.
-        restarts: the run and the attempt.
-        hosted: True where an agent serves the TCPStore there, False where rank 0 is to.
+        restarts: run and attempt of the worker.
+        hosted: True if an agent serves the TCPStore there, False if rank 0 must.
 
     Returns:
-        all variables that torchrun sets, with `NODE_RANK` beside its `GROUP_RANK`; where an agent
-        serves the TCPStore, what has rank 0 join it instead of serving its own; and, where it is
-        known, the interface for gloo, NCCL and TensorPipe.
+        All variables that torchrun sets, with `NODE_RANK` beside its `GROUP_RANK`; if an agent
+        serves the TCPStore, the variable that makes rank 0 join it instead of serving its own; and,
+        if it is known, the network interface for gloo, NCCL and TensorPipe.
     """
     address, port = master
     variables = {
@@ -83,7 +83,7 @@ def environment(
         "NODE_RANK": str(place.node_rank),
         "GROUP_RANK": str(place.node_rank),
         "GROUP_WORLD_SIZE": str(world.size // world.ranks_per_container),
-        "ROLE_NAME": "default",  # torchrun's own
+        "ROLE_NAME": "default",  # torchrun's default
         "ROLE_RANK": str(place.rank),
         "ROLE_WORLD_SIZE": str(world.size),
         "MASTER_ADDR": address,
@@ -97,6 +97,6 @@ def environment(
     if interface := place.container.interface:
         variables["GLOO_SOCKET_IFNAME"] = interface
         variables["TP_SOCKET_IFNAME"] = interface
-        # Without "=" NCCL takes it for a prefix, and eth1 for eth10 too.
+        # Without "=" NCCL treats the name as a prefix, so that eth1 would match eth10 too.
         variables["NCCL_SOCKET_IFNAME"] = f"={interface}"
     return variables

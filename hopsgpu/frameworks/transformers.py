@@ -1,6 +1,6 @@
-"""Hugging Face's Trainer on a gang.
+"""A callback for Hugging Face's Trainer in a gang.
 
-The Trainer itself needs nothing: it finds the ranks by torchrun's variables.
+The Trainer itself needs no settings: it finds the ranks by torchrun's variables.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from hopsgpu.frameworks.callbacks import Gang, numbers
 
 
 def gang_callback(gang: Gang) -> Any:
-    """A TrainerCallback: metrics to the driver, and each checkpoint to the lake.
+    """Return a TrainerCallback that reports metrics and saves checkpoints to the lake.
 
-    Every rank's part of a checkpoint comes (its random numbers, say, or its shard), so go on with
+    It reports metrics to the driver, and saves each checkpoint. Each rank saves its part (for
+    example the state of its random numbers, or its shard), so resume with
     `trainer.train(resume_from_checkpoint=gang.latest_checkpoint(all_ranks=True))`.
 
     Args:

@@ -1,8 +1,9 @@
 """XGBoost's collective operations among the ranks of a gang.
 
-XGBoost takes nothing from the environment: a `RabitTracker` has to run somewhere, and each rank
-needs its address. It cannot bind a port that somebody holds for it (it sets no SO_REUSEADDR), so it
-takes a free one, and rank 0 tells the others which at `HOPSGPU_COORDINATOR`, which is held.
+XGBoost reads nothing from the environment: a `RabitTracker` must run somewhere, and each rank needs
+its address. The tracker cannot bind a port that another process holds for it (it does not set
+SO_REUSEADDR). So it takes a free port, and rank 0 tells the others which one at
+`HOPSGPU_COORDINATOR`, whose port is held.
 
 Source: xgboost.collective and xgboost.tracker of XGBoost 3.2.
 """
@@ -20,11 +21,11 @@ from typing import Any
 
 from hopsgpu.frameworks.callbacks import Gang, numbers
 
-# As long as torch's ranks wait for each other.
+# The time that torch's ranks wait for each other.
 _SECONDS = 1800.0
-# Nobody tells that rank 0 listens.
+# Rank 0 sends no signal once it listens, so the others poll.
 _LOOK_SECONDS = 0.05
-# Who connects and says nothing is no rank.
+# A peer that connects and sends nothing for so long is no rank.
 _STRANGER_SECONDS = 5.0
 _RANK_BYTES = 4
 _ALONE = (("RANK", "0"), ("WORLD_SIZE", "1"))
@@ -32,10 +33,10 @@ _ALONE = (("RANK", "0"), ("WORLD_SIZE", "1"))
 
 @contextlib.contextmanager
 def communicator() -> Iterator[None]:
-    """Connect the ranks for XGBoost: what is trained within is one model, of the rows of all.
+    """Connect the ranks for XGBoost: training inside the block makes one model of all ranks' rows.
 
-    All ranks call it, as often as they like; XGBoost's ranks are those of the gang. Alone, and
-    outside a gang, XGBoost trains without it.
+    All ranks must call it, and may do so any number of times; XGBoost's ranks are those of the
+    gang. With a single rank, and outside a gang, XGBoost trains without it.
 
     Raises:
         TimeoutError: not all ranks have called it within 30 minutes.
@@ -53,19 +54,22 @@ def communicator() -> Iterator[None]:
             _tell(address, given, world_size)
         else:
             given = _told(address, rank)
-        # The tracker sorts the names of its tasks as text.
+        # With leading zeros, because the tracker sorts the names of its tasks as text.
         task = f"{rank:0{len(str(world_size))}d}"
-        # It finds NCCL.
+        # CommunicatorContext also finds NCCL.
         connection = collective.CommunicatorContext(**given, dmlc_task_id=task)
         collective.init(**connection.args)
         yield
-        # After an exception the process's end does it: else the others would fail of it before this
-        # rank has told of its failure, and be taken for the first.
+        # After an exception, leave it to the end of the process. Otherwise the others would fail
+        # because of it before this rank has reported its failure, and one of them would be taken
+        # for the first rank that failed.
         collective.finalize()
 
 
 def gang_callback(gang: Gang) -> Any:
-    """A TrainingCallback for `callbacks=` of `xgboost.train`: each round's metrics to the driver.
+    """Return a TrainingCallback that reports each round's metrics to the driver.
+
+    It is for the argument `callbacks=` of `xgboost.train`.
 
     Args:
         gang: `hopsgpu.context()`.
@@ -80,23 +84,23 @@ def gang_callback(gang: Gang) -> Any:
                 for metric, values in metrics.items()
             }
             gang.report(epoch, **numbers(last))
-            return False  # to go on
+            return False  # training continues
 
     return GangCallback()
 
 
 @contextlib.contextmanager
 def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
-    """A tracker in this process; gives what ranks need to find it."""
+    """Run a tracker in this process; yield what ranks need to find it."""
     tracking = importlib.import_module("xgboost.tracker")
     tracker = tracking.RabitTracker(n_workers=world_size, host_ip=host, sortby="task")
     try:
         tracker.start()
         yield tracker.worker_args()
-        # The others tell it that they leave.
+        # The other ranks tell the tracker when they leave.
         tracker.wait_for()
     except BaseException:
-        # It complains of ranks that are still connected, which would hide what happened.
+        # It raises an error about ranks that are still connected, which would hide the first one.
         with contextlib.suppress(RuntimeError, ValueError):
             tracker.free()
         raise
@@ -104,7 +108,7 @@ def _tracker(host: str, world_size: int) -> Iterator[dict[str, Any]]:
 
 
 def _tell(address: tuple[str, int], given: dict[str, Any], world_size: int) -> None:
-    """Tells all other ranks where the tracker is."""
+    """Tell all other ranks where the tracker is."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     deadline = time.monotonic() + _SECONDS
     told: set[int] = set()
@@ -126,7 +130,7 @@ def _tell(address: tuple[str, int], given: dict[str, Any], world_size: int) -> N
 
 
 def _told(address: tuple[str, int], rank: int) -> dict[str, Any]:
-    """What rank 0 tells of the tracker; waits until it does."""
+    """Wait until rank 0 tells where the tracker is, and return it."""
     deadline = time.monotonic() + _SECONDS
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection(address) as connection:
@@ -139,10 +143,10 @@ def _told(address: tuple[str, int], rank: int) -> dict[str, Any]:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """So many bytes.
+    """Read exactly so many bytes.
 
     Raises:
-        EOFError: the peer said less.
+        EOFError: the peer sent fewer bytes.
     """
     read = b""
     while len(read) < size:

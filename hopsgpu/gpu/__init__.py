@@ -1,1 +1,1 @@
-"""Which GPU: the discovery script, node leases, health, samples."""
+"""The GPUs of executors: the discovery script, node leases, health and samples."""

@@ -1,4 +1,4 @@
-"""The GPUs of this container, as the discovery script left them in its directory."""
+"""The GPUs of this container, as the discovery script described them in its directory."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Gpu:
     """A GPU that the discovery script gave out.
 
     Attributes:
-        address: its UUID.
-        name: of the product.
-        driver: NVIDIA's version.
+        address: its address, the UUID.
+        name: name of the product.
+        driver: version of NVIDIA's driver.
         state: "healthy", "watch" or "bad".
         reason: why it is not healthy.
     """
@@ -29,7 +29,7 @@ class Gpu:
 
     @property
     def simulated(self) -> bool:
-        """Whether it is one of the development cluster's."""
+        """Return whether it is a simulated GPU of the development cluster."""
         return self.name.startswith("Simulated")
 
 
@@ -38,8 +38,8 @@ class Given:
     """What the discovery script gave out.
 
     Attributes:
-        gpus: in the order of the addresses that Spark has.
-        isolated: whether it found the container isolated.
+        gpus: the GPUs, in the order of the addresses that Spark has.
+        isolated: whether the script found the container isolated.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -47,15 +47,15 @@ class Given:
 
     @property
     def simulated(self) -> frozenset[str]:
-        """Addresses of the simulated GPUs, of which no driver knows."""
+        """Return the addresses of the simulated GPUs, which no driver knows."""
         return frozenset(gpu.address for gpu in self.gpus if gpu.simulated)
 
 
 def read_given(container: Path = Path()) -> Given:
-    """What was given out to a container; nothing where the script did not run.
+    """Return what was given out to a container; nothing if the script did not run.
 
     Args:
-        container: its directory.
+        container: directory of the container.
     """
     try:
         told = json.loads((container / GIVEN_OUT).read_text())

@@ -1,4 +1,4 @@
-"""What the driver tells of GPUs while ranks run on them: XID events, and that one has failed.
+"""Events that the driver reports of GPUs while ranks run on them: XIDs, and failed GPUs.
 
 Source of the calls: the NVML API reference, "Event Handling Methods".
 """
@@ -16,12 +16,12 @@ from hopsgpu.gpu.node.nvml import as_text
 
 @dataclass(frozen=True)
 class GpuEvent:
-    """Something that befell a GPU.
+    """An event of a GPU.
 
     Attributes:
-        gpu: its address.
-        state: what it makes of the GPU, one of `discovery.health.STATES`.
-        reason: in words.
+        gpu: address of the GPU.
+        state: state of the GPU after the event, one of `hopsgpu.gpu.node.health.STATES`.
+        reason: the event in words.
     """
 
     gpu: str
@@ -29,21 +29,21 @@ class GpuEvent:
     reason: str
 
     def fields(self) -> dict[str, str]:
-        """For a message."""
+        """Return the fields of a message."""
         return asdict(self)
 
     @property
     def is_fatal(self) -> bool:
-        """Whether nothing more is to be expected of the GPU."""
+        """Return whether the GPU can no longer be used."""
         return self.state == BAD
 
 
 def unusable(gpu: str, problem: str) -> GpuEvent:
-    """The event of a GPU of which NVML says that it is lost, or has to be reset.
+    """Return the event of a GPU of which NVML says that it is lost, or must be reset.
 
     Args:
-        gpu: its address.
-        problem: in NVML's words.
+        gpu: address of the GPU.
+        problem: the problem, in NVML's words.
     """
     advice = "nvidia-smi --gpu-reset, or reboot the node if it is lost"
     return GpuEvent(gpu, BAD, f"the driver cannot use it any more ({problem}): {advice}")
@@ -51,14 +51,14 @@ def unusable(gpu: str, problem: str) -> GpuEvent:
 
 @contextlib.contextmanager
 def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], list[GpuEvent]]]:
-    """While inside, what gives the XID events that came since it was asked last.
+    """Yield a function that returns the XID events since its last call, while inside the context.
 
-    GPUs whose driver tells of no events (vGPU, WSL) have none. An event of a GPU of which only
+    GPUs whose driver reports no events (vGPU, WSL) have none. An event of a GPU of which only
     MIG devices are used counts for each of them.
 
     Args:
         nvml: the module pynvml, initialised.
-        handles: NVML's, by address.
+        handles: NVML's handles of the GPUs, by address.
 
     Raises:
         NVMLError: on entry: this driver has no events at all.
@@ -72,7 +72,7 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
                 addresses.setdefault(as_text(nvml.nvmlDeviceGetUUID(whole)), []).append(address)
                 nvml.nvmlDeviceRegisterEvents(whole, nvml.nvmlEventTypeXidCriticalError, events)
             except nvml.NVMLError:
-                continue  # it tells of none; its samples say what else is wrong with it
+                continue  # it has no events; its samples show what else is wrong with it
 
         def take() -> list[GpuEvent]:
             found: list[GpuEvent] = []
@@ -80,7 +80,7 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
                 try:
                     told = nvml.nvmlEventSetWait_v2(events, 0)
                 except nvml.NVMLError:
-                    break  # no more of them; or the driver is gone, which the samples say
+                    break  # no more events; or the driver is gone, which the samples show
                 verdict = judge_xid(int(told.eventData))
                 found += [GpuEvent(gpu, *verdict) for gpu in whose(told.device)]
             return found
@@ -89,8 +89,8 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
             try:
                 return addresses.get(as_text(nvml.nvmlDeviceGetUUID(device)), [])
             except nvml.NVMLError:
-                # A lost GPU may not tell its UUID. It is one of these; NVIDIA's k8s-device-plugin
-                # too counts such an event for all (internal/rm/health.go).
+                # A lost GPU may not report its UUID. It is one of these; NVIDIA's k8s-device-plugin
+                # also counts such an event for all of them (internal/rm/health.go).
                 return list(handles)
 
         yield take
@@ -100,7 +100,7 @@ def xid_events(nvml: Any, handles: Mapping[str, Any]) -> Iterator[Callable[[], l
 
 
 def _whole(nvml: Any, handle: Any) -> Any:
-    """The GPU of a MIG device, which tells of its events; another handle as it is."""
+    """Return the GPU of a MIG device, which reports its events; another handle as it is."""
     try:
         return nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except nvml.NVMLError:

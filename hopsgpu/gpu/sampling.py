@@ -1,4 +1,4 @@
-"""A rank's GPUs while it runs: samples of their use, and what befalls them, from NVML."""
+"""A rank's GPUs while it runs: samples of their use, and their error events, from NVML."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Seen:
     """What was seen of GPUs; it grows while they are sampled.
 
     Attributes:
-        events: what befell them.
-        problems: why a GPU is not watched, or not for all that may befall it, by its UUID.
+        events: events of the GPUs.
+        problems: why a GPU is not watched, or not for all events, by its UUID.
     """
 
     events: list[GpuEvent] = field(default_factory=list)
@@ -41,19 +41,19 @@ async def sampling(
     seconds: float = _SECONDS,
     broken: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[Seen]:
-    """Samples GPUs while inside, and gives what is seen of them.
+    """Sample GPUs while inside the context; yield what is seen of them.
 
-    A call of NVML that never returns holds up neither the caller nor the end of its process. A
-    GPU that NVML does not know, and every one where NVML cannot be had, is told of once, with the
-    problem, and not sampled; one that cannot be used any more is told of once and asked again.
+    A call of NVML that never returns delays neither the caller nor the end of its process. A GPU
+    that NVML does not know, and every GPU if NVML is not available, is reported once, with the
+    problem, and not sampled. A GPU that can no longer be used is reported once and queried again.
 
     Args:
-        gpus: UUIDs; without any there is no thread.
-        tell: is given each sample, in a thread; never after the end. It may raise OSError, which
+        gpus: UUIDs of the GPUs; if there are none, no thread is started.
+        tell: called with each sample, in a thread; never after the end. It may raise OSError, which
             ends the sampling.
-        nvml: the module pynvml, by default imported, where it is installed.
-        seconds: between two samples of a GPU.
-        broken: called in a thread, once a GPU is beyond hope.
+        nvml: the module pynvml; by default it is imported, if it is installed.
+        seconds: seconds between two samples of a GPU.
+        broken: called in a thread when a GPU is beyond hope.
     """
     if not gpus:
         yield Seen()
@@ -92,7 +92,7 @@ class _Sampler:
             self._stopped.set()
 
     def run(self) -> None:
-        """The thread's body."""
+        """Sample the GPUs until `stop`: the thread's body."""
         try:
             self._run()
         except OSError:
@@ -140,7 +140,7 @@ class _Sampler:
                     said[uuid] = sample.problem
                 self._note(take())
                 self._stopped.wait(self._seconds)
-            # What has ended a rank may have come with its end.
+            # The event that ended a rank may come only with its end.
             self._note(take())
 
     def _handles(self, nvml: Any) -> dict[str, Any]:
@@ -173,17 +173,18 @@ class _Sampler:
 
 
 def _handle(nvml: Any, uuid: str) -> Any:
-    """NVML's handle of a GPU.
+    """Return NVML's handle of a GPU.
 
     Raises:
-        NVMLError: it does not know it; or, for a GPU that is no MIG device, it cannot be used.
+        NVMLError: NVML does not know the GPU; or the GPU, which is not a MIG device, cannot be
+            used.
     """
     try:
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     except nvml.NVMLError as error:
         if error.value not in FATAL:
             raise
-        # NVML tries the GPUs one by one, and says the same where it meets another that is lost.
+        # NVML tries the GPUs one by one, and gives the same error if it meets another, lost GPU.
         for index in range(nvml.nvmlDeviceGetCount()):
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -193,13 +194,13 @@ def _handle(nvml: Any, uuid: str) -> Any:
 
 
 def _look(nvml: Any, uuid: str, handle: Any) -> tuple[GpuSample, bool]:
-    """A sample, and whether the GPU can still be used."""
+    """Return a sample, and whether the GPU can still be used."""
 
     def told(call: Callable[..., Any], *arguments: object) -> Any:
         try:
             return call(handle, *arguments)
         except nvml.NVMLError_NotSupported:
-            return None  # utilisation of a MIG device, power of some boards
+            return None  # such as the utilisation of a MIG device, or the power of some boards
 
     now = time.time()
     try:

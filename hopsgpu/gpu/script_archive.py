@@ -1,4 +1,4 @@
-"""How the programs of the nodes travel: what runs there finds nothing of hopsgpu installed."""
+"""The packing of the programs that run on nodes, where hopsgpu is not installed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hopsgpu.core.spec import MOST_GPUS
 # The directory in the container; Spark runs `./hopsgpu-discovery/gpus-2`.
 ALIAS = "hopsgpu-discovery"
 _SHEBANG = "#!/usr/bin/env python3\n"
-# Spark passes the script no argument: there is one for each amount.
+# Spark passes no argument to the script, so there is one for each amount.
 _LAUNCHER = """import os, sys
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
@@ -30,12 +30,12 @@ sys.exit(main())
 
 
 def script_for(amount: int) -> str:
-    """Path, in the container, of the script that gives out `amount` GPUs."""
+    """Return the path, in the container, of the script that gives out `amount` GPUs."""
     return f"./{ALIAS}/gpus-{amount}"
 
 
 def marker_script(resource: str) -> str:
-    """Path, in the container, of the script that tells Spark of a marker resource."""
+    """Return the path, in the container, of the script that tells Spark of a marker resource."""
     return f"./{ALIAS}/{_marker_file(resource)}"
 
 
@@ -44,7 +44,7 @@ def _marker_file(resource: str) -> str:
 
 
 def node_modules(*without: str) -> Iterator[tuple[str, str]]:
-    """The path and the text of each module that the nodes need, for Python 3.6 or later."""
+    """Yield path and text of each module that the nodes need, for Python 3.6 or later."""
     yield "hopsgpu/__init__.py", ""
     yield "hopsgpu/gpu/__init__.py", ""
     for file in sorted((Path(__file__).parent / "node").glob("*.py")):
@@ -53,11 +53,11 @@ def node_modules(*without: str) -> Iterator[tuple[str, str]]:
 
 
 def pack_scripts(target: Path, markers: Iterable[str] = ()) -> Path:
-    """Writes the archive that YARN unpacks as `ALIAS`: a script per amount, and their modules.
+    """Write the archive that YARN unpacks as `ALIAS`: a script per amount, and their modules.
 
     Args:
-        target: the file.
-        markers: YARN resources that mark nodes, with a script for each.
+        target: the file to write.
+        markers: YARN resources that mark nodes; the archive has a script for each.
     """
     with tarfile.open(target, "w:gz") as archive:
         for amount in range(1, MOST_GPUS + 1):
@@ -79,17 +79,17 @@ def _add(archive: tarfile.TarFile, name: str, text: str, mode: int) -> None:
 
 
 def pack_health_check(target: Path) -> Path:
-    """Writes the NodeManagers' health check as one file, for an administrator to copy.
+    """Write the NodeManagers' health check as one file, for an administrator to copy.
 
-    It is a zip that Python runs (PEP 441). What is in it is not compressed, to be read with a
-    pager by who is to trust it.
+    It is a zip archive that Python runs (PEP 441). Its content is not compressed, so that whoever
+    must trust it can read it with a pager.
     """
     modules = node_modules("discovery_script", "leases", "lease_keeper")
     with target.open("wb") as file:
         file.write(_SHEBANG.encode())
         with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
             for name, text in [("__main__.py", _CHECK), *modules]:
-                # With the same date always: the same modules give the same file.
+                # A ZipInfo always has the same date, so the same modules give the same file.
                 archive.writestr(zipfile.ZipInfo(name), text)
     target.chmod(0o755)
     return target

@@ -1,1 +1,1 @@
-"""A launch from its arguments to its result."""
+"""Launches of gangs, from the arguments to the result."""

@@ -1,4 +1,4 @@
-"""launch, submit, plan and hold: the ways in."""
+"""The entry points `launch`, `submit`, `plan` and `hold`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 
 @takes(arguments)
 def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
-    """What `launch` would do with these arguments; asks YARN for nothing and runs nothing.
+    """Return what `launch` would do with these arguments; request no executors and run nothing.
 
-    Looks at what the ResourceManager shows of its nodes and the application's queue.
+    This reads from the ResourceManager the state of the nodes and of the application's queue.
 
     Raises:
         ConfigError, CapacityError: as `launch`.
@@ -38,7 +38,7 @@ def plan(given: Arguments, interrupted: threading.Event) -> LaunchPlan:
 
 @takes(arguments)
 def submit(given: Arguments, interrupted: threading.Event) -> Run:
-    """As `launch`, and returns at once with a Run.
+    """Start the same as `launch`, and return a Run at once.
 
     Raises:
         ConfigError, CapacityError: as `launch`.
@@ -48,60 +48,61 @@ def submit(given: Arguments, interrupted: threading.Event) -> Run:
 
 @takes(arguments)
 def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
-    """Trains on a gang of GPUs and gives them back.
+    """Train on a gang of GPUs, and release them.
 
-    All executors come, or none is kept; each rank runs `train_fn(*args, **kwargs)` in a fresh
-    process with PyTorch's environment. Returns once the ResourceManager shows the GPUs gone.
+    The gang gets all executors or keeps none; each rank runs `train_fn(*args, **kwargs)` in a fresh
+    process with PyTorch's environment. The call returns once the ResourceManager no longer lists
+    the executors.
 
     Args:
-        train_fn: any callable that cloudpickle takes; it is run on every rank.
-        args: positional arguments of it.
-        kwargs: keyword arguments of it.
+        train_fn: any callable that cloudpickle can pickle; every rank runs it.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         workers: the world size.
-        gpus_per_worker: whole GPUs of each rank; 0 for a gang on CPUs; 1/k (0.5, say) for k ranks
-            of one container on one GPU, which NCCL does not connect (gloo does).
+        gpus_per_worker: number of whole GPUs of each rank; 0 for a gang on CPUs; 1/k (0.5, say) for
+            k ranks of one container on one GPU, which NCCL does not connect (gloo does).
         cores_per_worker: cores of each rank; None for the nodes' share of cores per GPU, less one.
-        memory_per_worker: what a rank may use with its child processes, as "4g" or bytes; one
-            that uses more is ended and is the failure.
-        parameter_servers: processes without GPU beside the workers, that run `train_fn` too, with
-            the role "ps"; rank 0 is then TensorFlow's chief, and when it has returned the others
-            are stopped as successful.
-        visible: "container" has a rank see the GPUs of its container, in the order of LOCAL_RANK;
-            "rank" its own only; None the first while `gpus_per_worker` is 1, else the second.
+        memory_per_worker: memory that a rank may use together with its child processes, as "4g" or
+            in bytes; a rank that uses more is killed, which counts as its failure.
+        parameter_servers: number of processes without GPU, besides the workers, that also run
+            `train_fn`, with the role "ps"; rank 0 is then TensorFlow's chief, and when it has
+            returned the others are stopped as successful.
+        visible: "container" lets a rank see the GPUs of its container, in the order of LOCAL_RANK;
+            "rank" only its own; None is "container" if `gpus_per_worker` is 1, else "rank".
         placement: "pack" for as many ranks as fit into one container (the largest number that
             divides `workers`), on the fullest node with room; "spread" for one rank on each
             node; None to leave it to YARN.
-        gpu_type: words of the GPUs' product name, in whatever case, as "A100"; None for any. Nodes
-            that have it are asked for, and a GPU of another type gets no rank.
-        data: a Spark DataFrame, or the URL or absolute path of Parquet on the lake, or a dict of
-            names to these; `hopsgpu.Data` around one says what becomes of rows that cannot be
-            dealt evenly. DataFrames are written to the run's directory by the executors that ETL
-            runs on, before any GPU is asked for, and removed with the run's end unless
-            `spark.hopsgpu.keep_data` is true; Parquet is read in place. Each rank reads its own
+        gpu_type: words of the GPUs' product name, in any case, as "A100"; None for any GPU. The
+            gang requests nodes that have this type, and a GPU of another type gets no rank.
+        data: a Spark DataFrame, or the URL or absolute path of Parquet on the lake, or a dict from
+            names to these; wrap one in `hopsgpu.Data` to say what happens to rows that cannot be
+            divided evenly. The executors that run ETL write DataFrames to the run's directory,
+            before any GPU is requested; these files are removed when the run ends, unless
+            `spark.hopsgpu.keep_data` is true. Parquet is read in place. Each rank reads its own
             rows: `context().data`.
-        model: name under which what the ranks leave in `context().model_dir` is published, once
-            all of them have returned: the files of all in one version, which every rank may
-            write a part of. Where no rank leaves a file there is no version, and a warning.
-            Executors whose ranks left nothing are given back before the others upload.
-        name: of the run, the function's name by default.
+        model: name under which the files that the ranks leave in `context().model_dir` are
+            published, once all ranks have returned. The files of all ranks form one version, of
+            which every rank may write a part. If no rank leaves a file there is no version, but a
+            warning. Executors whose ranks left nothing are released before the others upload.
+        name: name of the run; by default the function's name.
         acquire_timeout: how long the gang may wait for its executors; None for no bound.
         run_timeout: how long the ranks may take in one attempt; None for no bound.
-        retries: how often the gang starts again after a failure of a rank or of the
-            infrastructure, with `context().attempt` counting. Executors that are still good are
-            kept. The same exception in all ranks at once is the code's, and not tried again
-            unless `spark.hopsgpu.retry` is "all".
-        resume: id of an earlier run, whose checkpoints `context().latest_checkpoint()` finds where
-            this one has none of its own.
+        retries: how often the gang may start again after a failure of a rank or of the
+            infrastructure; `context().attempt` counts the starts. Executors that still work are
+            kept. The same exception in all ranks at once is an error of the code, and is not
+            retried unless `spark.hopsgpu.retry` is "all".
+        resume: id of an earlier run, whose checkpoints `context().latest_checkpoint()` finds as
+            long as this run has none of its own.
         python_env: packages that the ranks import before those of the executors' Python, or a whole
-            environment that they run in: a list of packages, as pip takes them; the path of a
+            environment that they run in: a list of packages, in pip's syntax; the path of a
             requirements file, of a directory (modules, or a virtual or conda environment) or of
-            a packed archive; or the name of a conda environment. It is made before GPUs are asked
-            for, kept on the lake for the next launch, and unpacked once on each node.
-        env_vars: environment variables of every rank; `OMP_NUM_THREADS` and `LOKY_MAX_CPU_COUNT`,
-            by default the rank's cores, may be among them.
+            a packed archive; or the name of a conda environment. It is built before GPUs are
+            requested, kept on the lake for the next launch, and unpacked once on each node.
+        env_vars: environment variables of every rank. They may include `OMP_NUM_THREADS` and
+            `LOKY_MAX_CPU_COUNT`, which are the number of the rank's cores by default.
         progress: "rich" for a live display, in a notebook's cell or in the terminal; "lines" for
-            plain lines; None for the one that fits; "off" for nothing; or a callable that is given
-            a RunStatus at each change.
+            plain lines; None to choose between these; "off" for nothing; or a callable that
+            receives a RunStatus at each change.
         spark: the session; the active one by default.
 
     Returns:
@@ -109,35 +110,36 @@ def launch(given: Arguments, interrupted: threading.Event) -> GangResult:
         belong into `context().model_dir`.
 
     Raises:
-        ConfigError: an argument or setting that cannot work, or data with fewer rows than ranks,
-            without Parquet, or of another layout than can be read; no GPU was asked for.
-        CapacityError: what YARN can never grant, on its nodes, in the queue or to the user;
-            nothing was asked for.
-        GangTimeout: not all executors came in time; it says who holds the rest.
-        RankFailed: the first failure of a rank, by time, or ranks that took longer than
-            `run_timeout`; the others were stopped.
+        ConfigError: an argument or setting cannot work, or the data has fewer rows than ranks, no
+            Parquet files, or a layout that cannot be read; no GPU was requested.
+        CapacityError: YARN can never grant the gang, on its nodes, in the queue or to the user;
+            nothing was requested.
+        GangTimeout: not all executors arrived in time; the message says who holds the rest.
+        RankFailed: a rank failed (the error is the first failure by time), or ranks took longer
+            than `run_timeout`; the others were stopped.
         DiscoveryError: two containers were given the same GPU.
-        StoreError: the data cannot be read, or the lake refused the logs' directory, or that models
-            are written, before any GPU was asked for; or the model, or two ranks left
-            different files of one name: then `error.result.values` is what the ranks returned.
-        KeyboardInterrupt: Ctrl-C; the run was cancelled and its GPUs are back.
+        StoreError: the data cannot be read, or the lake refused writes to the logs' or the models'
+            directory, before any GPU was requested; or the lake refused the model, or two ranks
+            left different files of one name: then `error.result.values` has what the ranks
+            returned.
+        KeyboardInterrupt: Ctrl-C was pressed; the run was cancelled and its GPUs are released.
     """
     return wait_for(_started(given), interrupted)
 
 
 @takes(held_arguments)
 def hold(given: HeldArguments, interrupted: threading.Event) -> Gang:
-    """A gang kept for several launches: `with hopsgpu.hold(workers=4) as gang: gang.launch(...)`.
+    """Hold a gang for several launches: `with hopsgpu.hold(workers=4) as gang: gang.launch(...)`.
 
     Args:
         workers: the world size.
-        gpus_per_worker, cores_per_worker, memory_per_worker, parameter_servers: as of `launch`.
-        visible, placement, gpu_type, python_env, progress, spark: as of `launch`.
-        name: of the gang.
-        acquire_timeout: how long it may wait for its executors, on entry and again where some
-            were lost.
-        idle_timeout: without a launch for so long it lets them go, and the next launch acquires
-            them again; None to keep them until the end.
+        gpus_per_worker, cores_per_worker, memory_per_worker, parameter_servers: as for `launch`.
+        visible, placement, gpu_type, python_env, progress, spark: as for `launch`.
+        name: name of the gang.
+        acquire_timeout: how long the gang may wait for its executors, on entry and again after
+            some were lost.
+        idle_timeout: after this time without a launch the gang releases its executors, and the
+            next launch acquires them again; None to keep them until the end.
 
     Raises:
         ConfigError, CapacityError: as `launch`.

@@ -1,4 +1,4 @@
-"""One attempt on a gang that is whole: a message to its agents, and what they answer."""
+"""One attempt on a whole gang: the messages to its agents, and the handling of their answers."""
 
 from __future__ import annotations
 
@@ -36,27 +36,28 @@ from hopsgpu.launcher.return_values import Value, value_of
 log = logging.getLogger(__name__)
 
 _EVENT_SECONDS = 0.2
-# SIGTERM, 5 s, SIGKILL, and the way of the news to the driver.
+# Time for SIGTERM, 5 s of grace, SIGKILL, and the agents' messages to the driver.
 _STOP_SECONDS = 15.0
 _QUIET_SECONDS = 2.0
-# Spark asks YARN why a container ended before it fails the job.
+# Spark asks YARN why a container ended, and only then fails the job.
 _REASON_SECONDS = 5.0
-# Whether all ranks raise the same is seen only if they are given the time for it.
+# After one rank's exception, others get this time to raise the same exception.
 _ALIKE_SECONDS = 0.5
 
 
 @dataclass
 class Trained:
-    """What the ranks left.
+    """The results of an attempt.
 
     Attributes:
-        reports: by rank.
-        values: by rank, of those that returned.
-        failure: the first by time.
-        fault: whose it was, where there is a failure.
-        avoid: the GPU or node that was to blame for it.
-        suspect: the node that may be to blame for a lost executor, or None.
-        warnings: what a person should know.
+        reports: reports of the ranks that have ended, by rank.
+        values: values of the ranks that returned, by rank.
+        failure: the first failure by time, or None.
+        fault: whose fault the failure was, if there is one.
+        avoid: the GPU or node to blame for the failure.
+        suspect: the node that may be to blame for a lost executor, or for a rank that failed
+            because of the infrastructure; or None.
+        warnings: warnings for people.
     """
 
     reports: dict[int, RankReport] = field(default_factory=dict)
@@ -72,8 +73,8 @@ class Training:
     """Drives the agents through one attempt; use `train_on`.
 
     Attributes:
-        trained: what the ranks have left so far.
-        meeting: where they met, once they have.
+        trained: the results so far.
+        meeting: where the ranks meet, once it is known.
     """
 
     def __init__(
@@ -102,15 +103,17 @@ class Training:
         self._tokens = Handover(lease, call.run_id, self.trained.warnings)
 
     def run(self, met: Meeting | None = None) -> Trained:
-        """Starts all ranks, waits for all, and stops them at the first failure.
+        """Start all ranks, wait for all, and stop them at the first failure.
 
         Args:
-            met: where ranks on the same slots met before, to save the way to the agents and back;
-                of one rank alone, as those of several meet in a store that serves one attempt.
+            met: the meeting of an earlier rank in the same slot, which saves a round trip to the
+                agent. It is for a single rank only: several ranks meet in a store that serves one
+                attempt.
 
         Raises:
             DiscoveryError: two containers were given the same GPU; nothing was started.
             Cancelled: the run was cancelled; its ranks have been stopped.
+            ConfigError: a node lacks the configured interface, or modules that the call needs.
         """
         refuse_duplicates(self._lease.containers)
         if met is not None and self._cancelled.is_set():
@@ -138,7 +141,7 @@ class Training:
             self._start(meeting)
             self._await_ends()
         except BaseException:
-            # On a gang that is held the ranks would go on.
+            # On a held gang the ranks would continue otherwise.
             self._stop_all()
             raise
         if self._cancelled.is_set():
@@ -147,7 +150,7 @@ class Training:
         return self.trained
 
     def _await_ends(self) -> None:
-        """Takes what comes until all ranks have ended, and stops them where it is due."""
+        """Process events until all ranks have ended, and stop the ranks when it is due."""
         timeout = self._call.timeout
         overdue_at = None if timeout is None else time.monotonic() + timeout
         while self._ends.pending:
@@ -163,21 +166,21 @@ class Training:
                 continue
             is_sign = self._ends.is_sign_of_life(event.message)
             if self._stop_until is not None and is_sign:
-                # What was written until then may be much, and comes as fast as it is taken.
+                # Much output may still be on its way, and arrives only as fast as it is processed.
                 self._stop_until = time.monotonic() + _STOP_SECONDS
             self._take(event)
 
     def grown_logs(self) -> list[tuple[str, Work]]:
-        """For each log that has grown its URL, and what brings the new part to the lake."""
+        """Return for each log that has grown its URL, and a function that appends the new part."""
         return self._outputs.grown(self._call.logs)
 
     def log_sizes(self) -> dict[str, int]:
-        """Bytes of each log so far, by its path in the run's directory."""
+        """Return the bytes of each log so far, by its path in the run's directory."""
         below = self._call.logs.url.removeprefix(f"{self._call.directory.url}/")
         return {f"{below}/{name}": size for name, size in self._outputs.sizes().items()}
 
     def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
-        """A report of each rank that has started, in order, and whether it was seen to end."""
+        """Return, in order, the report of each rank that has started, and whether it has ended."""
         told = []
         for rank, pid in sorted(self._beginnings.pids.copy().items()):
             place, report = self._place(rank), self.trained.reports.get(rank)
@@ -186,12 +189,12 @@ class Training:
         return tuple(told)
 
     def keep_logs(self, background: Background) -> None:
-        """Has the ranks' output brought to the lake."""
+        """Have the ranks' output written to the lake in the background."""
         for url, upload in self._outputs.take_over().uploads(self._call.logs):
             background.put(url, upload)
 
     def publisher(self, name: str) -> Publisher:
-        """What publishes what the ranks that returned have left, as a model of this name."""
+        """Return a publisher of what the workers that returned have left, for this model name."""
         returned = [
             rank
             for rank, report in self.trained.reports.items()
@@ -207,7 +210,7 @@ class Training:
         self._lease.server.send(key, kind, payload, run_id=self._call.run_id, **fields)
 
     def _next_event(self) -> Event | None:
-        """The next event of this gang, or None; who is lost is noted, whoever asked."""
+        """Return the next event of this gang, or None; record lost agents and keep agents' logs."""
         event = self._event()
         if event is not None and event.message is None:
             self._connected.discard(event.peer)
@@ -219,10 +222,11 @@ class Training:
         return event
 
     def _event(self) -> Event | None:
-        """The next event; once the barrier job has ended and no more comes, all agents are lost.
+        """Return the next event; once the barrier job has ended, also report silent agents as lost.
 
-        Spark can know of a lost node, and have ended the other tasks, while a connection of ours
-        still seems to be there.
+        Spark may detect a lost node, and end the other tasks, while the control channel's
+        connection to that node still seems to be open. So if no event arrives for a while after
+        the end of the job, this returns the loss of a connected agent.
         """
         event = self._lease.server.next_event(_EVENT_SECONDS)
         if event is not None and not self._is_ours(event):
@@ -237,7 +241,7 @@ class Training:
         return Event(min(self._connected), None)
 
     def _is_ours(self, event: Event) -> bool:
-        """Whether an event is of this gang, and no late word of an earlier launch on it."""
+        """Return whether an event is of this gang, and not a late message of an earlier launch."""
         if event.message is None or event.peer not in self._connected:
             return event.peer in self._connected
         said, call = event.message.fields, self._call
@@ -254,7 +258,7 @@ class Training:
             self._send(message.key, "run", message.payload, **message.fields)
 
     def _stop_where_due(self, overdue_at: float | None) -> None:
-        """Stops all ranks where one failed, time is over, or the chief has returned."""
+        """Stop all ranks if one failed, time is up, the run is cancelled, or the chief returned."""
         now = time.monotonic()
         if overdue_at is not None and now >= overdue_at and self._failed_at is None:
             self._ends.run_out_of_time()
@@ -275,11 +279,11 @@ class Training:
             self._send(container.key, "stop", dump_stacks=dump_stacks)
 
     def _is_done_with_servers(self) -> bool:
-        """Whether the chief of a ParameterServerStrategy has returned; the rest never do."""
+        """Return whether a ParameterServerStrategy's chief has returned; the others never do."""
         return bool(self._world.servers) and 0 in self.trained.values
 
     def _give_up(self) -> None:
-        """An agent that does not answer serves no further attempt."""
+        """Drop the agents that do not answer; they serve no further attempt."""
         silent = {self._place(rank).container.key for rank in self._ends.pending}
         self._drop(silent)
         for rank in sorted(self._ends.pending):
@@ -289,7 +293,7 @@ class Training:
             )
 
     def _drop(self, silent: Collection[int]) -> None:
-        """Hangs up on agents that do not answer."""
+        """Disconnect agents that do not answer."""
         for key in silent:
             log.info("%s: agent %d does not answer, and is hung up on", self._call.run_id, key)
         self._lease.server.hang_up(silent)
@@ -362,7 +366,7 @@ class Training:
             self._failed_at = time.monotonic() + (_ALIKE_SECONDS if alike else 0.0)
 
     def _lose(self, event: Event) -> None:
-        """An executor's connection has ended, and so have its ranks that had not."""
+        """Record that an executor was lost, and with it those of its ranks that still ran."""
         for place in self._world.of_container(event.peer):
             if place.rank in self._ends.pending:
                 log.info(
@@ -377,7 +381,11 @@ class Training:
                 self._failed_at = time.monotonic()
 
     def _conclude(self) -> None:
-        """Which failure was the first, and whose fault it was."""
+        """Determine the first failure and its fault, or complete the values.
+
+        Raises:
+            HopsGpuError: ranks have neither a value nor a failure.
+        """
         conclusion = self._ends.conclude(self._call.timeout, self._reason)
         if conclusion is not None:
             self._outputs.keep_agent_logs()
@@ -392,7 +400,7 @@ class Training:
                 conclusion.fault.value,
             )
         elif self._world.servers and 0 in self.trained.values:
-            # Stopped as successful: the chief is the one with a value.
+            # The others were stopped as successful; only the chief has a value.
             none = Value(pickle.dumps(None))
             for rank in range(self._world.size):
                 self.trained.values.setdefault(rank, none)
@@ -401,7 +409,7 @@ class Training:
             raise HopsGpuError(f"ranks {missing} ended without a value and without a failure")
 
     def _reason(self, host: str) -> str:
-        """Why the executor on a node was lost; "" where neither Spark nor YARN has noticed."""
+        """Return why the executor on a node was lost; "" if neither Spark nor YARN knows."""
         job = self._lease.job
         reason = job.reason(_REASON_SECONDS)
         return self._lease.why_lost(reason if job.ended.is_set() else "", host)
@@ -416,21 +424,21 @@ def train_on(
     told: Told,
     cancelled: threading.Event,
 ) -> Iterator[Training]:
-    """What drives one attempt; what is kept of its output is removed, or handed over, at the end.
+    """Provide the `Training` of one attempt; on exit, discard its output unless taken over.
 
     Args:
         lease: the gang.
         world: its ranks.
-        call: what they run.
-        show: shown every line of every rank.
-        told: told how the ranks fare.
-        cancelled: set when the run is no longer wanted.
+        call: the call that they run.
+        show: displays every line of every rank.
+        told: is notified of the ranks' progress.
+        cancelled: event that cancels the run.
 
     Raises:
         ConfigError: the executors' Python lacks what ranks with data need.
     """
     for container in lease.containers:
-        # A gang that is held was not asked for with data.
+        # A held gang was requested without knowing whether its launches have data.
         check_data(container, call.needs)
     with Outputs(world, show) as outputs:
         yield Training(lease, world, call, outputs, told, cancelled)

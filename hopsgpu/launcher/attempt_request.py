@@ -1,4 +1,4 @@
-"""What an agent is told of an attempt: the message `run`, for each container of a gang."""
+"""The message `run`, which tells the agent of each container about an attempt."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class RunMessage:
     """The message for one container.
 
     Attributes:
-        key: of its agent.
-        payload: the call and the shards of each rank, one after the other, of the sizes
-            `call_bytes` and each rank's `data_bytes`. The modules it is to keep before.
-        fields: the rest.
+        key: key of the container's agent.
+        payload: the call and the shards of each rank, concatenated; their sizes are `call_bytes`
+            and each rank's `data_bytes`. The modules are sent before, in a `keep` message.
+        fields: the other fields of the message.
     """
 
     key: int
@@ -32,11 +32,11 @@ class RunMessage:
 
 
 def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
-    """The messages that start all ranks of an attempt.
+    """Yield the messages that start all ranks of an attempt.
 
     Args:
-        call: what the ranks run.
-        meeting: what their agents have reserved.
+        call: the call that the ranks run.
+        meeting: the addresses and ports that their agents have reserved.
     """
     world = meeting.world
     restarts = Restarts(call.run_id, call.attempt, call.retries)
@@ -72,7 +72,7 @@ def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
 
 
 def _data_of(place: RankPlace, call: Call) -> bytes:
-    # Parameter servers have none.
+    # Parameter servers get no data.
     return call.data[place.rank] if call.data and place.role == WORKER else b""
 
 

@@ -1,4 +1,4 @@
-"""What a run has done beside it: its record and its logs, on their way to the lake."""
+"""Background work of a run: writing its record and its logs to the lake."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from hopsgpu.errors import HopsGpuError
 Work = Callable[[], None]
 # A small file takes HDFS half a second, nearly all of it waiting.
 _MOST_THREADS = 32
-# Each may keep a file open.
+# Bounded, because each waiting work may keep a file open.
 _MOST_WAITING = 256
-# Leaves room for what may not be refused.
+# Less than the bound above, so that there is room for work that must not be refused.
 _MOST_OFFERED = 64
 _LONGEST_WAIT = 60.0
 
 
 class Background:
-    """Does what is put, several at a time, and keeps what went wrong.
+    """Does the work that is put, several pieces at a time, and collects the problems.
 
-    Works of one key are done one after the other, in order; one that has not begun is replaced by
-    the next of its key. The threads are daemons, since a lake that hangs must not keep a script
-    alive, and end when nothing is left to do.
+    Work with the same key is done one piece after the other, in order; a piece that has not begun
+    is replaced by the next one of its key. The threads are daemons, since a lake that hangs must
+    not keep a script alive, and end when nothing is left to do.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
         self._waiting: dict[str, Work] = {}
-        # Of those that wait for others: the keys of these.
+        # By the key of work that must wait for other work: the keys of the latter.
         self._behind: dict[str, set[str]] = {}
         self._running: set[str] = set()
         self._threads = 0
         self._problems: list[str] = []
 
     def put(self, key: str, work: Work) -> None:
-        """Has something done; waits where very much is to be done already, at most a minute."""
+        """Queue some work; if very much is queued already, wait for room, at most a minute."""
         with self._changed:
             self._changed.wait_for(lambda: len(self._waiting) < _MOST_WAITING, _LONGEST_WAIT)
             self._begin(key, work)
 
     def offer(self, key: str, work: Work) -> bool:
-        """Has something done, unless there is much to be done already; never waits.
+        """Queue some work unless much is queued already, and never wait; return whether it was.
 
-        For what is offered again soon. Returns whether it was taken.
+        This is for work that is offered again soon.
         """
         with self._changed:
             if key not in self._waiting and len(self._waiting) >= _MOST_OFFERED:
@@ -53,20 +53,20 @@ class Background:
         return True
 
     def put_behind(self, key: str, work: Work) -> None:
-        """Has something done once all that was put before is done; waits as `put` does.
+        """Queue some work that begins once all earlier work is done; wait for room as `put` does.
 
         Args:
-            key: that nothing else has.
-            work: to be done.
+            key: a key that no other work has.
+            work: the work.
         """
         with self._changed:
             self._behind[key] = {*self._running, *self._waiting}
         self.put(key, work)
 
     def flush(self, seconds: float) -> None:
-        """Waits until all is done.
+        """Wait until all work is done.
 
-        Where nothing was done for so many seconds, what is left is a problem.
+        If no work finishes for this many seconds, stop waiting; the rest becomes a problem.
         """
         with self._changed:
             while left := [*self._running, *self._waiting]:
@@ -78,7 +78,7 @@ class Background:
                     return
 
     def problems(self) -> tuple[str, ...]:
-        """What went wrong since this was asked last."""
+        """Return the problems since the last call."""
         with self._changed:
             found, self._problems = tuple(self._problems), []
         return found
@@ -94,8 +94,8 @@ class Background:
             with self._changed:
                 key = next((key for key in self._waiting if self._is_due(key)), None)
                 if key is None:
-                    # What waits is of, or behind, a key that another thread is at, which goes on
-                    # with it.
+                    # All waiting work has, or waits for, a key that another thread works on; that
+                    # thread continues with it.
                     self._threads -= 1
                     return
                 work = self._waiting.pop(key)
@@ -116,11 +116,11 @@ class Background:
 
 
 def _done(work: Work) -> str | None:
-    """Does it; what went wrong, or None."""
+    """Do the work; return its error as text, or None."""
     try:
         work()
     except HopsGpuError as error:
         return str(error)
-    except Exception as error:  # noqa: BLE001 - told to whoever asks for problems
+    except Exception as error:  # noqa: BLE001 - reported by problems()
         return f"{type(error).__name__}: {error}"
     return None

@@ -42,18 +42,19 @@ from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
 
-# While inside, what gives the whole gang for a request, again and again, without what is avoided.
+# A context that provides a function, which returns the whole gang for a request, without the nodes
+# and GPUs to avoid; a run calls it once for each attempt.
 Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
 _KEEP_SECONDS = 120.0
-# What can make a model, of the packages that are slow to import.
+# Those of the packages that are slow to import that can produce a model.
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
-# What hopsgpu adds to the metrics that ranks report.
+# Prefix of the metrics that hopsgpu adds to those that ranks report.
 _OF_GPUS = "gpu."
 _STEP = "step"
 
 
 class Told(Watcher, Named, Protocol):
-    """On which a run writes how its executors stand."""
+    """The status board of a run, which also watches the run's lease."""
 
 
 def execute(
@@ -66,22 +67,23 @@ def execute(
     *,
     keeps: bool = False,
 ) -> GangResult:
-    """Runs a plan; however it ends, the lease is over first.
+    """Run a plan and return its result; the lease has ended before this returns or raises.
 
-    Record and logs are on the lake when it returns or raises; but those of a run that succeeded on
-    a gang that is held come there soon after, and what goes wrong with them is told by the gang.
+    When this returns or raises, record and logs are on the lake. The exception is a run that
+    succeeded on a held gang: its record and logs follow soon, and the gang reports problems with
+    them.
 
     Args:
         given: the launch's arguments.
-        plan: of it.
-        board: on which it writes how it stands.
-        cancelled: set when it is no longer wanted.
-        leasing: gives the gang.
-        background: brings record and logs to the lake.
+        plan: the launch's plan.
+        board: the run's status board, which is kept up to date.
+        cancelled: event that cancels the run.
+        leasing: provides the gang.
+        background: writes record and logs to the lake.
         keeps: whether the gang is held for other launches.
 
     Raises:
-        HopsGpuError: what ended the run, with `error.result`.
+        HopsGpuError: the error that ended the run, with `error.result`.
     """
     execution = Execution(given, plan, board, cancelled, leasing, background, keeps=keeps)
     try:
@@ -107,7 +109,7 @@ def execute(
 
 
 def state_of_failure(error: BaseException) -> GangState:
-    """The state in which a run ends by this."""
+    """Return the state in which this error ends a run."""
     return GangState.CANCELLED if isinstance(error, Cancelled) else GangState.FAILED
 
 
@@ -121,7 +123,7 @@ def request_of(
     data: bool = False,
     imports: tuple[str, ...] = (),
 ) -> Request:
-    """What a plan asks of YARN, and what its executors import while they wait, or must have."""
+    """Return the lease request of a plan, with what executors must have, and import in advance."""
     return Request(
         run_id=board.run_id,
         shape=plan.shape,
@@ -133,14 +135,14 @@ def request_of(
         cancelled=cancelled,
         watcher=board,
         warm=Warm(frameworks, plan.environment, python_env),
-        # What an environment brings is known in the rank alone.
+        # Only the rank knows what its Python environment contains.
         needs=DATA if data and python_env is None else (),
         imports=imports,
     )
 
 
 class _Told:
-    """Tells a run's board how its ranks fare."""
+    """Writes the progress of a run's ranks to the run's status board."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -157,7 +159,7 @@ class _Told:
 
 
 class Execution:
-    """One run on its way."""
+    """One run in progress."""
 
     def __init__(
         self,
@@ -187,7 +189,8 @@ class Execution:
         self._lost: list[str] = []
         self._feed = Feed(given.data, plan, given.application, board, cancelled)
         self._python_env: PythonEnv | None = None
-        # By itself it would be a cycle, in which connections to the lake wait for a collection.
+        # A strong reference would make a cycle, which would keep connections to the lake open until
+        # a garbage collection.
         told = weakref.proxy(self)
         self._recording = Recording(
             plan,
@@ -204,25 +207,25 @@ class Execution:
         )
 
     def run(self) -> None:
-        """Prepares environment and data, acquires, trains, publishes and releases.
+        """Prepare environment and data, acquire the gang, train, publish and release.
 
         Raises:
-            HopsGpuError: as `launcher.launch`.
+            HopsGpuError: as `launcher.api.launch`.
         """
-        # A lake that refuses is found before any GPU is asked for.
+        # A lake that refuses writes is detected before any GPU is requested.
         self._directory.make()
         (self._directory / "logs").make()
         spec = self._plan.spec
         if spec.model is not None:
-            # GPUs that are held do not wait for a block.
+            # On a held gang, GPUs would be idle while HDFS writes a block.
             check_writable(self._models, spec.model, self._board.run_id, blocks=not self._keeps)
         self.record(GangState.REQUESTED, None)
         with self._recording.watching():
-            # First what fails soonest.
+            # The step that fails soonest comes first.
             self._python_env = python_of(
                 self._given.python_env, self._plan.paths["root"], self._board, self._cancelled
             )
-            # The agents of a gang that is held are there, and tell.
+            # The agents of a held gang already run, and report missing modules themselves.
             asked = None if self._keeps else self._given.application
             imports = asked_of_executors(self._given.needs, self._python_env, asked)
             request = request_of(
@@ -241,7 +244,7 @@ class Execution:
                     self._board.attempt(self._attempt)
 
     def _attempted(self, lease: Lease) -> bool:
-        """One attempt; False where it failed and another is to follow."""
+        """Make one attempt; return False if it failed and another one follows."""
         spec = self._plan.spec
         world = assign_ranks(
             lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
@@ -334,7 +337,7 @@ class Execution:
         return True
 
     def _is_left(self, failure: RankFailed) -> bool:
-        """Whether the gang can be had again without what is to blame; tells why where it cannot."""
+        """Return whether the gang still fits without what is to blame; if not, note why."""
         try:
             if self._avoid.is_any:
                 self._given.application.check_again(self._plan, self._avoid)
@@ -382,7 +385,7 @@ class Execution:
         self._board.mark("published")
 
     def _about(self) -> About:
-        """What the manifest tells beside the files."""
+        """Return what the manifest says besides the files."""
         application, provenance = self._given.application, self._given.provenance
         assert provenance is not None, "there is one where a model is to be published"
         reported = next(iter(self._board.status().metrics), {})
@@ -400,7 +403,7 @@ class Execution:
         )
 
     def result(self, *, with_values: bool) -> GangResult:
-        """What there is of a result."""
+        """Return the result, as far as there is one yet."""
         noted = self._board.result()
         problem = self._given.progress.problem
         unseen = () if problem is None else (problem,)
@@ -412,7 +415,7 @@ class Execution:
         )
 
     def result_of_failure(self, with_values: bool) -> GangResult:
-        """What there is of a failed run's result, without values that cannot be unpickled."""
+        """Return the partial result of a failed run, without values that cannot be unpickled."""
         try:
             return self.result(with_values=with_values)
         except HopsGpuError:  # a second problem must not hide the first
@@ -421,7 +424,8 @@ class Execution:
     def _values(self) -> tuple[Any, ...]:
         values = []
         for rank, value in sorted(self._trained.values.items()):
-            # From an agent that proved the run's secret; what lay on the lake bears its digest.
+            # Safe to unpickle: it comes from an agent that proved to know the run's secret, and a
+            # file on the lake is checked against the digest that the agent sent.
             pickled = value.content(self._directory)
             try:
                 values.append(pickle.loads(pickled))
@@ -433,15 +437,15 @@ class Execution:
         return tuple(values)
 
     def record(self, state: GangState, error: str | None) -> None:
-        """Has it written to the run's directory how the run stands."""
+        """Have the run's state written to its record, in the background."""
         self._recording.put(state.value, error)
 
     def end(self, state: GangState, error: str | None) -> None:
-        """Has it written how the run ended, and logged to MLflow where that is asked for."""
+        """Have the run's final state recorded, and the run logged to MLflow if requested."""
         self.record(state, error)
         tracking, code = self._given.tracking, self._given.provenance
         if tracking is not None:
-            # Of what is on the lake, which all that was put before brings there.
+            # It logs what is on the lake, so it comes after all that was put before.
             self._background.put_behind(
                 f"{self._board.run_id} in MLflow",
                 functools.partial(mlflow.log, tracking, self._directory.url, code),

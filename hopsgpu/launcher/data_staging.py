@@ -1,4 +1,4 @@
-"""A launch's data: written, looked at and dealt to the ranks before any GPU is asked for."""
+"""A launch's data: written, examined and sharded before any GPU is requested."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hopsgpu.units import MIB, counted
 
 _OWNERS_ONLY = 0o700
 _LOOK_SECONDS = 0.2
-# So many footers are read between two words of it.
+# Footers that are read between two progress reports.
 _TOLD_FILES = 100
-# Named in records; a table of features can have thousands.
+# Columns that a record names; a table of features can have thousands.
 _MOST_COLUMNS = 200
 
 
@@ -35,15 +35,15 @@ class Feed:
     """The data of one run.
 
     Args:
-        datasets: what it is, or None.
-        plan: of the run, with its place on the lake.
-        application: in which it runs.
-        board: on which it is told how far it is.
-        cancelled: set when the run is no longer wanted.
+        datasets: the data, or None.
+        plan: the run's plan, with the data's URLs.
+        application: the application that the run belongs to.
+        board: the run's status board, to which progress is reported.
+        cancelled: event that cancels the run.
 
     Attributes:
-        parts: what travels to each rank; none without data.
-        reference: what record and manifest tell of each, by name; None without data.
+        parts: the serialized shards for each rank; empty without data.
+        reference: description of each dataset for record and manifest, by name; None without data.
     """
 
     def __init__(
@@ -67,14 +67,14 @@ class Feed:
 
     @contextlib.contextmanager
     def ready(self) -> Iterator[None]:
-        """While inside, the data is there; what was written for the run is removed at the end.
+        """Prepare the data, and on exit remove what was written for the run, unless it is kept.
 
         Raises:
-            ConfigError: fewer rows than ranks, or data that cannot be dealt or written.
-            StoreError: it cannot be read, or the lake refuses what is written.
-            HopsGpuError: the Spark job that writes it failed.
-            Cancelled: the run was cancelled meanwhile; the Spark job is over. A lake that does
-                not answer is not waited for.
+            ConfigError: there are fewer rows than ranks, or the data cannot be sharded or written.
+            StoreError: the data cannot be read, or the lake refuses the write.
+            HopsGpuError: the Spark job that writes the data failed.
+            Cancelled: the run was cancelled meanwhile; the Spark job is over. This does not wait
+                for a lake that does not answer.
         """
         if self._datasets is None:
             yield
@@ -131,7 +131,7 @@ class Feed:
                 self._tell(f"reading the footers of {label}: {done} of {counted(files, 'file')}")
 
         self._tell(f"reading the footers of {label}")
-        # In a thread of its own, since a lake that hangs does so for longer than anybody waits.
+        # In a separate thread, because a lake that hangs would delay a cancellation for too long.
         reading = Bounded(f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, told))
         while not reading.wait(_LOOK_SECONDS):
             if self._cancelled.is_set():
@@ -145,7 +145,7 @@ class Feed:
         self._board.state(GangState.PREPARING, why=text)
 
     def _remove(self) -> None:
-        # One that wants no more of it does not wait a minute for a lake that is away.
+        # A cancelled run does not wait a minute for a lake that is unreachable.
         home = Lake(self._home.url, quick=self._cancelled.is_set())
         try:
             home.remove()
@@ -171,10 +171,11 @@ class Feed:
 
 
 def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple[bytes, ...]:
-    """What travels to each rank: its shards of all data.
+    """Return for each rank its shards of all datasets, serialized.
 
     Raises:
-        ConfigError: fewer rows than ranks, or so many row groups that their plan is too large.
+        ConfigError: there are fewer rows than ranks, or so many row groups that their plan is too
+            large.
     """
     shards: dict[str, tuple[Shard, ...]] = {}
     for name, data in datasets.named.items():

@@ -1,6 +1,6 @@
-"""A rank's failure in words: where it was, how it ended, why, and what to do.
+"""Descriptions of a rank's failure: where it was, how the rank ended, why, and what to do.
 
-Nothing here asks anyone; what the agents told goes in, a RankFailed comes out.
+The functions are pure: they turn what the agents reported into a RankFailed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from hopsgpu.launcher.native_failures import why_aborted
 from hopsgpu.packaging.sources import with_sources
 from hopsgpu.rank.main import WELL
 
-# Ends without a word are causes; what follows from them is raised, and can be told earlier.
+# A rank that was killed or crashed is a cause. Its peers raise exceptions as a consequence, which
+# may be reported earlier.
 _WITHOUT_A_WORD_SECONDS = 0.05
-# Of its log, in the error of a rank that has called sys.exit: a usage of several lines.
+# Lines of the log in the error of a rank that called sys.exit: usage messages have several lines.
 _EXIT_LINES = 10
 
 
 class Blame(Enum):
-    """What is at fault besides the code: it gets no rank in a next attempt."""
+    """What besides the code is to blame for a failure; it gets no rank in the next attempt."""
 
     NOTHING = "nothing"
     GPU = "GPU"
@@ -35,7 +36,7 @@ class Blame(Enum):
 _NO_TERMINAL = "a rank has no terminal: to debug the function, call it without launch()"
 _UUIDS = "CUDA_VISIBLE_DEVICES holds UUIDs: count GPUs by range(torch.cuda.device_count())"
 _NO_STORE = "a second process group of all ranks needs a store of its own (docs/pytorch.md)"
-# What an error's text says of its cause, the most telling first; what to do; what is to blame.
+# A pattern of an error's text, the most specific first; what to do about it; what is to blame.
 _ADVICE = (
     (
         r"driver on your system is too old|CUDA driver version is insufficient"
@@ -88,25 +89,27 @@ _NO_GPU = (
     "this process has no GPU, as gpus_per_worker=0 and parameter servers want it: ask for GPUs, or"
     " keep the function to the CPU"
 )
-# Lines of an exception's own words, ahead of its traceback.
+# Lines of an exception's message that are shown before its traceback.
 _MOST_SAID = 3
 _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
 @dataclass(frozen=True)
 class Ended:
-    """A rank's end, as its agent told it.
+    """The end of a rank, as its agent reported it.
 
     Attributes:
-        place: of the rank.
-        at: when, in seconds since the epoch by the driver's clock.
-        exit_code: None where a signal ended it.
-        signal: its name, or None.
-        outcome: what the rank left: "status", and "error" and "traceback" where it failed.
+        place: the rank's place.
+        at: time of the end, in seconds since the epoch by the driver's clock.
+        exit_code: exit code; None if a signal ended the rank.
+        signal: name of the signal, or None.
+        outcome: the outcome that the rank recorded: "status", and "error" and "traceback" if it
+            failed.
         log_tail: the last lines of its output.
-        stopped: whether we ended it.
-        oom_kills: processes that the kernel killed in its container for want of memory.
-        gpu_events: what the driver told of its GPUs meanwhile.
+        stopped: whether hopsgpu ended it.
+        oom_kills: number of processes in its container that the kernel killed because memory ran
+            out.
+        gpu_events: events of its GPUs that the NVIDIA driver reported meanwhile.
     """
 
     place: RankPlace
@@ -121,20 +124,21 @@ class Ended:
 
     @property
     def status(self) -> str | None:
-        """How the rank says it ended; None where it said nothing."""
+        """The status that the rank recorded at its end; None if it recorded nothing."""
         return self.outcome.get("status")
 
     @property
     def has_returned(self) -> bool:
-        """Whether there is a value."""
+        """Whether the rank returned a value."""
         return self.status in WELL
 
 
 def first_failure(ends: Sequence[Ended]) -> Ended | None:
-    """The end that was the first failure by time, None where none failed.
+    """Return the end that was the first failure by time; None if no rank failed.
 
-    What we stopped is no failure. Who was killed or crashed may have brought down another that
-    told of its exception within the same moment, so such an end counts as 50 ms earlier.
+    A rank that hopsgpu stopped did not fail. A rank that was killed or crashed may make another one
+    raise an exception, which can be reported first. So any end other than an exception counts as
+    50 ms earlier.
     """
     failed = [end for end in ends if not end.has_returned and not end.stopped]
     return min(failed, key=_when, default=None)
@@ -145,15 +149,15 @@ def _when(end: Ended) -> float:
 
 
 def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
-    """The error of a rank's end: where, how, the user's traceback and the last of its log.
+    """Return the error for a rank's end: where, how, the user's traceback, the end of its log.
 
     Args:
-        end: of the rank.
-        log_url: of its log.
-        cause: what `likely_cause` says.
+        end: the rank's end.
+        log_url: URL of its log.
+        cause: the result of `likely_cause`.
     """
     how, (advice, _) = _how(end), _known(end)
-    # In the first line, which is all that is kept of an attempt that is tried again.
+    # In the first line: a retried attempt keeps no other line of its error.
     because = f"failed, likely because {cause}. It " if cause else ""
     parts = [f"{where(end.place)} {because}{how}" + (f": {advice}" if advice else "")]
     if besides := end.outcome.get("besides"):
@@ -186,15 +190,15 @@ def ran_too_long(
     log_url: str,
     cause: str = "",
 ) -> RankFailed:
-    """The error of ranks that had not returned within `run_timeout`.
+    """Return the error for ranks that did not return within `run_timeout`.
 
     Args:
-        place: of the first of them.
+        place: the place of the first such rank.
         seconds: run_timeout.
         running: the ranks that were still running.
-        end: of that rank once it was stopped, where it was told.
-        log_url: of its log.
-        cause: what `likely_cause` says.
+        end: the end of the first such rank after it was stopped; None if it was not reported.
+        log_url: URL of its log.
+        cause: the result of `likely_cause`.
     """
     which = ", ".join(map(str, running[:20])) + (", ..." if len(running) > 20 else "")
     others = f", as were {len(running)} in all (ranks {which})" if len(running) > 1 else ""
@@ -217,13 +221,13 @@ def ran_too_long(
 
 
 def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") -> RankFailed:
-    """The error of a rank whose executor was lost.
+    """Return the error for a rank whose executor was lost.
 
     Args:
-        place: of the rank.
-        reason: YARN's, Spark's or the control channel's.
-        log_url: what had arrived of the rank's log.
-        cause: what `likely_cause` says.
+        place: the rank's place.
+        reason: the reason that YARN, Spark or the control channel gives.
+        log_url: URL of the part of the rank's log that arrived.
+        cause: the result of `likely_cause`.
     """
     container = place.container
     logs = f"Its log: yarn logs -containerId {container.container_id}; the rank's"
@@ -240,7 +244,7 @@ def executor_lost(place: RankPlace, reason: str, log_url: str, cause: str = "") 
 
 
 def where(place: RankPlace) -> str:
-    """A rank's place in words."""
+    """Return a description of a rank's place, for people."""
     container = place.container
     name = "parameter server" if place.role == "ps" else "rank"
     return (
@@ -290,12 +294,12 @@ def _how(end: Ended) -> str:
     outcome = end.outcome
     match end.status:
         case "raised":
-            # All of it is in the traceback, as are the tracebacks that some bear.
+            # The traceback has the whole message, and any tracebacks that the message contains.
             lines = outcome["error"].strip().splitlines()
             return f"raised {outcome['error'] if len(lines) <= _MOST_SAID else lines[0] + ' ...'}"
         case "exited":
             how = f"called sys.exit: exit code {end.exit_code}"
-            # What it wrote last is mostly why: argparse's error below its usage, for one.
+            # Its last line mostly says why: for instance argparse's error, below the usage.
             last = next(filter(str.strip, reversed(end.log_tail)), "")
             said = outcome.get("error", last).strip()
             return f"{how}: {said}" if said else how
@@ -345,10 +349,11 @@ def _how_without_a_word(end: Ended) -> str:
 
 
 def _known(end: Ended) -> tuple[str | None, Blame]:
-    """What to do about an error that is known, and what is to blame for it.
+    """Return what to do about a known error, and what is to blame for it.
 
-    The last lines of a log may tell of what was overcome: they blame nobody, and are not asked
-    where the signal says all. An event that a program causes says less than its error.
+    The last lines of a log may report problems that the program overcame: they put no blame, and
+    are ignored if the signal or the rank's status says everything. A GPU event that a program can
+    cause by itself is less specific than the program's error.
     """
     faults = [event for event in end.gpu_events if event.state != HEALTHY]
     if faults:
@@ -373,7 +378,7 @@ def _told_of(events: Sequence[GpuEvent], end: Ended) -> str:
 
 
 def to_avoid(end: Ended) -> Avoid:
-    """The GPU or node whose fault a rank's end was, as far as its error and the driver tell."""
+    """Return the GPU or node to blame for a rank's end, by its error and the driver's events."""
     host = end.place.container.host
     if (failed := failed_gpus([end])).is_any:
         return failed
@@ -384,7 +389,7 @@ def to_avoid(end: Ended) -> Avoid:
 
 
 def failed_gpus(ends: Iterable[Ended]) -> Avoid:
-    """The GPUs that the driver gave up, whichever of the ranks failed first of it."""
+    """Return the GPUs for which the driver reported a fatal event, of whichever rank."""
     return Avoid(
         gpus=frozenset(
             (end.place.container.host, event.gpu)
@@ -396,13 +401,14 @@ def failed_gpus(ends: Iterable[Ended]) -> Avoid:
 
 
 def likely_cause(place: RankPlace, ends: Iterable[Ended]) -> str:
-    """What the driver told of other ranks' GPUs that failed; "" where nothing, or of its own too.
+    """Return the driver's events of other ranks' failed GPUs, in words; "" if there are none.
 
-    The peers of a rank whose GPU fails may fail before it does, of a collective that broke off.
+    It is also "" if a GPU of the rank itself failed. When a GPU fails, the peers of its rank may
+    fail before the rank does, because a collective operation broke off.
 
     Args:
-        place: of the rank whose failure is told.
-        ends: of all ranks.
+        place: the place of the rank whose failure is described.
+        ends: the ends of all ranks.
     """
     failed = [
         (end, events) for end in ends if (events := [e for e in end.gpu_events if e.is_fatal])

@@ -1,4 +1,4 @@
-"""What of a function travels to the ranks, and what has to be in their Python."""
+"""What is shipped to the ranks with a function, and what their Python must contain."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hopsgpu.packaging.module_finder import MAINS, THERE
 from hopsgpu.packaging.modules import PackedModules, Packer, roots_of
 from hopsgpu.packaging.pickling import pickle_call
 
-# The plan of the data travels beside it.
+# The rest of the payload is for the data's shards, which travel in the same message.
 _MOST_CALL = MOST_PAYLOAD - MOST_DEALT
 
 
 def pickled(
     train_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[bytes, Imported]:
-    """The pickled function with its arguments, and the modules that they import.
+    """Pickle the function with its arguments; return it, and the modules that they import.
 
     Raises:
         ConfigError: something cannot be pickled, or is too large to travel.
@@ -40,17 +40,17 @@ def packed_modules(
     imported: Imported,
     application: Site,
 ) -> PackedModules:
-    """The user's modules that a function needs, which travel with it.
+    """Pack the user's modules that a function needs, which travel with it.
 
     Args:
-        packer: of the modules.
+        packer: packs the modules.
         train_fn: the function.
-        call: it with its arguments, pickled.
-        imported: what that imports.
-        application: in which it runs.
+        call: the function with its arguments, pickled.
+        imported: the modules that function and arguments import.
+        application: the application in which the function runs.
 
     Raises:
-        ConfigError: they and the pickled call are too large to travel.
+        ConfigError: the modules and the pickled call are too large to travel.
     """
     modules = packer.pack(roots_of(train_fn, imported, application.added, packer.sources))
     _check_size(len(call), len(modules.archive))
@@ -58,16 +58,16 @@ def packed_modules(
 
 
 def needs_of(imported: Imported, modules: PackedModules) -> tuple[str, ...]:
-    """Top-level modules without which the call cannot be unpickled, and which do not travel.
+    """Return the top-level modules that unpickling the call needs, and that do not travel.
 
-    Imports that the function may do without are not among them.
+    Optional imports of the function are not among them.
     """
     tops = {name.partition(".")[0] for name in imported.needed}
     return tuple(sorted(tops - THERE - MAINS - modules.names - sys.stdlib_module_names))
 
 
 def _check_size(call: int, modules: int) -> None:
-    """Raises ConfigError where a pickled call and modules of so many bytes are too large."""
+    """Raise ConfigError if a pickled call and modules of these sizes (bytes) are too large."""
     if call + modules > _MOST_CALL:
         raise ConfigError(
             f"train_fn with its arguments is {call} bytes pickled, its modules are {modules}; at"

@@ -1,4 +1,4 @@
-"""What `launch` returns: frozen values with a readable repr, in notebooks as HTML."""
+"""The result that `launch` returns: frozen, with a readable repr, and HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GangResult(RunOutcome):
-    """What a run left.
+    """The result of a run.
 
     Attributes:
-        values: what the function returned, one per rank, in order.
-        run_id: names the run's directory on the lake.
-        metrics: per rank what it reported last, by name, with "step"; and of its n-th GPU
-            "gpu.n.utilisation", "gpu.n.memory_peak" and what else NVML tells.
-        warnings: what a person should know.
-        ranks: a report for each rank that has ended, in order; none of one whose executor was
+        values: the function's return values, one per rank, in order.
+        run_id: id of the run, and name of its directory on the lake.
+        metrics: for each rank the values that it reported last, by name, with "step"; and for its
+            n-th GPU "gpu.n.utilisation", "gpu.n.memory_peak" and the other values that NVML
+            provides.
+        warnings: warnings for people.
+        ranks: a report for each rank that has ended, in order; none for a rank whose executor was
             lost.
         model: the published version, or None.
-        timeline: when each point was passed.
-        gpu_seconds: where the GPU time went.
+        timeline: when the run passed each point.
+        gpu_seconds: how the GPU time was spent.
     """
 
     __module__ = "hopsgpu"
@@ -37,11 +38,11 @@ class GangResult(RunOutcome):
 
     @property
     def value(self) -> Any:
-        """Rank 0's value; None where there is none."""
+        """Rank 0's value; None if there is none."""
         return self.values[0] if self.values else None
 
     def __repr__(self) -> str:
-        # Values can be of any size; what a person looks for must be seen beside them.
+        # Values can be of any size; they must not hide the other fields.
         parts = [f"run_id={self.run_id!r}", f"values={reprlib.repr(self.values)}"]
         if self.model is not None:
             parts.append(f"model={self.model.url!r}")

@@ -1,4 +1,4 @@
-"""A gang that is kept for several launches."""
+"""Held gangs: gangs that keep their GPUs for several launches."""
 
 from __future__ import annotations
 
@@ -42,12 +42,13 @@ _TURN = "the data is there; another launch has the gang, and this one's turn com
 class Keeper:
     """The thread that owns a held gang's lease.
 
-    Every call to Spark for it is made there, or in a launch's thread for whose end it waits.
+    Only this thread calls Spark for the gang, or a launch's thread while this one waits for its
+    end.
 
     Args:
-        lease: gives what can acquire the gang.
-        idle_timeout: seconds without a launch after which it lets go, or None.
-        own: makes a request of the gang's own, for what no launch asks for.
+        lease: provides the owner that acquires the gang.
+        idle_timeout: seconds without a launch after which the gang is released, or None.
+        own: returns a request of the gang itself, for acquisitions and releases outside launches.
     """
 
     def __init__(
@@ -69,7 +70,11 @@ class Keeper:
         self._problem: str | None = None
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread.
+
+        Raises:
+            ConfigError: it was started before.
+        """
         with self._lock:
             if self._open or self._ended.is_set():
                 raise ConfigError("this gang was entered before: make a new one by hopsgpu.hold()")
@@ -77,7 +82,7 @@ class Keeper:
         start_daemon("hopsgpu-keeper", self._run)
 
     def put(self, work: Callable[[], None]) -> None:
-        """Has something done in the thread, in turn.
+        """Queue some work for the thread, which does it in order.
 
         Raises:
             ConfigError: the gang is not held.
@@ -88,7 +93,7 @@ class Keeper:
             self._works.put(work)
 
     def check_held(self) -> None:
-        """Whether something can be put now.
+        """Check that work can be queued now.
 
         Raises:
             ConfigError: the gang is not held.
@@ -104,7 +109,7 @@ class Keeper:
             )
 
     def close(self) -> None:
-        """Releases what is held, once all that was put is done; returns when it is."""
+        """Release the gang once all queued work is done; return when it is released."""
         with self._lock:
             self._open = False
             self._wanted.set()
@@ -113,13 +118,13 @@ class Keeper:
 
     @contextlib.contextmanager
     def borrowed(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
-        """What gives the whole gang to one launch, again and again.
+        """Provide a function that returns the whole gang for an attempt of one launch.
 
-        In the keeper's thread only, or in one for whose end that waits. What it is given to avoid
-        has no part in the gang.
+        Use it only in the keeper's thread, or in a thread for whose end the keeper waits. Nodes
+        and GPUs that the function is told to avoid have no part in the gang.
 
         Raises:
-            Cancelled: the launch is no longer wanted.
+            Cancelled: the launch was cancelled.
         """
         if request.cancelled.is_set():
             raise Cancelled(f"{request.run_id} was cancelled before its turn on the gang")
@@ -134,13 +139,14 @@ class Keeper:
 
     @contextlib.contextmanager
     def borrowed_later(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
-        """As `borrowed`, for a launch in a thread of its own: the keeper's waits for its end.
+        """Provide the same as `borrowed` in a launch's own thread; the keeper waits for its end.
 
-        While others have the gang, the launch's watcher is told that it prepares still, and why.
+        While another launch uses the gang, this launch's watcher is notified that it is still
+        preparing, and why.
 
         Raises:
-            Cancelled: the launch is no longer wanted.
-            ConfigError: the gang is not held any more.
+            Cancelled: the launch was cancelled.
+            ConfigError: the gang is no longer held.
         """
         turn, done = threading.Event(), threading.Event()
 
@@ -160,7 +166,7 @@ class Keeper:
             done.set()
 
     def _whole(self, request: Request) -> Lease:
-        """The whole gang, acquired as far as it is not there.
+        """Return the whole gang; acquire the executors that are missing.
 
         Raises:
             GangTimeout, Cancelled, ConfigError, HopsGpuError: as `Owner.acquire`.
@@ -174,14 +180,14 @@ class Keeper:
             raise
 
     def _let_go(self, request: Request) -> None:
-        """Releases all, and tells the request's watcher."""
+        """Release all executors, and notify the request's watcher."""
         if self._owner is not None:
             self._owner.request = request
         self._owner = None
         self._stack.close()
 
     def _let_go_unasked(self) -> None:
-        """Releases all where no launch asked for it, and tells the gang's own watcher."""
+        """Release all executors outside of a launch, and notify the gang's own watcher."""
         if self._owner is not None:
             own = self._own()
             self._let_go(own)
@@ -200,7 +206,7 @@ class Keeper:
                 self._ended.set()
 
     def _next(self) -> Callable[[], None] | None:
-        """What is to be done next; keeps the gang whole, or lets it go, while nothing is."""
+        """Return the next work; until some arrives, replace lost executors and time idleness."""
         idle_since = time.monotonic()
         while True:
             try:
@@ -222,9 +228,9 @@ class Keeper:
                 self._replace_lost(self._owner, left)
 
     def _replace_lost(self, owner: Owner, seconds: float | None) -> None:
-        """Asks again for executors that were lost, while those that are left still live.
+        """Acquire replacements for lost executors, while the remaining ones are still alive.
 
-        A launch that comes meanwhile asks for itself, and then with its own patience.
+        A launch that starts meanwhile ends this, and acquires them itself, with its own timeout.
         """
         own = self._own()
         log.info("%s: executors of the held gang were lost; others are asked for", own.run_id)
@@ -234,9 +240,10 @@ class Keeper:
             try:
                 owner.acquire(request)
             except Cancelled:
-                # Those that are left idle now, so that they go by themselves if nobody comes.
+                # The remaining executors become idle, so that they end by themselves if no launch
+                # uses them.
                 owner.end_jobs()
-        except Exception as error:  # noqa: BLE001 - told by the next launch, which asks again
+        except Exception as error:  # noqa: BLE001 - the next launch reports it, and asks again
             log.info("%s: they did not come (%s): all let go", own.run_id, type(error).__name__)
             self._problem = f"what the gang had lost could not be replaced at once: {error}"
             self._let_go(request)
@@ -249,9 +256,9 @@ class Keeper:
 class Gang:
     """Executors and their GPUs, held for several launches; a context manager.
 
-    They are acquired on entry. Where some are lost only those are asked for again; after
-    `idle_timeout` without a launch all are let go, and the next launch acquires them again. On
-    exit they are released.
+    The gang acquires them on entry and releases them on exit. If some are lost, only those are
+    requested again. After `idle_timeout` without a launch all are released, and the next launch
+    acquires them again.
     """
 
     __module__ = "hopsgpu"
@@ -259,10 +266,10 @@ class Gang:
     def __init__(self, given: HeldArguments, plan: LaunchPlan) -> None:
         self._given = given
         self._plan = plan
-        # Once it is on the lake, for all launches.
+        # Set once it is on the lake; used by all launches.
         self._python_env: PythonEnv | None = None
         self._background = Background(f"hopsgpu-{given.spec.name}-records")
-        # On which the gang has written last what it did by itself.
+        # The latest status board of what the gang did outside launches.
         self._own: Board | None = None
         self._keeper = Keeper(given.application.lease, given.idle_timeout, self._own_request)
 
@@ -302,7 +309,7 @@ class Gang:
     ) -> None:
         self._close()
         if isinstance(error, KeyboardInterrupt):
-            # That the gang keeps them is true no longer.
+            # Its message says that the gang keeps the executors, which is no longer true.
             said = str(error).partition(f", and {KEPT}")[0]
             error.args = ("; ".join(filter(None, (said, self._how_closed))),)
 
@@ -317,18 +324,19 @@ class Gang:
 
     @public
     def launch(self, *args: Any, **kwargs: Any) -> GangResult:
-        """Trains on the held gang, as `hopsgpu.launch`, and keeps the GPUs.
+        """Train on the held gang, as `hopsgpu.launch` does, and keep the GPUs.
 
-        Takes `train_fn`, `args`, `kwargs`, and by name `data`, `model`, `name`, `run_timeout`,
-        `retries`, `resume`, `env_vars`, `progress`. `timeline.released` is None. Launches of
-        several threads take turns; data is written before a launch's turn, which others may have
-        meanwhile. Logs and record of a launch that returned come to the lake soon after it has,
-        and at the latest when the gang is closed; what went wrong with them is a warning of the
-        next launch, or a Python warning at the end.
+        The method takes `train_fn`, `args`, `kwargs`, and by name `data`, `model`, `name`,
+        `run_timeout`, `retries`, `resume`, `env_vars`, `progress`. `timeline.released` is None.
+        Launches of several threads take turns; a launch writes its data before its turn, while
+        another launch may use the gang. Logs and record of a launch are on the lake soon after it
+        has returned, and at the latest when the gang is closed; a problem with them is a warning
+        of the next launch, or a Python warning when the gang is closed.
 
         Raises:
-            ConfigError: an argument that cannot work, or a gang that was closed.
-            GangTimeout: what was lost, or let go while idle, did not come again in time.
+            ConfigError: an argument cannot work, or the gang was closed.
+            GangTimeout: executors that were lost, or released while idle, were not granted again
+                in time.
             RankFailed, DiscoveryError, StoreError, KeyboardInterrupt: as `hopsgpu.launch`.
         """
         with interrupts_noted() as interrupted:
@@ -345,7 +353,7 @@ class Gang:
                 board.warn(problem)
             leasing, start = self._keeper.borrowed, self._keeper.put
             if given.data is not None:
-                # Others may train while it is written.
+                # Other launches may train while the data is written.
                 self._keeper.check_held()
                 leasing = self._keeper.borrowed_later
                 start = functools.partial(start_daemon, f"hopsgpu-{run_id}")

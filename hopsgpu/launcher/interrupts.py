@@ -1,8 +1,9 @@
-"""Ctrl-C while a run is asked for and waited for.
+"""Handling of Ctrl-C while a run is prepared and awaited.
 
 A KeyboardInterrupt raised inside a py4j call makes py4j close the connections of all threads,
-whose calls then run twice; and PySpark's own handler fails inside py4j and leaves the job, and
-its GPUs, behind. So the signal is noted, and raised where nothing of Spark is under way.
+whose calls then run twice; PySpark's own handler fails inside py4j and leaves the job, and its
+GPUs, behind. So the handler only records the signal, and KeyboardInterrupt is raised where no call
+to Spark is in progress.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ _SLICE_SECONDS = 0.2
 
 @contextlib.contextmanager
 def interrupts_noted() -> Iterator[threading.Event]:
-    """While inside, a first Ctrl-C only sets the event; a second one interrupts at once.
+    """Provide an event that a first Ctrl-C only sets; a second Ctrl-C interrupts at once.
 
-    In other threads than the main one there is nothing to note: Python's signals are not theirs.
+    In threads other than the main one the event is never set: Python delivers signals to the main
+    thread only.
     """
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
@@ -52,13 +54,13 @@ def interrupts_noted() -> Iterator[threading.Event]:
 
 
 def wait_for(run: Handle[R], interrupted: threading.Event) -> R:
-    """The run's result; once interrupted, the run is cancelled and its GPUs are back first.
+    """Return the run's result; after Ctrl-C, cancel the run and wait until it has ended.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C was pressed.
-        HopsGpuError: what ended the run.
+        KeyboardInterrupt: Ctrl-C was pressed; the message says how the run ended.
+        HopsGpuError: the error that ended the run.
     """
-    # In slices, because Python runs a signal's handler only between two of them.
+    # In slices, because Python runs a signal handler only between two waits.
     while not run.wait(_SLICE_SECONDS):
         if interrupted.is_set():
             raise cancelled_by_interrupt(run)
@@ -68,7 +70,7 @@ def wait_for(run: Handle[R], interrupted: threading.Event) -> R:
 
 
 def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
-    """Cancels a run and waits for its end; what is to be raised then.
+    """Cancel a run, wait for its end, and return the KeyboardInterrupt to raise.
 
     Raises:
         KeyboardInterrupt: Ctrl-C was pressed again.
@@ -86,14 +88,14 @@ def cancelled_by_interrupt(run: Handle[R]) -> KeyboardInterrupt:
 
 
 def interruption(words: str) -> KeyboardInterrupt:
-    """What Ctrl-C raises; a notebook shows it in a line.
+    """Return the KeyboardInterrupt for Ctrl-C; a notebook shows it in one line.
 
     Args:
-        words: what has become of what was interrupted.
+        words: its message: what became of the interrupted work.
     """
     raised = KeyboardInterrupt(words)
     if not tracebacks.shows_all():
-        # Of this very class, or Python would not end as who is interrupted ends.
+        # The class must be KeyboardInterrupt itself, or Python would not exit as on an interrupt.
         vars(raised)["_render_traceback_"] = functools.partial(tracebacks.in_words, raised)
     return raised
 
@@ -101,9 +103,9 @@ def interruption(words: str) -> KeyboardInterrupt:
 def takes(
     checked: Callable[P, A],
 ) -> Callable[[Callable[[A, threading.Event], R]], Callable[P, R]]:
-    """Gives a function of checked arguments the signature that they are made from.
+    """Give a function that takes checked arguments the signature of the function that checks them.
 
-    Ctrl-C sets the event that the function gets, and is raised when the function is done.
+    Ctrl-C sets the event that is passed to the function, and is raised once the function returns.
     """
     signature = inspect.signature(checked)
 
@@ -115,7 +117,7 @@ def takes(
             with interrupts_noted() as interrupted:
                 result = function(checked(*args, **kwargs), interrupted)
                 if interrupted.is_set() and isinstance(result, Run):
-                    # Its handle is lost with this.
+                    # The caller never gets the handle, so the run could not be cancelled later.
                     raise cancelled_by_interrupt(result)
             if interrupted.is_set():
                 raise KeyboardInterrupt
@@ -131,16 +133,16 @@ def takes(
 def check_call(
     name: str, signature: inspect.Signature, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> None:
-    """Refuses what does not fit by the name that was called; Python would tell an inner one.
+    """Check that arguments fit a signature; errors name the public function, not an inner one.
 
     Args:
-        name: of the function that was called.
-        signature: of what its arguments are handed to.
-        args: that it was given.
-        kwargs: that it was given by name.
+        name: name of the function that was called.
+        signature: signature of the function that receives its arguments.
+        args: the positional arguments of the call.
+        kwargs: the keyword arguments of the call.
 
     Raises:
-        TypeError: an argument that there is not, or that is missing, or given twice.
+        TypeError: an argument is unknown, missing, or given twice.
     """
     try:
         signature.bind(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Why native code gave up, from what it said: C++, glibc, absl, OpenMP and others say it so."""
+"""Why native code aborted, from the messages of C++, glibc, absl, OpenMP and others."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ _LONGEST = 500
 _THROWN = re.compile(r"terminate called after throwing an instance of '(?P<kind>.+)'")
 _WHAT = re.compile(r"  what\(\): +(?P<why>.+)")
 _FATAL = "Fatal Python error: "
-# What faulthandler calls a signal, which says no more than the signal.
+# faulthandler's names of signals, which say no more than the signal itself.
 _SIGNALS = ("Aborted", "Segmentation fault", "Bus error", "Illegal instruction", "Floating-point")
-# The most telling first; of several lines the last one counts.
+# The most specific first; if several lines match a pattern, the last one counts.
 _SAID = (
     # absl and glog, of TensorFlow, JAX and others: F0000 00:00:00.0  123 file.cc:80] why
     re.compile(r"F\d{4}(?:\d{4})? [\d:.]+ +\d+ (?P<why>\S+:\d+\] .+)"),
@@ -31,10 +31,10 @@ _SAID = (
 
 
 def why_aborted(lines: Sequence[str]) -> str:
-    """What the last lines of a process that a signal ended say of why; "" where they do not.
+    """Return why a process was ended by a signal, from the end of its log; "" if it does not say.
 
     Args:
-        lines: of its log.
+        lines: the last lines of its log.
     """
     at = [number for number, line in enumerate(lines) if line.startswith(_FATAL)]
     before = list(lines[: at[-1]] if at else lines)
@@ -49,7 +49,7 @@ def why_aborted(lines: Sequence[str]) -> str:
 
 
 def _thrown(lines: Sequence[str]) -> str:
-    """A C++ exception that nobody caught: its class and what it says."""
+    """Return the class and the message of an uncaught C++ exception; "" if there is none."""
     kind = [match["kind"] for line in lines if (match := _THROWN.fullmatch(line))]
     why = [match["why"] for line in lines if (match := _WHAT.fullmatch(line))]
     return ": ".join([*kind[-1:], *why[-1:]]) if kind else ""

@@ -1,4 +1,4 @@
-"""A launch's arguments: declared once, checked before anything is started."""
+"""The arguments of a launch: declared once, and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class Arguments:
     """A launch's arguments, checked.
 
     Attributes:
-        spec: the gang asked for.
+        spec: the requested gang.
         call: the pickled function with its arguments.
         modules: the user's own modules.
-        foreseen: what the function's code tells ahead.
-        progress: what is shown.
-        application: in which it runs.
-        provenance: of the model that is to be published, or of the run in MLflow; None where there
-            is neither.
-        tracking: where the run is logged too, or None.
-        data: what the ranks read, or None.
-        python_env: that the ranks run with, to be made or there already; or None.
+        foreseen: facts that the function's code reveals in advance.
+        progress: the display.
+        application: the application in which the launch runs.
+        provenance: provenance of the model to publish, or of the run in MLflow; None if there is
+            neither.
+        tracking: the MLflow experiment in which the run is logged too, or None.
+        data: the data that the ranks read, or None.
+        python_env: the Python environment of the ranks, still to be built or existing; or None.
         needs: top-level modules that the ranks' Python must have to unpickle the call.
     """
 
@@ -67,22 +67,22 @@ class Arguments:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know of what travels."""
+        """Warnings about modules, Python environment and function, for people."""
         return (*self.modules.warnings, *warnings_of(self.python_env), *self.foreseen.warnings)
 
 
 @dataclass(frozen=True)
 class HeldArguments:
-    """What a gang is that is held for several launches, checked.
+    """The arguments of a held gang, checked.
 
     Attributes:
-        spec: the gang asked for.
-        idle_timeout: seconds without a launch after which it lets go, or None.
-        frameworks: packages that its executors import while they wait, for whichever launch.
-        progress: what is shown while it waits.
-        application: in which it runs.
-        python_env: that the ranks of all its launches run with; or None.
-        packer: of the modules of its launches.
+        spec: the requested gang.
+        idle_timeout: seconds without a launch after which the gang is released, or None.
+        frameworks: packages that its executors import while they wait, for any launch.
+        progress: the display while it waits.
+        application: the application in which it runs.
+        python_env: the Python environment of the ranks of all its launches; or None.
+        packer: packs the modules of its launches.
     """
 
     spec: GangSpec
@@ -122,10 +122,10 @@ def arguments(
     progress: Any = None,
     spark: SparkSession | None = None,
 ) -> Arguments:
-    """Checks a launch's arguments; `launcher.launch` says what each means.
+    """Check the arguments of a launch, which `launcher.api.launch` describes.
 
     Raises:
-        ConfigError: naming the argument, what was given and what is accepted.
+        ConfigError: an argument is wrong; the message names it, its value and what is accepted.
     """
     refuse_nested()
     check_callable(train_fn)
@@ -187,10 +187,10 @@ def held_arguments(
     progress: Any = None,
     spark: SparkSession | None = None,
 ) -> HeldArguments:
-    """Checks the arguments of `launcher.hold`, which says what each means.
+    """Check the arguments of a held gang, which `launcher.api.hold` describes.
 
     Raises:
-        ConfigError: naming the argument, what was given and what is accepted.
+        ConfigError: an argument is wrong; the message names it, its value and what is accepted.
     """
     refuse_nested()
     wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
@@ -208,7 +208,7 @@ def held_arguments(
     )
     idle = parse_duration(idle_timeout, "idle_timeout")
     shown, application = progress_of(progress), application_of(spark)
-    # Refused before the gang is acquired, and not with its first launch.
+    # A wrong setting is refused before the gang is acquired, not only at its first launch.
     _tracking(application)
     spec, wanted = with_python(spec, wanted, application)
     return HeldArguments(spec, idle, likely_preloads(), shown, application, wanted)
@@ -229,10 +229,10 @@ def launch_on(
     env_vars: Mapping[str, str] | None = None,
     progress: Any = None,
 ) -> Arguments:
-    """Checks the arguments of a launch on a held gang, as `arguments` does.
+    """Check the arguments of a launch on a held gang, as `arguments` does.
 
     Raises:
-        ConfigError: naming the argument, what was given and what is accepted.
+        ConfigError: an argument is wrong; the message names it, its value and what is accepted.
     """
     check_callable(train_fn)
     datasets = datasets_of(data, is_frame)
@@ -267,9 +267,9 @@ def launch_on(
 def with_python(
     spec: GangSpec, wanted: Wanted | None, application: Site
 ) -> tuple[GangSpec, Wanted | None]:
-    """The gang with the Python environment that was asked for, else the application's.
+    """Return the gang with the requested Python environment, else with the application's.
 
-    `hopsgpu submit` gives an application one.
+    `hopsgpu submit` can set an environment for the application.
     """
     default = application.option("python_env")
     if wanted is None and default:
@@ -278,7 +278,7 @@ def with_python(
 
 
 def gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> GangSpec:
-    """A GangSpec from GPUs per worker, memory and duration as users write them."""
+    """Return a GangSpec from GPUs per worker, memory and duration as users write them."""
     return GangSpec(
         gpus=GpuRequest(gpus),
         memory_per_worker=parse_memory(memory, "memory_per_worker"),
@@ -288,13 +288,13 @@ def gang_spec(gpus: Any, memory: str | int, timeout: Duration, **rest: Any) -> G
 
 
 def refuse_nested() -> None:
-    """Raises ConfigError in a rank."""
+    """Raise ConfigError if this process is a rank."""
     if VARIABLE in os.environ:
         raise ConfigError("a rank cannot launch a gang of its own; call launch() at the driver")
 
 
 def check_callable(train_fn: object) -> None:
-    """Raises ConfigError where it cannot be called, or where a call would not run it."""
+    """Raise ConfigError if this is not callable, or if a call would not run its body."""
     if not callable(train_fn):
         raise ConfigError(f"train_fn={train_fn!r}: must be a function or another callable")
     for one in (train_fn, type(train_fn).__call__):
@@ -337,7 +337,7 @@ def _positional(args: object) -> tuple[Any, ...]:
 
 
 def keywords(kwargs: object) -> Mapping[str, Any]:
-    """Keyword arguments by name; raises ConfigError where they are none."""
+    """Return keyword arguments by name; raise ConfigError if this is no mapping of names."""
     if kwargs is None:
         return {}
     if not isinstance(kwargs, Mapping) or not all(isinstance(key, str) for key in kwargs):
@@ -352,15 +352,15 @@ def check_call(
     *,
     all_known: bool = True,
 ) -> None:
-    """Whether a function takes arguments.
+    """Check that a function accepts arguments.
 
     Args:
         train_fn: the function.
-        args, kwargs: what it is to be given.
-        all_known: whether it is given nothing else.
+        args, kwargs: the arguments.
+        all_known: whether these are all arguments; if not, others may be added later.
 
     Raises:
-        ConfigError: it does not.
+        ConfigError: the function does not accept them.
     """
     try:
         signature = inspect.signature(train_fn)
@@ -375,6 +375,6 @@ def check_call(
 
 
 def default_name(train_fn: Callable[..., Any]) -> str:
-    """The name of a run of a function."""
+    """Return the default name of a run of this function."""
     letters = "".join(c if c.isalnum() else "-" for c in name_of(train_fn).rpartition(".")[2])
     return letters.strip("-")[:40] or "run"

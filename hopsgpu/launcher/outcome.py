@@ -1,4 +1,4 @@
-"""How the ranks of an attempt ended, and what that comes to."""
+"""The ends of an attempt's ranks, and the conclusion from them: the first failure and its fault."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hopsgpu.launcher import failures
 from hopsgpu.launcher.failures import Ended
 from hopsgpu.launcher.retry_policy import Fault, fault_of, suspect
 
-# A lost container is a cause; what follows from it can be told before it is noticed.
+# A lost container is a cause; its consequences in other ranks can be reported before the loss.
 _LOST_SECONDS = 1.0
-# What ranks have saved until their end may still be on its way to the lake.
+# When a rank ends, its checkpoints may still be uploading to the lake.
 _SAVING_SECONDS = 120.0
 
 
 def ended(place: RankPlace, message: Message) -> Ended:
-    """A rank's end, from what its agent told."""
+    """Return a rank's end, from its agent's message."""
     return Ended(
         place=place,
         at=message["time"] + place.container.clock,
@@ -36,7 +36,7 @@ def ended(place: RankPlace, message: Message) -> Ended:
 
 
 def odd_end(end: Ended) -> list[str]:
-    """What a person should know of a rank that has returned and did not end as others do."""
+    """Return warnings about a rank that returned a value but whose process ended unusually."""
     warnings = []
     rank = end.place.rank
     if end.status == "exited normally":
@@ -54,10 +54,11 @@ class Conclusion:
     """Why an attempt failed.
 
     Attributes:
-        failure: the first by time.
-        fault: whose it was.
-        avoid: the GPU or node that was to blame for it, and GPUs that failed in any of the ranks.
-        suspect: the node that may be to blame for a lost executor, or None.
+        failure: the first failure by time.
+        fault: whose fault it was.
+        avoid: the GPU or node to blame for it, and GPUs of any rank that failed.
+        suspect: the node that may be to blame for a lost executor, or for a rank that failed
+            because of the infrastructure; or None.
     """
 
     failure: RankFailed
@@ -77,12 +78,12 @@ class Ends:
     """Collects the ends of an attempt's ranks.
 
     Args:
-        world: its ranks.
-        log_url: where a rank's log is to be.
+        world: the attempt's ranks.
+        log_url: returns the URL of a rank's log.
 
     Attributes:
         pending: the ranks that have not ended.
-        overdue: those that had not when time was over.
+        overdue: the ranks that had not ended at the timeout.
     """
 
     def __init__(self, world: World, log_url: Callable[[int], str]) -> None:
@@ -90,21 +91,21 @@ class Ends:
         self._log_url = log_url
         self._ends: dict[int, Ended] = {}
         self._losses: list[_Loss] = []
-        # Since when: ranks that have ended, but for what they have saved.
+        # Ranks that have ended, except that their checkpoints are still uploading, and since when.
         self._saving: dict[int, float] = {}
         self.pending = {place.rank for place in world.processes}
         self.overdue: tuple[int, ...] = ()
 
     def end(self, end: Ended) -> bool:
-        """Notes an end; whether others may be about to fail of the same."""
+        """Record an end; return whether other ranks may be about to raise the same exception."""
         self._ends[end.place.rank] = end
         self.pending.discard(end.place.rank)
         return end.status == "raised" and bool(self.pending)
 
     def is_sign_of_life(self, message: Message | None) -> bool:
-        """Whether what came is a reason to wait on for ranks that are to end.
+        """Return whether a message is a reason to wait longer for ranks that are being stopped.
 
-        That a rank has ended and its saves are going up is one for two minutes.
+        The message that a rank has ended but still uploads checkpoints is one for two minutes.
         """
         if message is None or message.kind != "saving":
             return True
@@ -112,28 +113,28 @@ class Ends:
         return now - self._saving.setdefault(message["rank"], now) < _SAVING_SECONDS
 
     def lose(self, place: RankPlace, reason: str) -> None:
-        """Notes that a rank went with its executor."""
+        """Record that a rank was lost with its executor."""
         self.pending.discard(place.rank)
         self._losses.append(_Loss(place, time.time() - _LOST_SECONDS, reason))
 
     def run_out_of_time(self) -> None:
-        """Notes that the ranks that are left have taken too long; not those that only save."""
+        """Record the timeout of the ranks that still run, except those that only upload."""
         self.overdue = tuple(sorted(self.pending - self._saving.keys()))
 
     def conclude(self, timeout: float | None, reason: Callable[[str], str]) -> Conclusion | None:
-        """Why the attempt failed, or None where it did not.
+        """Return why the attempt failed, or None if it did not.
 
         Args:
-            timeout: seconds that the ranks had.
-            reason: asks Spark and YARN why the executor on a host was lost; "" where they do not
-                know.
+            timeout: seconds that the ranks were allowed.
+            reason: asks Spark and YARN why the executor on a host was lost, and returns their
+                answer; "" if they do not know.
         """
         ends = list(self._ends.values())
         first, failed_gpus = failures.first_failure(ends), failures.failed_gpus(ends)
         loss = self._losses[0] if self._losses else None
         chief = self._ends.get(0)
         if self._world.servers and chief is not None and chief.has_returned:
-            # What follows from the chief's return is no failure.
+            # Failures after the chief's return are consequences of it, and do not count.
             first = first if first is not None and first.at < chief.at else None
             loss = loss if loss is not None and loss.at < chief.at else None
         elif self.overdue:

@@ -1,4 +1,4 @@
-"""From checked arguments to a plan: what a launch would ask for, and where its files go."""
+"""Plans from checked arguments: what a launch would request, and where its files go."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ def plan_of(
     data: Datasets | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> LaunchPlan:
-    """The plan of a launch.
+    """Return the plan of a launch.
 
     Args:
-        spec: the gang asked for.
-        application: in which it runs.
-        run_id: of the run.
-        warnings: known already.
-        data: what the ranks read, or None.
-        environment: variables of the ranks beside the user's, which win over them.
+        spec: the requested gang.
+        application: the application in which it runs.
+        run_id: id of the run.
+        warnings: warnings so far.
+        data: the data that the ranks read, or None.
+        environment: environment variables for the ranks; the user's variables override them.
 
     Raises:
         ConfigError: the application may not have so many executors, no node has GPUs of the
-            wanted type, or the run to resume from does not exist.
-        CapacityError: they can never be had; nothing was asked for.
-        StoreError: the lake does not tell of the run to resume from, or the data that is to be
-            read in place is not there.
+            requested type, or the run to resume from does not exist.
+        CapacityError: YARN can never grant the executors; nothing was requested.
+        StoreError: the run to resume from cannot be read on the lake, or data that is to be read
+            in place does not exist.
     """
     fit = application.fit(spec)
     return LaunchPlan(
@@ -66,13 +66,13 @@ def plan_of(
 
 
 def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
-    """The plan of a launch on a gang that is held already.
+    """Return the plan of a launch on a held gang.
 
     Raises:
         ConfigError: the run to resume from does not exist.
-        StoreError: the lake does not tell whether it is, or data is not there.
+        StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
-    # As it was found to fit: a machine without GPUs has none for a later launch either.
+    # As the gang was found to fit: a machine without GPUs has none for a later launch either.
     fitting = held.spec
     spec = replace(given.spec, gpus=fitting.gpus, gpu_type=fitting.gpu_type)
     cores = held.shape.cores // held.ranks_per_executor
@@ -86,7 +86,7 @@ def plan_on(held: LaunchPlan, given: Arguments, run_id: str) -> LaunchPlan:
 
 
 def _environment(spec: GangSpec, cores: int, more: Mapping[str, str]) -> Mapping[str, str]:
-    # joblib's, and so scikit-learn's n_jobs=-1, are the node's cores otherwise.
+    # Without the variable, joblib (and thus scikit-learn's n_jobs=-1) uses all cores of the node.
     of_cores = dict.fromkeys(("OMP_NUM_THREADS", "LOKY_MAX_CPU_COUNT"), str(cores))
     return {**of_cores, **inherited(), **more, **spec.env_vars}
 
@@ -94,11 +94,11 @@ def _environment(spec: GangSpec, cores: int, more: Mapping[str, str]) -> Mapping
 def _paths(
     root: str, spec: GangSpec, run_id: str, data: Datasets | None, application: Site
 ) -> Mapping[str, str]:
-    """What goes where on the lake.
+    """Return where on the lake the run's directory, its inputs and its outputs are, by purpose.
 
     Raises:
         ConfigError: the run to resume from does not exist.
-        StoreError: the lake does not tell whether it is, or data is not there.
+        StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
     runs = below(root, "runs")
     paths = {"root": root, "run": f"{runs}/{run_id}"}
@@ -123,14 +123,14 @@ def _check_there(label: str, lake: Lake) -> None:
 
 
 def _run_there(runs: Lake, run_id: str) -> str:
-    """The URL of the run whose checkpoints are resumed from.
+    """Return the URL of the run whose checkpoints are resumed from.
 
-    That is the named one, or where it came to no checkpoint of its own the one that it had been
-    resumed from, and so on.
+    That is the named run. If it has no complete checkpoint, it is the run from which the named run
+    itself was resumed, and so on; if none of these has one, it is the named run.
 
     Raises:
-        ConfigError: there is none of this id.
-        StoreError: the lake does not tell.
+        ConfigError: there is no run with this id.
+        StoreError: the lake cannot be read.
     """
     named = runs / run_id
     if not named.exists():
@@ -151,7 +151,7 @@ def _has_checkpoint(run: Lake) -> bool:
 
 
 def _resumed_by(run: Lake) -> str | None:
-    """The run from which a run went on, as its record has it; None where none is told."""
+    """Return the run from which a run was resumed, by its record; None if there is none."""
     try:
         told = json.loads((run / RECORD).read())["spec"]["resume"]
     except (KeyError, TypeError, ValueError):
@@ -175,6 +175,6 @@ def _unknown(runs: Lake, run_id: str) -> ConfigError:
 
 
 def new_run_id(name: str) -> str:
-    """A run's id: its name, when it began (UTC), and six digits by chance."""
+    """Return a new run id: the run's name, the current time (UTC), and six random hex digits."""
     now = datetime.datetime.now(datetime.UTC)
     return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"

@@ -1,4 +1,4 @@
-"""What has to be there before GPUs are asked for."""
+"""Preparations and checks before GPUs are requested."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hopsgpu.storage.lake import Lake
 def python_of(
     wanted: Wanted | None, root: str, board: Watcher, cancelled: threading.Event
 ) -> PythonEnv | None:
-    """The Python environment that ranks run with, once it is on the lake.
+    """Return the Python environment of the ranks, once it is on the lake; build it if needed.
 
     Raises:
-        ConfigError, StoreError, Cancelled: as `python_env.building.ready`.
+        ConfigError, StoreError, Cancelled: as `python_env.builder.ready`.
     """
     if wanted is None or isinstance(wanted, PythonEnv):
         return wanted
@@ -32,15 +32,16 @@ def python_of(
 def asked_of_executors(
     needs: Collection[str], env: PythonEnv | None, application: Site | None
 ) -> tuple[str, ...]:
-    """The top-level modules that the executors' Python must have for a call to be unpickled.
+    """Return the top-level modules that the executors' Python must have to unpickle a call.
 
     Args:
-        needs: those that the ranks' Python must have.
-        env: that the ranks run with, or None.
-        application: in which they run; None where nobody need be asked before the gang is.
+        needs: the modules that the ranks' Python must have.
+        env: the Python environment of the ranks, or None.
+        application: the application in which they run, which may know what its executors lack;
+            None to leave the check to the gang's agents.
 
     Raises:
-        ConfigError: it is known that they are not there.
+        ConfigError: modules are known to be missing.
     """
     if env is not None and env.modules is None:
         return ()

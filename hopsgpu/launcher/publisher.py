@@ -1,4 +1,4 @@
-"""What the ranks left becomes a version: their agents upload it, and it is committed here."""
+"""Publishing of what the ranks left: their agents upload it, the driver commits the version."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from hopsgpu.storage.digests import Facts
 from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.storage.lake import Lake
 
-# The file, of those that the ranks left, that says what goes in and out of the model, in JSON.
+# The file, among those that the ranks left, with the model's inputs and outputs, in JSON.
 SIGNATURE = "signature.json"
-# It goes into the manifest.
+# In bytes; the signature becomes a part of the manifest.
 _MOST_SIGNATURE = 2**20
-# For an upload that is told to stop; one that waits for the lake can take longer.
+# For an upload that was asked to stop; one that waits for the lake can take longer.
 _STOP_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Agents:
-    """How a training's agents are spoken to.
+    """The agents of a training, and how to communicate with them.
 
     Attributes:
         world: their ranks.
         send: sends a message to an agent: key, kind, fields.
-        next_event: the next of the gang, or None.
-        connected: keys of the agents that are there; it follows what `next_event` gave.
-        cancelled: set when the run is no longer wanted.
+        next_event: returns the next event of the gang, or None.
+        connected: keys of the agents that are connected; `next_event` updates it.
+        cancelled: event that cancels the run.
     """
 
     world: World
@@ -49,7 +49,7 @@ class Agents:
     cancelled: threading.Event
 
     def of(self, ranks: Collection[int]) -> dict[int, list[int]]:
-        """The ranks of each agent that has any of these."""
+        """Return these ranks grouped by the key of their agent."""
         keys: dict[int, list[int]] = {}
         for rank in sorted(ranks):
             keys.setdefault(self.world.processes[rank].container.key, []).append(rank)
@@ -60,12 +60,12 @@ class Publisher:
     """Publishes what the ranks of one training left.
 
     Args:
-        name: of the model.
-        agents: of the ranks.
-        ranks: those that have returned.
+        name: name of the model.
+        agents: the agents of the ranks.
+        ranks: the ranks that have returned.
 
     Attributes:
-        warnings: what a person should know of the version.
+        warnings: warnings about the version, for people.
     """
 
     def __init__(self, name: str, agents: Agents, ranks: Collection[int]) -> None:
@@ -73,11 +73,11 @@ class Publisher:
         self._name = name
         self._agents = agents
         self._ranks = agents.of(ranks)
-        # Agents that upload.
+        # Keys of the agents that are uploading.
         self._busy: set[int] = set()
 
     def left(self) -> dict[int, Left]:
-        """What each of the ranks left that left anything.
+        """Ask the agents what their ranks left, and return it by rank, without empty entries.
 
         Raises:
             StoreError: an agent was lost.
@@ -91,24 +91,25 @@ class Publisher:
         return {rank: left for rank, left in sorted(found.items()) if left.files or left.problem}
 
     def idle(self, left: Mapping[int, Left]) -> set[int]:
-        """Keys of the agents that have no part in the upload."""
+        """Return the keys of the agents that take no part in the upload."""
         all_keys = {place.container.key for place in self._agents.world.processes}
         return all_keys - self._agents.of(left).keys()
 
     def publish(self, models_url: str, left: Mapping[int, Left], about: About) -> ModelVersion:
-        """Has the agents upload what their ranks left, and makes it the next version.
+        """Have the agents upload what their ranks left, and commit it as the next version.
 
         Args:
-            models_url: where models are published.
-            left: by rank.
-            about: for the manifest.
+            models_url: the directory of all models.
+            left: what each rank left, by rank.
+            about: further facts for the manifest.
 
         Raises:
-            StoreError: the lake refused, an executor was lost, a rank left what cannot be
-                published, or two ranks left the same path with different content. What ranks have
-                uploaded by then may be the only copy: it stays, and the error says where.
-            Cancelled: the run was cancelled meanwhile; nothing is left of it on the lake, as far
-                as it could be removed.
+            StoreError: the lake refused an operation, an executor was lost, a rank left something
+                that cannot be published, or two ranks left the same path with different content.
+                What ranks have uploaded by then may be the only copy: it stays, and the error says
+                where.
+            Cancelled: the run was cancelled meanwhile; the upload has been removed from the lake
+                as far as possible.
         """
         uploading = self._agents.of({rank for rank, one in left.items() if not one.problem})
         if not uploading:
@@ -127,7 +128,7 @@ class Publisher:
                 raise
             self._check(left)
             if any(map(framework_of, parts.values())):
-                # The files know better than the function's imports.
+                # The files tell the framework more reliably than the function's imports.
                 about = replace(about, framework=None)
             about = self._with_signature(about, Lake(staging), parts)
             return publication.commit(staging, parts, about)
@@ -152,7 +153,7 @@ class Publisher:
                 )
 
     def _kept(self, staging: str, ranks: Sequence[int]) -> str:
-        """What a person is told of parts that are no version."""
+        """Return a sentence for people about uploaded parts that did not become a version."""
         whose = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         until = time.strftime(
             "%Y-%m-%d %H:%M %Z", time.localtime(time.time() + stale_uploads.AGE_MILLISECONDS / 1000)
@@ -165,7 +166,7 @@ class Publisher:
     def _with_signature(
         self, about: About, staging: Lake, parts: Mapping[int, Mapping[str, Facts]]
     ) -> About:
-        """What is said of the version, with the signature that a rank left of it."""
+        """Return the facts for the manifest, with the signature if a rank left one."""
         rank = next((rank for rank, files in sorted(parts.items()) if SIGNATURE in files), None)
         if rank is None:
             return about
@@ -182,7 +183,7 @@ class Publisher:
             return about
 
     def _answers(self, kind: str, keys: Collection[int]) -> Iterator[Message]:
-        """An answer of each of the agents, as they come."""
+        """Yield one answer of each of these agents, in order of arrival."""
         waiting = set(keys)
         while waiting:
             if self._agents.cancelled.is_set():
@@ -215,7 +216,7 @@ class Publisher:
         return event
 
     def _stop(self) -> None:
-        """Has the agents stop, so that none writes where everything has been removed."""
+        """Stop the uploads, so that no agent writes where everything has been removed."""
         for key in self._busy:
             self._agents.send(key, "stop", dump_stacks=False)
         deadline = time.monotonic() + _STOP_SECONDS
@@ -235,17 +236,17 @@ def _abandon(staging: str, error: BaseException) -> None:
 
 
 def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> None:
-    """Whether a version could be written: small files are, where a publish writes, and removed.
+    """Check that a version could be written: create and remove small files where a publish writes.
 
     Args:
-        models_url: where models are published; made where it is not there.
-        name: of the model.
-        run_id: names the files.
-        blocks: whether to write a byte too, which takes HDFS half a second: a quota of space
-            counts blocks, and an empty file has none.
+        models_url: the directory of all models; created if missing.
+        name: name of the model.
+        run_id: part of the files' names.
+        blocks: whether to write a byte too, which takes HDFS half a second: a space quota counts
+            blocks, and an empty file has none.
 
     Raises:
-        StoreError: the lake refuses; it says why.
+        StoreError: the lake refuses; the message says why.
     """
     models = Lake(models_url)
     home = models / name
@@ -263,12 +264,12 @@ def check_writable(models_url: str, name: str, run_id: str, *, blocks: bool) -> 
 
 
 def _probe(directory: Lake, run_id: str, blocks: bool) -> None:
-    # No name of a model, of a version or of a claim begins so.
+    # No name of a model, a version or a claim has this prefix.
     probe = directory / f"{PROBE}{run_id}"
     try:
         probe.create(b"\n" if blocks else b"")
         probe.remove()
     except StoreError:
-        with contextlib.suppress(StoreError):  # why it could not be written is told
+        with contextlib.suppress(StoreError):  # the first error is raised, with its reason
             probe.remove()
         raise

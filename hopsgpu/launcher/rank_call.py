@@ -1,4 +1,4 @@
-"""What every rank of a run is to do in one attempt."""
+"""The call that every rank of a run executes in one attempt."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class Call:
     Attributes:
         function: the pickled function with its arguments.
         modules: the user's own modules.
-        environment: the user's variables and what all ranks share.
-        run_id: of the run.
-        directory: of the run, on the lake.
-        attempt: counts from 0.
-        retries: how many attempts may come after the first.
-        memory: bytes that a rank may use with its descendants, None for no bound.
-        timeout: seconds that the ranks may take, None for no bound.
+        environment: the environment variables that all ranks share, with the user's.
+        run_id: id of the run.
+        directory: the run's directory on the lake.
+        attempt: number of the attempt, from 0.
+        retries: how many attempts may follow the first.
+        memory: bytes that a rank may use together with its descendants; None for no bound.
+        timeout: seconds that the ranks may take; None for no bound.
         visible: which GPUs a rank sees, as `frameworks.environment` takes it.
-        frameworks: what the function imports of the packages that are slow to import.
-        own_master: whether the function has ranks meet at an address of its own; then no agent
-            serves torch's store, of which torch would make use at any address.
-        interface: of the network, that an administrator wants, or None.
-        resumed: the run whose checkpoints are resumed from, on the lake, or None.
-        data: the shards of each worker, as `data.dealt.Dealt` dumps them; none without data.
-        python_env: that the ranks run with, or None.
-        slots: of its containers' agents, in which it runs, by the container's key; 0 where none
-            is given. A run in one slot leaves those in others alone.
-        trial: of the search to which it belongs, or None.
-        memory_share: of its GPU that a rank may use, in (0, 1), or None for all of it.
+        frameworks: those of the packages that are slow to import that the function imports.
+        own_master: whether the function makes the ranks meet at an address of its own; then no
+            agent serves torch's store, because torch would use it at any address.
+        interface: the network interface that an administrator configured, or None.
+        resumed: the directory on the lake of the run whose checkpoints are resumed from, or None.
+        data: the shards of each worker, as `data.rank_shards.Dealt` dumps them; empty without data.
+        python_env: the Python environment of the ranks, or None.
+        slots: the slot of each container's agent in which the call runs, by the container's key; 0
+            for a container that is not listed. A run in one slot does not affect other slots.
+        trial: the trial of a search that the call belongs to, or None.
+        memory_share: share of its GPU's memory that a rank may use, in (0, 1); None for all of it.
         imports: top-level modules that the ranks' Python must have to unpickle the function.
-        script: what ranks have in `sys.argv`, see `script_name`.
+        script: the only entry of the ranks' `sys.argv`; see `script_name`.
     """
 
     function: bytes
@@ -66,29 +66,29 @@ class Call:
     script: str = ""
 
     def slot(self, key: int) -> int:
-        """The slot of a container's agent, by its key."""
+        """Return the slot of a container's agent, by the container's key."""
         return self.slots.get(key, 0)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Modules that the executors' Python must have for it; `python_env` may bring its own."""
+        """Modules that the executors' Python needs for data; none if there is a `python_env`."""
         return DATA if self.data and self.python_env is None else ()
 
     @property
     def logs(self) -> Lake:
-        """The directory of the ranks' logs; each attempt after the first has one of its own."""
+        """The directory of the ranks' logs; each attempt after the first has its own."""
         logs = self.directory / "logs"
         return logs / f"attempt-{self.attempt}" if self.attempt else logs
 
     def log_url(self, rank: int) -> str:
-        """Where a rank's log is to be."""
+        """Return the URL of a rank's log."""
         return (self.logs / f"rank-{rank}.log").url
 
 
 def script_name() -> str:
-    """The name by which this process's script was started, "" where it has none, as in a notebook.
+    """Return the name by which this process's script was started; "" in a notebook, for example.
 
-    The arguments behind it are the driver's, and not those of a function in a rank.
+    The script's arguments are for the driver, not for a function in a rank.
     """
     is_script = hasattr(sys.modules.get("__main__"), "__file__")
     return sys.argv[0] if is_script and sys.argv else ""

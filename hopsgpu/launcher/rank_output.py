@@ -1,4 +1,4 @@
-"""The driver's side of what ranks write: shown by lines, kept whole for the lake, measured."""
+"""The ranks' output at the driver: shown line by line, kept whole for the lake, with metrics."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from hopsgpu.linux import allow_descriptors
 from hopsgpu.storage.error_messages import DAMAGED, UNSUPPORTED
 from hopsgpu.storage.lake import Lake
 
-# Of a large output so much is in memory, and appended, at a time.
+# Bytes of a large output that are in memory, and appended, at a time.
 _CHUNK = 4 * 2**20
-# Another length than what was appended before, and no appending at all: nothing can be added.
+# Kinds of error after which a file on the lake must be written anew: its length is not what was
+# appended before, or the lake cannot append at all.
 _MADE_ANEW = frozenset({DAMAGED, UNSUPPORTED})
 
 
 class Spool:
-    """A rank's output, whole, in a file on the driver's disk.
+    """The whole output of a rank, in a file on the driver's disk.
 
-    The file has no name: whatever ends the driver, nothing is left of it. There is none before
-    the first byte. A full disk ends the keeping, and not the run. One thread writes; another may
-    bring it to the lake meanwhile.
+    The file has no name, so nothing of it remains however the driver ends. It is created at the
+    first byte. A full disk ends only the recording, not the run. One thread writes; another may
+    upload to the lake at the same time.
     """
 
     def __init__(self) -> None:
@@ -44,35 +45,35 @@ class Spool:
         self._size = 0
         self._there = 0
         self._is_followed = False
-        # Nothing is read by the number of a file that has been closed.
+        # Prevents reads from the descriptor of a file that has been closed.
         self._reading = threading.Lock()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was to be kept."""
+        """Whether no output has arrived."""
         return self._file is None and not self._problem
 
     @property
     def size(self) -> int:
-        """Bytes that are kept."""
+        """Number of bytes that were kept."""
         return self._size
 
     @property
     def is_on_lake(self) -> bool:
-        """Whether a part of it is."""
+        """Whether at least a part of the output is on the lake."""
         return self._there > 0
 
     @property
     def has_grown(self) -> bool:
-        """Whether there is more than is on the lake."""
+        """Whether there is output that is not yet on the lake."""
         return self._size > self._there
 
     def write(self, chunk: bytes) -> None:
-        """Keeps what arrived, in order."""
+        """Append output that arrived."""
         left = memoryview(chunk)
         try:
             if self._file is None and not self._problem:
-                # Closed by whoever owns this.
+                # The owner of this spool closes it.
                 self._file = tempfile.TemporaryFile(prefix="hopsgpu-", buffering=0)  # noqa: SIM115
             while self._file is not None and left and not self._problem:
                 left = left[self._file.write(left) :]
@@ -83,15 +84,15 @@ class Spool:
         self._last = chunk[-1:] or self._last
 
     def note(self, text: str) -> None:
-        """Adds a line of ours."""
+        """Append a line from hopsgpu itself."""
         before = "" if self._last == b"\n" else "\n"
         self.write(f"{before}hopsgpu: {text}\n".encode())
 
     def follow(self, target: Lake) -> None:
-        """Appends to the lake what has come since the last time.
+        """Append to a file on the lake what has arrived since the last call.
 
         Raises:
-            StoreError: the lake refused; what is missing there comes with the next time.
+            StoreError: the lake refused; the next call appends what is missing.
         """
         size = self._size
         while self._there < size:
@@ -102,12 +103,12 @@ class Spool:
             self._there = target.append(chunk, self._there)
 
     def upload(self, target: Lake) -> None:
-        """Brings all that is not there yet to the lake; waits as long as it takes.
+        """Write everything that is not yet on the lake; wait as long as it takes.
 
-        Where the lake refuses, what came there before stays.
+        If the lake refuses, what was written before stays.
 
         Raises:
-            StoreError: the lake refused, or the driver's disk had been full.
+            StoreError: the lake refused, or the driver's disk was full.
         """
         if self._is_followed:
             self._upload_rest(target)
@@ -123,7 +124,7 @@ class Spool:
             )
 
     def _upload_rest(self, target: Lake) -> None:
-        """Appends it, or makes the file anew where that cannot be."""
+        """Append the rest, or replace the file if appending is impossible."""
         try:
             self.follow(target)
         except StoreError as error:
@@ -142,7 +143,7 @@ class Spool:
             return os.pread(self._file.fileno(), count, at)
 
     def close(self) -> None:
-        """Lets go of the file."""
+        """Close the file, which removes it."""
         with self._reading:
             if self._file is not None:
                 self._file.close()
@@ -152,10 +153,10 @@ class RankOutput:
     """One rank's output at the driver.
 
     Args:
-        rank: of the gang.
-        host: the node's name.
-        show: is given the lines.
-        clock: seconds.
+        rank: number of the rank.
+        host: name of the node.
+        show: displays the lines.
+        clock: returns a time in seconds.
     """
 
     def __init__(
@@ -168,20 +169,20 @@ class RankOutput:
         self._splitter = LineSplitter(clock)
 
     def take(self, chunk: bytes) -> None:
-        """Keeps what arrived, and shows the lines that it completes."""
+        """Keep output that arrived, and show the lines that it completes."""
         self.spool.write(chunk)
         self._line(self._splitter.lines(chunk))
 
     def refresh(self) -> None:
-        """Shows the state of a progress bar, where it is time to."""
+        """Show the state of a progress bar, if it is time to."""
         self._line(self._splitter.due())
 
     def ended(self) -> None:
-        """Shows the last line, where it did not end."""
+        """Show the last line, if it is incomplete."""
         self._line(self._splitter.rest())
 
     def lost(self, reason: str) -> None:
-        """Says in the log and to the person that what followed did not arrive."""
+        """Say in the log and in the display that the end of the output may be missing."""
         self.ended()
         why = " ".join(reason.split()) or "its connection ended"
         text = (
@@ -197,22 +198,23 @@ class RankOutput:
 
 
 class Logs:
-    """What ranks that have ended wrote, on its way to the lake.
+    """The output of ranks that have ended, ready for the lake.
 
     Args:
-        spools: by the name of the file to be.
+        spools: the outputs, by the name of their file on the lake.
     """
 
     def __init__(self, spools: Mapping[str, Spool]) -> None:
         self._spools = spools
 
     def uploads(self, directory: Lake) -> Iterator[tuple[str, Callable[[], None]]]:
-        """For each file its URL and what brings it there, which lets go of it however it ends.
+        """Yield for each file its URL and a function that uploads it, then closes the spool.
 
-        It raises StoreError where the lake refuses, or the driver's disk had been full.
+        The function raises StoreError if the lake refuses, or if the driver's disk was full; it
+        closes the spool in any case.
 
         Args:
-            directory: made where it is not there.
+            directory: the directory of the files; created if missing.
         """
         for name, spool in self._spools.items():
             target = directory / name
@@ -220,7 +222,7 @@ class Logs:
 
 
 def _follow(spool: Spool, directory: Lake, target: Lake) -> None:
-    # What the lake refuses now is tried again soon, and told at the end.
+    # What the lake refuses now is tried again soon; an error at the end is reported.
     with contextlib.suppress(StoreError):
         if not spool.is_on_lake:
             directory.make()
@@ -235,12 +237,12 @@ def _bring(spool: Spool, directory: Lake, target: Lake) -> None:
 
 
 class Outputs:
-    """What all processes of a gang write; removed at the end, where it was not taken over.
+    """The output of all processes of a gang; discarded on exit unless it was taken over.
 
     Args:
         world: the gang.
-        show: is given each line.
-        clock: seconds.
+        show: displays the lines.
+        clock: returns a time in seconds.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class Outputs:
         self._owned = contextlib.ExitStack()
 
     def __enter__(self) -> Outputs:
-        # Two files for each process, and its executor's connection and its agent's log.
+        # Two files for each process, its executor's connection, and its agent's log.
         allow_descriptors(4 * len(self._places))
         for spool in (*(output.spool for output in self._ranks.values()), *self._records.values()):
             self._owned.callback(spool.close)
@@ -273,19 +275,19 @@ class Outputs:
         self._owned.close()
 
     def take(self, rank: int, chunk: bytes) -> None:
-        """Keeps and shows what a rank wrote."""
+        """Keep and show output of a rank."""
         self._ranks[rank].take(chunk)
 
     def take_record(self, rank: int, chunk: bytes) -> None:
-        """Keeps what a rank's file of reports and GPU samples holds."""
+        """Keep a chunk of a rank's file of reports and GPU samples."""
         self._records[rank].write(chunk)
 
     def take_agent_log(self, index: int, content: bytes) -> None:
-        """Keeps the end of an agent's own log, for an attempt that fails.
+        """Keep the end of an agent's own log, in case the attempt fails.
 
         Args:
-            index: of its container in the gang.
-            content: which replaces what it sent before.
+            index: index of the agent's container in the gang.
+            content: the end of the log; replaces what the agent sent before.
         """
         if (before := self._agents.pop(index, None)) is not None:
             before.close()
@@ -294,47 +296,47 @@ class Outputs:
         spool.write(content)
 
     def keep_agent_logs(self) -> None:
-        """Has the agents' own logs brought to the lake with the ranks': the attempt has failed."""
+        """Include the agents' own logs with the ranks' on the lake: the attempt has failed."""
         self._keeps_agents = True
 
     def take_reports(self, rank: int, folded: bytes) -> None:
-        """Takes in what `follow_reports` sent."""
+        """Process a message of the agent's `follow_reports`."""
         self._metrics.take(rank, folded)
 
     def refresh(self) -> None:
-        """Shows progress bars that have gone on; to be called some times a second."""
+        """Show progress bars that have advanced; call this several times a second."""
         for output in self._ranks.values():
             output.refresh()
 
     def ended(self, rank: int) -> None:
-        """Notes that all of a rank's output has come."""
+        """Record that all of a rank's output has arrived."""
         self._ranks[rank].ended()
 
     def lost(self, rank: int, reason: str) -> None:
-        """Notes that no more of a rank's output will come, though there may be more."""
+        """Record that no more output of a rank will arrive, although some may be missing."""
         self._ranks[rank].lost(reason)
 
     def metrics(self) -> tuple[Mapping[str, float], ...]:
-        """The last values of each rank, as `Metrics.last` gives them."""
+        """Return the last values of each rank, as `Metrics.last` does."""
         return self._metrics.last()
 
     def utilisation(self, rank: int) -> float | None:
-        """The mean utilisation of a rank's GPUs, share in [0, 1]; None where it is not known."""
+        """Return the mean utilisation of a rank's GPUs, in [0, 1]; None if it is unknown."""
         return self._metrics.utilisation(rank)
 
     def warnings(self, rank: int) -> list[str]:
-        """What a person should know of a rank's measures at its end, an idle GPU above all."""
+        """Return warnings about a rank's metrics at its end, above all about an idle GPU."""
         return self._metrics.warnings(rank, self._places[rank].container.host)
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of each file that is to be on the lake at the end, so far."""
+        """Return the bytes so far of each file that will be on the lake at the end."""
         return {name: spool.size for name, spool in self._files().items()}
 
     def grown(self, directory: Lake) -> list[tuple[str, Callable[[], None]]]:
-        """For each file that has grown its URL, and what brings the new part to the lake.
+        """Return for each file that has grown its URL, and a function that appends the new part.
 
         Args:
-            directory: made where it is not there.
+            directory: the directory of the files; created if missing.
         """
         return [
             ((target := directory / name).url, functools.partial(_follow, spool, directory, target))
@@ -343,11 +345,11 @@ class Outputs:
         ]
 
     def take_over(self) -> Logs:
-        """What there is for the lake; it is the caller's from now on, and nothing can follow.
+        """Return the files for the lake; the caller owns them now, and must add no more output.
 
-        A file `rank-<rank>.log` for each rank, and `metrics-<rank>.jsonl` where it reported
-        something or its GPUs were sampled; `agent-<index>.log` of each container whose agent has
-        sent it, where these are kept.
+        There is a file `rank-<rank>.log` for each rank; `metrics-<rank>.jsonl` if the rank reported
+        something or its GPUs were sampled; and, if the agents' logs are kept, `agent-<index>.log`
+        for each container whose agent has sent its log.
         """
         self._owned.pop_all()
         for spool in () if self._keeps_agents else self._agents.values():

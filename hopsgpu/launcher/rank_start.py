@@ -1,4 +1,4 @@
-"""How ranks begin: their processes are started, and then the user's function runs in them."""
+"""The start of ranks: their processes start, and then the user's function runs in them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from typing import Protocol
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import World
 
-# What an agent says of it.
+# The agents' messages about it.
 KINDS = ("started", "entered")
 
 
 class Told(Protocol):
-    """Who is told how the ranks of an attempt fare."""
+    """Is notified of the progress of an attempt's ranks."""
 
     def entered(self, ranks: int, of: int, at: float) -> None:
-        """The user's function runs in so many of the ranks, in the last of them since then.
+        """Report in how many ranks the user's function runs.
 
         Args:
-            ranks: parameter servers among them.
-            of: how many there are.
-            at: seconds since the epoch.
+            ranks: number of ranks in which it runs, with parameter servers.
+            of: number of all ranks.
+            at: when it began in the last of these, in seconds since the epoch.
         """
 
     def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """The ranks' last metrics, by rank."""
+        """Report the ranks' last metrics, by rank."""
 
 
 class Beginnings:
-    """Those of one attempt.
+    """The starts of one attempt's ranks.
 
     Args:
-        world: its ranks.
-        told: told of each in which the function runs.
+        world: the ranks.
+        told: is notified of each rank in which the function begins.
 
     Attributes:
-        pids: of the processes that were started, by rank.
+        pids: process ids of the started ranks, by rank.
     """
 
     def __init__(self, world: World, told: Told) -> None:
@@ -46,7 +46,7 @@ class Beginnings:
         self._entered: dict[int, float] = {}
 
     def take(self, message: Message) -> None:
-        """Takes in a message of `KINDS`."""
+        """Process a message of one of `KINDS`."""
         rank = int(message["rank"])
         if message.kind == "started":
             self.pids[rank] = message["pid"]

@@ -1,4 +1,4 @@
-"""Keeps a run's record and logs on the lake while it goes on, and looks for a wish to cancel it."""
+"""Updates of a run's record and logs on the lake while it runs, and checks for cancel requests."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 1.0
-# A reader takes a run for lost after `stores.runs.LOST_SECONDS`.
+# Readers regard a run as lost if its record is older than `artifacts.runs.LOST_SECONDS`.
 _RECORD_SECONDS = 10.0
 _CANCEL_SECONDS = 2.5
 _LOG_SECONDS = 3.0
-# Of a large gang, so that its logs do not keep the NameNode busy.
+# Appends per second, so that the logs of a large gang do not keep the NameNode busy.
 _MOST_APPENDS = 40
 
 
@@ -37,24 +37,24 @@ def _nothing() -> None:
 
 
 class Followed(Protocol):
-    """An attempt whose logs are brought to the lake while it goes on."""
+    """An attempt whose logs are written to the lake while it runs."""
 
     def grown_logs(self) -> Sequence[tuple[str, Work]]:
-        """For each log that has grown its URL, and what brings the new part to the lake."""
+        """Return for each log that has grown its URL, and a function that appends the new part."""
 
     def log_sizes(self) -> Mapping[str, int]:
-        """Bytes of each log so far, by its path in the run's directory."""
+        """Return the bytes of each log so far, by its path in the run's directory."""
 
     def ranks(self) -> tuple[tuple[RankReport, bool], ...]:
-        """A report of each rank that has started, in order, and whether it was seen to end."""
+        """Return, in order, the report of each rank that has started, and whether it has ended."""
 
 
 class Standing(Protocol):
-    """How a run stands.
+    """The part of a run's status that a record needs.
 
     Attributes:
-        state: a GangState's value.
-        attempt: the latest, from 0.
+        state: value of a GangState.
+        attempt: number of the latest attempt, from 0.
     """
 
     @property
@@ -65,32 +65,32 @@ class Standing(Protocol):
 
 
 class Stood(Protocol):
-    """On which a run writes how it stands."""
+    """The part of a run's status board that a record needs."""
 
     @property
     def run_id(self) -> str:
-        """Names the run."""
+        """The id of the run."""
 
     def status(self) -> Standing:
-        """How it stands now."""
+        """Return the run's status now."""
 
 
 class Recording:
-    """A run's record and logs, on their way to the lake; nothing here waits for the lake.
+    """Keeps a run's record and logs on the lake up to date, without ever waiting for the lake.
 
     Args:
-        plan: of the run.
-        board: on which it writes how it stands.
-        directory: of the run.
+        plan: the run's plan.
+        board: the run's status board.
+        directory: the run's directory.
         application: YARN's application id.
-        user: who submitted it.
-        environment: gives `records.environment`; called in the background.
-        result: gives what there is of a result.
-        background: brings what is written to the lake.
-        cancelled: set where the lake says that the run is no longer wanted.
-        data: gives the reference to what the ranks read, or None.
-        python_env: gives what they run with, once it is there; or None.
-        search: gives what the record of a search has beside; or None.
+        user: user who submitted the run.
+        environment: returns the result of `run_record.environment`; called in the background.
+        result: returns the result, as far as there is one yet.
+        background: does the writes to the lake.
+        cancelled: set if a cancel request is found on the lake.
+        data: returns the description of the data that the ranks read, or None.
+        python_env: returns the Python environment of the ranks once it is on the lake, or None.
+        search: returns the part of a record that only a search has, or None.
     """
 
     def __init__(
@@ -130,26 +130,26 @@ class Recording:
         self._turn = 0
 
     def put(self, state: str, error: str | None = None) -> None:
-        """Has it written how the run stands."""
+        """Have the run's state written to its record."""
         with self._lock:
             self._background.put(self._key, self._work(state, error))
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While inside, record and logs follow what happens, and a wish to cancel is looked for."""
+        """Keep record and logs up to date, and check for a cancel request, until the exit."""
         ended = threading.Event()
         name = f"hopsgpu-{self._board.run_id}-watch"
         threading.Thread(target=self._watch, args=(ended,), name=name, daemon=True).start()
         try:
             yield
         finally:
-            # A look that has begun comes to its end, so that what is put next is the latest.
+            # Wait for an update in progress, so that the record that is put next is the latest.
             with self._lock:
                 ended.set()
 
     @contextlib.contextmanager
     def following(self, attempt: Followed) -> Iterator[None]:
-        """While inside, an attempt's logs are brought to the lake; none is begun afterwards."""
+        """Append an attempt's logs to the lake until the exit; begin no append afterwards."""
         with self._lock:
             self._followed = attempt
             self._logs_at = time.monotonic() + _LOG_SECONDS
@@ -213,7 +213,7 @@ class Recording:
             return
         grown = list(self._followed.grown_logs())
         self._logs_at = now + max(_LOG_SECONDS, len(grown) / _MOST_APPENDS)
-        # Where the lake does not keep up each has its turn.
+        # Begin where the last call stopped, so that all logs have their turn on a slow lake.
         first = self._turn % len(grown) if grown else 0
         for taken, (url, work) in enumerate([*grown[first:], *grown[:first]]):
             if not self._background.offer(url, work):
@@ -221,7 +221,7 @@ class Recording:
                 return
 
     def _look_for_cancel(self) -> None:
-        # A lake that does not answer is asked again soon, and ends no run.
+        # A lake that does not answer must not end the run; the check is soon repeated.
         with contextlib.suppress(StoreError):
             if self._wish.exists():
                 if not self._cancelled.is_set():

@@ -1,4 +1,4 @@
-"""Where the ranks of a gang meet: asked of their agents before an attempt."""
+"""The addresses and ports at which a gang's ranks meet, requested from their agents in advance."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hopsgpu.packaging.python_env.missing_modules import lacking_error
 
 log = logging.getLogger(__name__)
 
-# A fork server that does not have torch yet imports it before it can serve a store.
+# Long, because a fork server that has not yet imported torch does so before it can serve a store.
 _ANSWER_SECONDS = 90.0
 _STORES = "torch"
 
@@ -29,8 +29,8 @@ class Meeting:
     """The gang with the addresses and ports of its agents.
 
     Attributes:
-        world: its containers have the address and interface by which the others reach them.
-        endpoints: ports that the agents hold.
+        world: the gang; each container has the address and interface by which others reach it.
+        endpoints: the ports that the agents hold.
     """
 
     world: World
@@ -42,7 +42,7 @@ class Unmet:
     """Why a gang could not meet.
 
     Attributes:
-        failure: an executor that was lost, or did not answer.
+        failure: the error: an executor was lost, did not answer, or could not prepare.
         silent: keys of the agents that did not answer.
         avoid: GPUs that cannot be opened.
     """
@@ -59,21 +59,21 @@ def meet(
     next_event: Callable[[], Event | None],
     cancelled: threading.Event,
 ) -> Meeting | Unmet:
-    """Has every agent hold its ports, and say how others reach it.
+    """Have every agent hold its ports, and learn by which address others reach it.
 
     Args:
         world: the gang.
-        call: what is to be run.
+        call: the call that its ranks will run.
         send: sends a message to an agent: key, kind, fields.
-        next_event: the next of the gang, or None.
-        cancelled: set when the run is no longer wanted.
+        next_event: returns the next event of the gang, or None.
+        cancelled: event that cancels the run.
 
     Returns:
         The meeting, or why there is none.
 
     Raises:
-        Cancelled: the run is no longer wanted.
-        ConfigError: a node lacks the wanted interface, or modules that the call needs.
+        Cancelled: the run was cancelled.
+        ConfigError: a node lacks the configured interface, or modules that the call needs.
     """
     containers = {place.container.key: place for place in reversed(world.places)}
     addresses = [place.container.address for place in containers.values()]
@@ -85,7 +85,7 @@ def meet(
             "reserve",
             slot=call.slot(key),
             ports=ports_wanted(world, key),
-            # Rank 0 serves one for itself alone in no time.
+            # A rank 0 that is alone serves a store for itself, which takes no time.
             store=world.size if key == first and world.size > 1 and has_stores else 0,
             frameworks=call.frameworks,
             shared=dict(call.environment),
@@ -134,7 +134,7 @@ def meet(
 
 
 def _check_modules(host: str, answer: Message, call: Call) -> None:
-    """Raises ConfigError where ranks on a host could not unpickle the call."""
+    """Raise ConfigError if the Python of a host's ranks lacks modules to unpickle the call."""
     if lacks := answer.fields.get("lacks"):
         env = None if call.python_env is None else call.python_env.name
         raise lacking_error(lacks, f"the ranks' Python on {host}", env)
@@ -145,10 +145,10 @@ def _failure(place: RankPlace, why: str) -> RankFailed:
 
 
 def _unmet(place: RankPlace, answer: Message) -> Unmet:
-    """What an agent says that cannot open its GPUs, or hold ports or a store.
+    """Return the failure that an agent reports: no access to its GPUs, or no ports or store.
 
     Raises:
-        ConfigError: it lacks what was configured.
+        ConfigError: the node lacks something that was configured.
     """
     host, closed = place.container.host, answer.fields.get("unopened", {})
     said = [f"{gpu} of {host} cannot be opened ({why})" for gpu, why in closed.items()]

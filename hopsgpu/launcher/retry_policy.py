@@ -1,4 +1,4 @@
-"""Whether a gang that failed starts again: decided from how its ranks ended."""
+"""The decision whether a failed gang starts again, from how its ranks ended."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from enum import Enum
 from hopsgpu.core.gang import Avoid
 from hopsgpu.launcher.failures import Ended, failed_gpus, to_avoid
 
-# What a rank does again in the same way, however often it is started.
+# Statuses that a rank reaches again, however often it is started.
 _ALWAYS = frozenset({"unpicklable", "too large"})
 _NUMBER = re.compile(r"0x[0-9a-f]+|\d+")
 _FRAME = re.compile(r'^  File "(?:.*)", line \d+, in .*$', re.MULTILINE)
-# YARN's exit codes -102, and -103, -104: Spark's words for them.
+# Spark's messages for YARN's exit codes -102 (preempted), and -103 and -104 (memory exceeded).
 _EXCUSED = re.compile(r"preempt|exceeding (physical|virtual) memory|beyond the .* memory", re.I)
 
 
 class Fault(Enum):
-    """Whose fault a failed attempt was, as far as its ends tell.
+    """Whose fault a failed attempt was, as far as the ends of its ranks show.
 
-    INFRASTRUCTURE: an executor, its node or its connection was lost, YARN took it for others, or a
-    rank could not be started. RANK: one of the ranks, or too little time. CODE: the same exception
-    at the same place in all of several ranks at once, or a value that can never travel.
+    INFRASTRUCTURE: an executor, its node or its connection was lost, YARN preempted it, or a rank
+    could not be started or lost its files. RANK: one of the ranks failed, or the time was too
+    short. CODE: all of several ranks raised the same exception at the same place at once, or a
+    value can never be sent to the driver.
     """
 
     INFRASTRUCTURE = "infrastructure"
@@ -31,11 +32,11 @@ class Fault(Enum):
 
 
 def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
-    """Whose fault it was.
+    """Return whose fault a failure was.
 
     Args:
         first: the first failure.
-        ends: of all workers that have ended, whatever way.
+        ends: the ends of all workers that have ended, in whatever way.
     """
     if first.status in ("not started", "files lost"):
         return Fault.INFRASTRUCTURE
@@ -43,47 +44,47 @@ def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
         return Fault.CODE
     if len(ends) < 2 or (to_avoid(first) | failed_gpus(ends)).is_any:
         return Fault.RANK
-    # The peers of a rank that fails raise too, of a connection that was closed, say.
+    # When one rank fails, its peers raise as well (of a closed connection, say): other exceptions.
     raised = {_raised(end) if end.status == "raised" else None for end in ends}
     return Fault.CODE if len(raised) == 1 and None not in raised else Fault.RANK
 
 
 def _raised(end: Ended) -> tuple[str, str]:
-    """An exception's class and words without numbers, which differ by rank, and its last frame."""
+    """Return an exception's text, without numbers (which differ by rank), and its last frame."""
     frames = _FRAME.findall(end.outcome.get("traceback", ""))
     return _NUMBER.sub("#", end.outcome["error"]), frames[-1] if frames else ""
 
 
 def suspect(host: str, reason: str) -> str | None:
-    """The node that may be to blame for the loss of an executor, or None where it is not.
+    """Return the node that may be to blame for the loss of an executor, or None if none is.
 
     Args:
-        host: its name.
-        reason: of the loss, YARN's or Spark's: what was preempted, or used more memory than it
-            may, says nothing of the node.
+        host: name of the executor's node.
+        reason: the reason that YARN or Spark gives. The node is not to blame if the executor was
+            preempted, or used more memory than it may.
     """
     return None if _EXCUSED.search(reason) else host
 
 
 def avoid_next(avoid: Avoid, lost: Sequence[str]) -> Avoid:
-    """What gets no rank in the next attempt.
+    """Return the nodes and GPUs that get no rank in the next attempt.
 
     Args:
-        avoid: what was to blame until now.
-        lost: the suspect of each attempt that ended by the loss of an executor. Once, it may have
-            been anyone's fault; a node that loses another is left out.
+        avoid: the nodes and GPUs that were to blame until now.
+        lost: the suspect of each attempt so far that has one. A single loss may have any cause;
+            a node that is the suspect twice is avoided.
     """
     twice = frozenset(host for host in lost if lost.count(host) > 1)
     return avoid | Avoid(hosts=twice)
 
 
 def may_retry(fault: Fault, *, attempt: int, retries: int, code_too: bool) -> bool:
-    """Whether another attempt follows.
+    """Return whether another attempt follows.
 
     Args:
-        fault: of the attempt that failed.
-        attempt: its number, from 0.
-        retries: how many may follow the first.
-        code_too: whether errors of the code are tried again as well.
+        fault: the fault of the failed attempt.
+        attempt: number of the failed attempt, from 0.
+        retries: how many attempts may follow the first.
+        code_too: whether errors of the code are also retried.
     """
     return attempt < retries and (code_too or fault is not Fault.CODE)

@@ -1,4 +1,4 @@
-"""What a rank returned, on its way to the driver: in a frame, or by the run's directory."""
+"""The value that a rank returned, sent to the driver in a frame or through the run's directory."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Value:
     """A pickled value.
 
     Attributes:
-        inline: the bytes, where they came in a frame.
-        file: its name in the run's directory otherwise, else "".
-        digest: SHA-256 of the file's content, as its agent told on the control channel.
+        inline: the bytes, if they arrived in a frame.
+        file: otherwise the name of their file in the run's directory; else "".
+        digest: SHA-256 of the file's content, which the agent sent on the control channel.
     """
 
     inline: bytes = b""
@@ -25,10 +25,10 @@ class Value:
     digest: str = ""
 
     def content(self, directory: Lake) -> bytes:
-        """The pickled bytes; of a file those that its agent wrote, and no others.
+        """Return the pickled bytes; check that a file holds exactly what the agent wrote.
 
         Raises:
-            StoreError: the lake refused, or holds something else.
+            StoreError: the file cannot be read, or its content has another digest.
         """
         if not self.file:
             return self.inline
@@ -43,7 +43,7 @@ class Value:
 
 
 def value_of(ended: Message) -> Value:
-    """The value that a rank's `ended` brings or names."""
+    """Return the value that a rank's `ended` message contains, or whose file it names."""
     file = ended.fields.get("value")
     if file is None:
         return Value(ended.payload)

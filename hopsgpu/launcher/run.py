@@ -1,4 +1,4 @@
-"""A run: the handle that a user holds, and the board on which the run writes how it stands."""
+"""A run: the handle that users hold, and the status board that the run keeps up to date."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 
-# What becomes of them where the run's gang is held.
+# What becomes of the executors if the run's gang is held.
 KEPT = "the gang keeps"
 _WITH_HOSTS = (GangState.WAITING, GangState.GRANTED, GangState.READY, GangState.PUBLISHING)
 
 
 class Board:
-    """How a run stands; written by its thread, read by any."""
+    """The status board of a run: written by the run's thread, read by any thread."""
 
     def __init__(self, run_id: str, wanted: int, gpus: int, progress: Progress) -> None:
         self.run_id = run_id
@@ -53,7 +53,7 @@ class Board:
         self._passed: set[GangState] = set()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
-        """Notes a state, or the same one again with other hosts or another reason to wait."""
+        """Record a state, or the same one again with other hosts or another reason to wait."""
         with self._lock:
             if state is not self._state:
                 if not may_follow(self._state, state):
@@ -74,7 +74,7 @@ class Board:
         self._progress.status(self.status())
 
     def mark(self, point: str, at: float | None = None) -> None:
-        """Notes that a point of the timeline was passed, now or at these seconds of the epoch."""
+        """Record that a point of the timeline was passed, now or at this time since the epoch."""
         with self._lock:
             self._mark(point, time.time() if at is None else at)
 
@@ -82,34 +82,34 @@ class Board:
         self._timeline = dataclasses.replace(self._timeline, **{point: at})
 
     def arrived(self, times: Sequence[float]) -> None:
-        """Notes when the executors came."""
+        """Record when the executors arrived."""
         with self._lock:
             self._arrivals = tuple(times)
 
     def departed(self, times: Sequence[float]) -> None:
-        """Notes when executors were seen gone that were let go before the others."""
+        """Record when executors that were released before the others were seen to be gone."""
         with self._lock:
             self._departures = tuple(times)
 
     def warn(self, text: str) -> None:
-        """Notes what a person should know of, once."""
+        """Record a warning; the same text is recorded once."""
         with self._lock:
             if text not in self._warnings:
                 self._warnings.append(text)
 
     def ranks(self, reports: Sequence[RankReport]) -> None:
-        """Notes how the ranks fared."""
+        """Record the reports of the ranks."""
         with self._lock:
             self._ranks = tuple(reports)
 
     def metrics(self, metrics: Sequence[Mapping[str, float]]) -> None:
-        """Notes what each rank reported last."""
+        """Record the last metrics of each rank."""
         with self._lock:
             self._metrics = tuple(metrics)
         self._progress.status(self.status())
 
     def attempt(self, number: int) -> None:
-        """Notes that the gang starts again: what was held and trained until now is kept apart."""
+        """Record that the gang starts again; add up the GPU seconds until now separately."""
         now = time.time()
         with self._lock:
             self._attempt = number
@@ -121,7 +121,7 @@ class Board:
             self._ranks, self._metrics = (), ()
 
     def status(self) -> RunStatus:
-        """How the run stands now."""
+        """Return the run's status now."""
         with self._lock:
             return RunStatus(
                 run_id=self.run_id,
@@ -138,7 +138,7 @@ class Board:
             )
 
     def result(self) -> GangResult:
-        """What there is of a result: timeline, ranks and GPU seconds."""
+        """Return the result without values: metrics, warnings, ranks, timeline, GPU seconds."""
         with self._lock:
             return GangResult(
                 run_id=self.run_id,
@@ -151,7 +151,7 @@ class Board:
 
     @property
     def held(self) -> str:
-        """What has become of what the run held, in words; to be asked at its end."""
+        """What has become of the run's executors, in words; read it when the run has ended."""
         with self._lock:
             return become_of(self._passed, self._timeline, self._gpus)
 
@@ -176,17 +176,17 @@ def gpu_seconds(
     departures: Sequence[float] = (),
     uploaded: float | None = None,
 ) -> GpuSeconds:
-    """Where a run's GPU time went.
+    """Return how a run's GPU time was spent.
 
     Args:
-        timeline: of the run.
-        arrivals: when each executor came, seconds since the epoch.
-        gpus: of each executor.
-        now: stands for points not passed yet.
-        before: of earlier attempts, added.
-        departures: when those were seen gone that had nothing to publish; the others stay until
-            the release.
-        uploaded: when the upload of a model ended, whether a version came of it or not.
+        timeline: the run's timeline.
+        arrivals: when each executor arrived, in seconds since the epoch.
+        gpus: number of GPUs of each executor.
+        now: the current time; stands for points that have not been passed yet.
+        before: GPU seconds of earlier attempts, which are added.
+        departures: when the executors without files to publish were seen to be gone; the others
+            stay until the release.
+        uploaded: when the upload of a model ended, whether or not it became a version.
     """
     end = timeline.released or now
     held = sum(max(end - arrival, 0.0) for arrival in arrivals) * gpus
@@ -204,12 +204,12 @@ def gpu_seconds(
 
 
 def become_of(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
-    """What has become of the executors of a run that has ended, in words.
+    """Return what has become of the executors of a run that has ended, in words.
 
     Args:
-        passed: the states that it came through.
-        timeline: of the run.
-        gpus: of each executor.
+        passed: the states that the run passed.
+        timeline: the run's timeline.
+        gpus: number of GPUs of each executor.
     """
     what = "GPUs" if gpus else "executors"
     if GangState.RELEASING in passed:
@@ -222,29 +222,29 @@ def become_of(passed: Collection[GangState], timeline: Timeline, gpus: int) -> s
 
 
 class Named(Protocol):
-    """What has a run's id."""
+    """Something with a run's id."""
 
     @property
     def run_id(self) -> str:
-        """Names the run and its directory on the lake."""
+        """The id of the run, which is also the name of its directory on the lake."""
 
 
 class Noted(Named, Protocol):
-    """On which a run writes how it stands."""
+    """The part of a status board that a handle needs."""
 
     @property
     def held(self) -> str:
-        """What has become of what the run held, in words; to be asked at its end."""
+        """What has become of the run's executors, in words; read it when the run has ended."""
 
 
 class Handle(Generic[R]):
-    """Work in a thread of its own, which can be waited for and cancelled.
+    """A handle on work that another thread does: to wait for it and to cancel it.
 
     Args:
-        board: of the run.
-        cancelled: set when it is no longer wanted.
-        work: what is to be done.
-        start_thread: has it done.
+        board: the run's status board.
+        cancelled: event that cancels the work.
+        work: does the work, and returns its result.
+        start_thread: starts a thread that runs a function.
     """
 
     def __init__(
@@ -265,21 +265,24 @@ class Handle(Generic[R]):
 
     @property
     def run_id(self) -> str:
-        """Names the run and its directory on the lake."""
+        """The id of the run, which is also the name of its directory on the lake."""
         return self._board.run_id
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Waits for the end, at most so long; whether the run has ended."""
+        """Wait for the end, at most so many seconds; return whether the run has ended."""
         return self._finished.wait(seconds)
 
     def cancel(self) -> None:
-        """Ends the run at whatever state it is; its executors go back. Returns at once."""
+        """Cancel the run, in whatever state it is, so that it releases its executors.
+
+        The method returns at once; `wait` waits for the end.
+        """
         log.info("%s: to be cancelled", self.run_id)
         self._cancelled.set()
 
     @property
     def end(self) -> str:
-        """How it ended, in a line; to be asked once it has."""
+        """How the run ended, in one line; read it only after the end."""
         if isinstance(self._error, Cancelled):
             how = "was cancelled"
         else:
@@ -288,14 +291,14 @@ class Handle(Generic[R]):
 
     @public
     def result(self) -> R:
-        """Waits for the end and gives the result.
+        """Wait for the end and return the result.
 
         Raises:
-            HopsGpuError: what ended the run instead; `error.result` is what there is.
+            HopsGpuError: the run failed or was cancelled; `error.result` is the partial result.
         """
         self._finished.wait()
         if self._error is not None:
-            # Asked again, it does not show where it was asked before.
+            # Otherwise a second call's traceback would also show the first call.
             raise self._error.with_traceback(self._trace)
         assert self._result is not None
         return self._result
@@ -303,8 +306,9 @@ class Handle(Generic[R]):
     def _body(self) -> None:
         try:
             self._result = self._work()
-        except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
-            # Connections to the lake among its frames' locals would last until a collection.
+        except BaseException as error:  # noqa: BLE001 - raised again by result()
+            # Local variables of its frames would keep connections to the lake open until a garbage
+            # collection.
             traceback.clear_frames(error.__traceback__)
             self._error, self._trace = error, error.__traceback__
         finally:
@@ -327,7 +331,7 @@ class Run(Handle[GangResult]):
         super().__init__(board, cancelled, work, start_thread)
 
     def status(self) -> RunStatus:
-        """How the run stands now."""
+        """Return the run's status now."""
         return self._stands.status()
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""A run's record on the lake: run.json in the run's directory."""
+"""The record of a run on the lake: run.json in the run's directory."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Standing:
-    """How a run stands.
+    """The state of a run, as its record shows it.
 
     Attributes:
-        plan: what was to be done.
-        result: what there is of a result.
+        plan: the run's plan.
+        result: the result, as far as there is one yet.
         application: YARN's application id.
-        user: who submitted it.
-        state: a GangState's value.
-        attempt: the latest, from 0.
-        updated: when this was so, seconds since the epoch.
-        error: what ended the run, or None.
-        ranks: a report of each that has started, and whether it was seen to end.
+        user: user who submitted the run.
+        state: value of a GangState.
+        attempt: number of the latest attempt, from 0.
+        updated: time of this state, in seconds since the epoch.
+        error: the error that ended the run, or None.
+        ranks: for each rank that has started, its report and whether its end is known.
         logs: bytes of each log so far, by its path in the run's directory.
-        data: what is told of the data that the ranks read, by its name; None without any.
-        python_env: that the ranks run with, once it is on the lake; or None.
-        search: what is told of a search and its trials; None of another run.
+        data: description of the data that the ranks read, by its name; None without data.
+        python_env: the Python environment of the ranks, once it is on the lake; or None.
+        search: description of a search and its trials; None if the run is not a search.
     """
 
     plan: LaunchPlan
@@ -62,11 +62,11 @@ class Standing:
 
 
 def content(standing: Standing, environment: Mapping[str, Any]) -> bytes:
-    """The record as JSON (RFC 8259), schema 2; metrics as `measures.for_json` gives them.
+    """Return the record as JSON (RFC 8259), schema 2; metrics are encoded by `metrics.for_json`.
 
     Args:
-        standing: of the run.
-        environment: as the function of this name gives it.
+        standing: the run's state.
+        environment: the result of the function `environment`.
     """
     plan, result = standing.plan, standing.result
     return json.dumps(
@@ -110,7 +110,7 @@ def _spec(spec: GangSpec) -> dict[str, Any]:
 
 
 def environment(application: Site) -> dict[str, Any]:
-    """In what a run was started: versions of all that the driver has, and where it is.
+    """Return the environment in which a run was started: the driver's host, versions, packages.
 
     The first call in a process reads the metadata of all installed packages, which takes some
     hundred milliseconds, and asks the JVM.
@@ -127,19 +127,19 @@ def environment(application: Site) -> dict[str, Any]:
 
 @functools.cache
 def packages() -> dict[str, str]:
-    """Versions of the packages that are installed at the driver, by name."""
+    """Return the versions of the packages that are installed at the driver, by name."""
     found: dict[str, str] = {}
     for distribution in importlib.metadata.distributions():
-        # What lies half removed has no name.
+        # A package that was removed incompletely has no name.
         name = distribution.metadata["Name"] if distribution.metadata is not None else None
         if name is not None:
-            # The first is the one that is imported.
+            # Of several with one name, Python imports the first.
             found.setdefault(name, distribution.version)
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 
 def write(directory: Lake, record: bytes) -> None:
-    """Writes a record into a run's directory; who reads it meanwhile gets the one before.
+    """Write a record into a run's directory; a concurrent reader gets the previous record.
 
     Raises:
         StoreError: the lake refused.

@@ -1,1 +1,1 @@
-"""The user's function and modules as bytes, and Python environments that travel."""
+"""Pickling of the user's function, packing of modules, and Python environments for the ranks."""

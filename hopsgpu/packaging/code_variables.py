@@ -1,6 +1,7 @@
 """Environment variables that a function's code sets, and what that means for its ranks.
 
-Found without running anything: assignments to `os.environ` under names that the code spells out.
+They are found without running anything: assignments to `os.environ`, direct or by its methods, and
+calls of `putenv`, if the name is a literal in the code.
 """
 
 from __future__ import annotations
@@ -15,15 +16,17 @@ from typing import NamedTuple
 
 ENVIRON, PUTENV = "environ", "putenv"
 
-# What frameworks read while they are imported. Variables that only change what is logged are left
-# out: ranks that start at once are worth more.
+# Variables that frameworks read while they are imported. Variables that only change logging are
+# left out: ranks that a fork server starts at once are worth more.
 _AT_IMPORT = re.compile(
     r"KERAS_\w+|TF_(?!CPP_)\w+|JAX_\w+|XLA_\w+|PYTORCH_\w+|MPL\w+|NUMBA_\w+"
     r"|(OMP|MKL|KMP|OPENBLAS|BLIS|GOTO|NUMEXPR|NPY)_\w+"
 )
-# Tells a fork server that has imported frameworks from one whose ranks import them themselves.
+# Distinguishes a fork server whose ranks import frameworks themselves from one that has imported
+# them.
 _LATE = {"HOPSGPU_IMPORTS_AHEAD": "none"}
-# They decide which code runs, and scripts set them at their top, which ranks do not run.
+# These variables decide which code runs, and scripts set them at their top level, which ranks do
+# not run.
 _CARRIED = ("KERAS_BACKEND", "TF_USE_LEGACY_KERAS", "JAX_ENABLE_X64")
 _MASTER = frozenset({"MASTER_ADDR", "MASTER_PORT"})
 _WHOSE_GPU = frozenset({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
@@ -31,34 +34,34 @@ _PLACE = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NOD
 
 
 class Setting(NamedTuple):
-    """A variable that code sets; `default` where it does so only if nobody else has."""
+    """A variable that code sets; with `default`, only if the variable is not set yet."""
 
     name: str
     default: bool
 
 
 def read_at_import(settings: Iterable[Setting]) -> bool:
-    """Whether frameworks read one of these variables while they are imported."""
+    """Return whether frameworks read one of these variables while they are imported."""
     return any(_AT_IMPORT.fullmatch(setting.name) for setting in settings)
 
 
 def environment(settings: Iterable[Setting]) -> Mapping[str, str]:
-    """What the ranks' environment has because their function sets these variables."""
+    """Return what to add to the environment of ranks whose function sets these variables."""
     return _LATE if read_at_import(settings) else {}
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Those of the driver's variables that ranks have without being given them."""
+    """Return the driver's variables that ranks get although the user does not pass them."""
     return {name: environ[name] for name in _CARRIED if name in environ}
 
 
 def has_own_master(settings: Iterable[Setting]) -> bool:
-    """Whether a function that sets these variables has ranks meet at an address of its own."""
+    """Return whether a function that sets these variables makes ranks meet at its own address."""
     return not _MASTER.isdisjoint(_imposed(settings))
 
 
 def warnings(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """What a person should know of a function that sets these variables."""
+    """Return warnings for the user about a function that sets these variables."""
     imposed = _imposed(settings)
     consequences = (
         (_MASTER, "ranks of several containers do not meet"),
@@ -74,22 +77,25 @@ def warnings(settings: Iterable[Setting]) -> tuple[str, ...]:
 
 
 def _imposed(settings: Iterable[Setting]) -> frozenset[str]:
-    """What is set whoever has set it before."""
+    """Return the names of the variables that are set even if they have a value already."""
     return frozenset(setting.name for setting in settings if not setting.default)
 
 
 def of_code(code: CodeType) -> tuple[Setting, ...]:
-    """Variables that a function's code sets, without functions that it contains."""
+    """Return the variables that a function's code sets, without those of functions inside it."""
     return _settings(_accesses_of_code(code))
 
 
 def of_nodes(nodes: Iterable[ast.AST]) -> tuple[Setting, ...]:
-    """Variables that statements and expressions of a source set."""
+    """Return the variables that statements and expressions of a source set."""
     return _settings(access for node in nodes for access in _accesses_of_node(node))
 
 
 def _settings(accesses: Iterable[_Access]) -> tuple[Setting, ...]:
-    """What is set; code that looks whether a variable is set knows what it does."""
+    """Return what is set; a variable that the code also looks up counts as a default.
+
+    Code that checks whether a variable is set knows what it does.
+    """
     known = list(accesses)
     looked_up = {name for kind, name in known if kind is _Kind.LOOK}
     return tuple(
@@ -118,7 +124,7 @@ def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
     if {ENVIRON, PUTENV}.isdisjoint(code.co_names):
         return
     updates = False
-    # What was loaded last, and before that: a name, or a constant in a tuple of its own.
+    # The two values that were loaded last: each is a name, or a constant in a tuple of its own.
     before: object = None
     last: object = None
     for instruction in dis.get_instructions(code):
@@ -133,7 +139,7 @@ def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
             yield from _accesses(_Kind.SET, code.co_consts[instruction.arg or 0])
         elif operation in ("LOAD_ATTR", "LOAD_METHOD"):
             updates = updates or (value == "update" and last == ENVIRON)
-            last = value  # in the place of what it is looked up in
+            last = value  # an attribute replaces the object that it is looked up in
         elif operation.startswith("LOAD_"):
             loaded = (value,) if operation == "LOAD_CONST" else value
             kind = _Kind.SET if updates else _METHODS.get(str(last))
@@ -143,7 +149,7 @@ def _accesses_of_code(code: CodeType) -> Iterator[_Access]:
 
 
 def _accesses(kind: _Kind, constants: object) -> Iterator[_Access]:
-    """Of the strings in a tuple of constants; of nothing else."""
+    """Yield an access for each string in a tuple of constants, nested tuples included."""
     for constant in constants if isinstance(constants, tuple) else ():
         if isinstance(constant, str):
             yield kind, constant

@@ -1,8 +1,8 @@
-"""Enum classes of a script or notebook on their way to other processes, whole.
+"""Pickling of Enum classes of a script or notebook, with all of their members.
 
-cloudpickle makes such a class anew from what iterating over it gives. That leaves out aliases and
-combined flags, which then cannot be made or are set twice, and what members have beside their value
-(`self.mass` of a planet).
+cloudpickle rebuilds such a class from what iterating over it yields. That omits aliases and
+combined flags, which then cannot be created or are set twice, and it omits the attributes that
+members have beside their value (`self.mass` of a planet).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cloudpickle import cloudpickle as internals
 
 _Reduced = tuple[Any, ...]
 
-# What the metaclass itself gives a member.
+# Attributes that the metaclass itself gives a member.
 _OF_METACLASS = frozenset(
     {"_value_", "_name_", "__objclass__", "_sort_order_", "_inverted_", "_hash_"}
 )
@@ -23,11 +23,11 @@ _BOUNDARY = "boundary"
 
 
 def reduce_enum(cls: type[enum.Enum], reduced: _Reduced) -> _Reduced:
-    """How an Enum class that goes by value is made again, with all of its members.
+    """Return how to rebuild an Enum class that is pickled by value, with all of its members.
 
     Args:
         cls: the class.
-        reduced: as cloudpickle would make it.
+        reduced: cloudpickle's own reduction of it.
     """
     _, args, state, *_ = reduced
     bases, name, qualname, _, module, tracker, _ = args
@@ -54,19 +54,19 @@ def make_enum(
     tracker: str | None,
     extra: Mapping[str, Any] | None,
 ) -> type[enum.Enum]:
-    """An Enum class with its members, or the one that this process has of it already.
+    """Return an Enum class with its members, or the copy of it that this process already has.
 
     Args:
-        bases: the last one is an Enum class.
-        name, qualname, module: of the class.
-        values: of the members and aliases, by their names.
-        tracker: cloudpickle's number of the class.
-        extra: the boundary of flags, where the class has one.
+        bases: base classes; the last one is an Enum class.
+        name, qualname, module: those of the class.
+        values: values of the members and aliases, by name.
+        tracker: cloudpickle's tracking id of the class.
+        extra: the boundary of flags, if the class has one; else None.
     """
     metaclass: Any = type(bases[-1])
     namespace = metaclass.__prepare__(name, bases)
     for member, value in values.items():
-        # Else a function would be taken for a method.
+        # Without `enum.member`, a function would become a method.
         namespace[member] = enum.member(value) if hasattr(value, "__get__") else value
     made = metaclass.__new__(metaclass, name, bases, namespace, **(extra or {}))
     made.__module__, made.__qualname__ = module, qualname
@@ -75,7 +75,7 @@ def make_enum(
 
 
 def fill_enum(cls: type[enum.Enum], state: tuple[Any, Mapping[str, Mapping[str, Any]]]) -> None:
-    """Gives a class what `make_enum` has left: methods, and what members have beside values."""
+    """Give a class what `make_enum` leaves out: methods, and what members have beside values."""
     of_class, contents = state
     internals._class_setstate(cls, of_class)
     for name, content in contents.items():

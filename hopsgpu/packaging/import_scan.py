@@ -1,6 +1,6 @@
-"""What code imports: seen in its bytecode, in its source, and while it is pickled.
+"""The imports of code, found in its bytecode, in its source, and while it is pickled.
 
-Nothing is imported or run for that.
+Nothing is imported or run to find them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import cloudpickle
 
 # Sources are parsed once for all launches of a held gang.
 _MOST_SOURCES = 4096
-# Threads that parse at the same time rarely disturb each other twice.
+# Attempts to parse a source. Threads that parse at the same time rarely disturb each other twice.
 _PARSINGS = 20
 
 
@@ -27,9 +27,9 @@ class Imported:
     """The modules that a pickled call imports, by their dotted names.
 
     Attributes:
-        needed: named in the pickle, which cannot be unpickled without them.
-        likely: named in the code that the pickle holds, which may do without them: an import may
-            stand in a branch, or in `try`.
+        needed: modules that the pickle names; it cannot be unpickled without them.
+        likely: modules that only the code in the pickle names or comes from; the call may do
+            without them, because an import may stand in a branch or in `try`.
     """
 
     needed: frozenset[str] = frozenset()
@@ -38,23 +38,24 @@ class Imported:
 
 @dataclass
 class Noted:
-    """Notes what a pickle imports while it is written.
+    """A record of what a pickle imports, kept while the pickle is written.
 
     Attributes:
-        needed, likely: as of `Imported`.
+        needed, likely: as in `Imported`.
     """
 
     needed: set[str] = field(default_factory=set)
     likely: set[str] = field(default_factory=set)
 
     def see(self, value: object, *, by_value: bool) -> None:
-        """Notes what is about to be pickled.
+        """Note an object that is about to be pickled.
 
         Args:
-            value: no number, text or built-in container.
-            by_value: whether it is a function or class that is not found by its name there.
+            value: any object that is no number, text or built-in container.
+            by_value: whether it is a function or class that is pickled by value, because a rank
+                cannot import it by its name.
         """
-        # Not by isinstance, which asks an object: a proxy may refuse to answer.
+        # Not isinstance, which asks the object for its class: a proxy may refuse to answer.
         kind = type(value)
         known: Any = value
         if issubclass(kind, ModuleType):
@@ -64,25 +65,26 @@ class Noted:
         elif issubclass(kind, (type, FunctionType)) or (
             issubclass(kind, BuiltinFunctionType) and isinstance(known.__self__, ModuleType)
         ):
-            # A class may have a property of that name.
+            # `__module__` of a class may be a property.
             home = known.__module__ if isinstance(known.__module__, str) else "builtins"
-            # What a class travels with, and what its objects are pickled by later, may go by it.
+            # What is pickled with a class, or later with its objects, may refer to this module by
+            # name.
             (self.likely if by_value else self.needed).add(home)
         if by_value and issubclass(kind, FunctionType):
             package = str(known.__globals__.get("__package__") or "")
             self.likely.update(imports_of_code(known.__code__, package))
 
     def imported(self) -> Imported:
-        """What was noted."""
+        """Return what was noted."""
         return Imported(frozenset(self.needed), frozenset(self.likely - self.needed))
 
 
 class Import(NamedTuple):
-    """An import that stands in a module's source.
+    """An import in a module's source.
 
     Attributes:
-        name: of what is imported: a module, or perhaps an attribute of one.
-        called: whether only a call of one of the module's functions runs it.
+        name: dotted name of what is imported: a module, or perhaps an attribute of one.
+        called: whether the import runs only when one of the module's functions is called.
     """
 
     name: str
@@ -91,12 +93,13 @@ class Import(NamedTuple):
 
 @functools.lru_cache(maxsize=_MOST_SOURCES)
 def imports_of_source(name: str, source: str, package: bool) -> tuple[Import, ...]:
-    """The imports of a module, but for those that only a type checker reads.
+    """Return the imports of a module, without those that only a type checker reads.
 
     Args:
-        name: of the module, dotted.
-        source: its text; of one that does not parse nothing is found, as its import will tell.
-        package: whether it is a package's own, `__init__.py`.
+        name: dotted name of the module.
+        source: its text. A source that does not parse has no imports here; whoever imports it gets
+            the error.
+        package: whether the module is a package's own `__init__.py`.
     """
     parent = name if package else name.rpartition(".")[0]
     found: list[Import] = []
@@ -112,11 +115,11 @@ def imports_of_source(name: str, source: str, package: bool) -> tuple[Import, ..
 
 
 def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
-    """The imports in a function's code, and in that of the functions inside it.
+    """Yield the imports in a function's code, and in that of the functions inside it.
 
     Args:
-        code: the function's.
-        package: to which relative imports are relative; "" for none.
+        code: the function's code.
+        package: the package to which relative imports are relative; "" for none.
     """
     for part in codes_of(code):
         # IMPORT_NAME takes the level and the names of `from` from the stack.
@@ -130,7 +133,7 @@ def imports_of_code(code: CodeType, package: str) -> Iterator[str]:
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """A function's code and that of the functions inside it."""
+    """Yield a function's code and that of the functions inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -138,13 +141,13 @@ def codes_of(code: CodeType) -> Iterator[CodeType]:
 
 
 def parsed(source: str) -> ast.Module:
-    """A source's tree; an empty one where it does not parse."""
+    """Return the syntax tree of a source; an empty tree if the source does not parse."""
     for _ in range(_PARSINGS):
         try:
             return ast.parse(source)
         except SystemError:
             # CPython before 3.11.8 and 3.12.2 counts the depth in one number for all threads, and
-            # refuses what another thread has parsed beside it (python/cpython#106905).
+            # refuses a source while another thread parses (python/cpython#106905).
             continue
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             break
@@ -152,8 +155,8 @@ def parsed(source: str) -> ast.Module:
 
 
 def executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
-    """A tree's nodes but those that only a type checker reads; whether only a call runs them."""
-    # A long sum is a tree too deep to descend by calls.
+    """Yield a tree's nodes, except those for type checkers, and whether only a call runs them."""
+    # Without recursion, because the tree of a long sum is too deep for it.
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
     while pending:
         node, called = pending.pop()
@@ -168,18 +171,18 @@ def executed(tree: ast.Module) -> Iterator[tuple[ast.AST, bool]]:
 
 
 def _is_for_types(test: ast.expr) -> bool:
-    """Whether a condition is `TYPE_CHECKING`, by whatever name its module goes."""
+    """Return whether a condition is `TYPE_CHECKING`, under whatever name its module is imported."""
     return "TYPE_CHECKING" in (getattr(test, "id", None), getattr(test, "attr", None))
 
 
 def _from(module: str, level: int, names: list[str], package: str) -> list[str]:
-    """What `from module import names` may import."""
+    """Return what `from module import names` may import."""
     if level:
         if not package:
             return []
         try:
             module = resolve_name("." * level + module, package)
-        except ImportError:  # beyond the top: the rank that imports it will say so
+        except ImportError:  # beyond the top-level package: the rank that imports it reports it
             return []
     return [module, *(f"{module}.{name}" for name in names)]
 

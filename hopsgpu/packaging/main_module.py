@@ -1,7 +1,8 @@
-"""`__main__` of a rank: what came by value of the driver's, under its names.
+"""The `__main__` of a rank: it has what came by value from the driver's, under the same names.
 
-A rank's own `__main__` would be hopsgpu's. So what pickles by name (torch.save, a Pool, the workers
-of a DataLoader) finds the functions and classes of the user's script or notebook as at the driver.
+Otherwise a rank's `__main__` would be hopsgpu's. With it, code that pickles by name (torch.save, a
+Pool, the workers of a DataLoader) finds the functions and classes of the user's script or notebook
+as in the driver.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from typing import Any
 from hopsgpu.packaging.sources import ScriptLoader, add_sources
 
 _MAIN = "__main__"
-# Under which multiprocessing knows `__main__` in processes that it spawns.
+# The name of `__main__` in processes that multiprocessing spawns.
 _OF_SPAWNED = "__mp_main__"
 _DESCRIBED = ("__file__", "__package__", "__doc__")
-# Names a rank's call for processes that multiprocessing spawns from it.
+# The environment variable that names a rank's call for processes that multiprocessing spawns.
 VARIABLE = "HOPSGPU_CALL"
-# What multiprocessing runs in these.
+# The module that multiprocessing runs in these processes.
 _SPAWNED = "hopsgpu.packaging.spawned_main"
 
 
 class Namespace:
-    """The namespace of `__main__`, in a pickle: that of the process which loads it."""
+    """The namespace of `__main__` in a pickle; it loads as that of the process that loads it."""
 
     def __reduce__(self) -> tuple[Callable[[], dict[str, Any]], tuple[()]]:
         return _namespace, ()
@@ -41,7 +42,7 @@ def _namespace() -> dict[str, Any]:
 
 
 def described_main(main: Mapping[str, Any]) -> dict[str, str | None]:
-    """What is to be known of a `__main__`, beside what is defined in it.
+    """Return a description of a `__main__`, without what is defined in it.
 
     Args:
         main: its namespace. A notebook's has no file, a script's no specification.
@@ -54,12 +55,12 @@ def described_main(main: Mapping[str, Any]) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A call as a rank has it.
+    """A call as a rank loads it.
 
     Attributes:
-        function: the user's.
-        args, kwargs: for it.
-        names: what came of the driver's `__main__`, by its names.
+        function: the user's function.
+        args, kwargs: its arguments.
+        names: what came from the driver's `__main__`, by its names there.
     """
 
     function: Callable[..., Any]
@@ -69,10 +70,11 @@ class Loaded:
 
 
 def load(call: Path) -> Loaded:
-    """Makes `__main__` what the driver's is, in processes spawned from this one too; loads a call.
+    """Load a call, and make `__main__` the driver's, here and in processes spawned from here.
 
     Args:
-        call: a file with what `pickling.pickle_call` gives, which is to stay.
+        call: a file with the bytes of `pickling.pickle_call`; it must stay, because spawned
+            processes read it again.
     """
     main = ModuleType(_MAIN)
     sys.modules[_MAIN] = main
@@ -88,19 +90,20 @@ def load(call: Path) -> Loaded:
     assert function is not None, "the first part has one"
     os.environ[VARIABLE] = str(call)
     _have_spawned_restore()
-    # In a fork server it stands for another one.
+    # In a fork server this name refers to another module.
     sys.modules[_OF_SPAWNED] = main
     return Loaded(function, args, kwargs, names)
 
 
 def restore(namespace: dict[str, Any]) -> None:
-    """Makes the namespace of a process that multiprocessing spawned from a rank what `__main__` is.
+    """Give a process that multiprocessing spawned from a rank the rank's `__main__`.
 
-    Where `python` runs a script, such a process runs it again. A rank's has no script, and one
-    that launches a gang must not run again.
+    When `python` runs a script, multiprocessing runs the script again in such a process. A rank has
+    no script, and a script that launches a gang must not run again.
 
     Args:
-        namespace: of the module that multiprocessing runs as `__mp_main__`; it is emptied.
+        namespace: that of the module that multiprocessing runs as `__mp_main__`; it is emptied
+            first.
     """
     running = sys.modules[namespace["__name__"]]
     kept = {name: namespace[name] for name in ("__name__", "__builtins__")}
@@ -132,15 +135,15 @@ class _Part:
         self._main = main
 
     def load(self) -> Any:
-        """Loads what comes next."""
+        """Load the next pickle."""
         return self._unpickler.load()
 
     def skip(self) -> None:
-        """Leaves out the call itself, once the names before it are bound."""
+        """Skip the call itself, once the names before it are bound."""
         self._stream.seek(self._size, os.SEEK_CUR)
 
     def bind(self) -> dict[str, Any]:
-        """Binds the names that come next, and gives them."""
+        """Bind the names that come next in the stream, and return them."""
         bound: dict[str, Any] = {}
         while (names := self.load()) is not None:
             self._main.update(names)
@@ -149,7 +152,7 @@ class _Part:
 
 
 def _parts(call: Path, main: dict[str, Any]) -> Iterator[_Part]:
-    """The parts of a call; each must be loaded before the next."""
+    """Yield the parts of a call; each must be loaded before the next one is requested."""
     described = False
     with call.open("rb") as stream:
         while stream.peek(1):
@@ -172,7 +175,7 @@ def _describe(main: dict[str, Any], told: Mapping[str, str]) -> None:
 
 
 def _have_spawned_restore() -> None:
-    """Has the processes that multiprocessing spawns from now on call `restore`."""
+    """Make the processes that multiprocessing spawns from now on call `restore`."""
     spawn: Any = importlib.import_module("multiprocessing.spawn")
     prepare = spawn.get_preparation_data
 

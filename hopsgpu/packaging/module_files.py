@@ -14,10 +14,10 @@ from pathlib import Path
 
 from hopsgpu.packaging.module_finder import THERE
 
-# Comes to the ranks by itself: a checkout of it beside a script is not the user's module.
+# hopsgpu reaches the ranks by itself: a checkout of it beside a script is not the user's module.
 _HOPSGPU = Path(__file__).resolve().parents[1]
 _NOT_CODE = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
-# In the directory of a virtual or of a conda environment.
+# Names that mark the directory of a virtual or a conda environment.
 _ENVIRONMENTS = frozenset({"pyvenv.cfg", "conda-meta"})
 _INIT = "__init__"
 # Longer ones first: ".cpython-311-x86_64-linux-gnu.so" ends with ".so".
@@ -28,15 +28,15 @@ _MOST_ZIPS = 64
 
 @dataclass(frozen=True)
 class File:
-    """A file that is to be packed.
+    """A file to pack.
 
     Attributes:
-        name: in the directory that ranks import from.
-        path: its own, or its zip's.
-        inside: its name in the zip; "" where there is none.
+        name: its path below the directory that ranks import from.
+        path: path of the file, or of the zip that contains it.
+        inside: its name in the zip; "" if it is in none.
         may_run: whether its executable bit is set.
-        size: bytes.
-        state: what tells whether it is still the same.
+        size: its size in bytes.
+        state: values that change when the file changes.
     """
 
     name: str
@@ -48,26 +48,26 @@ class File:
 
     @property
     def is_module(self) -> bool:
-        """Whether Python can import it, by its suffix."""
+        """Return whether Python can import it, judged by its suffix."""
         return self.name.endswith(_SUFFIXES)
 
     @property
     def top(self) -> str:
-        """The top-level module that it is, or is part of."""
+        """Return the top-level module that it is, or is part of."""
         first, _, below = self.name.partition("/")
         return first if below else first.removesuffix(_suffix(first))
 
     @property
     def above(self) -> Iterator[str]:
-        """The names of the directories in which it lies."""
+        """Return the names of the directories that contain it, the outermost first."""
         return itertools.accumulate(self.name.split("/")[:-1], "{}/{}".format)
 
     def content(self) -> bytes:
-        """What is in it.
+        """Return the file's content.
 
         Raises:
-            OSError: it cannot be read.
-            zipfile.BadZipFile, KeyError: its zip is damaged, or another one by now.
+            OSError: the file cannot be read.
+            zipfile.BadZipFile, KeyError: its zip is damaged, or has been replaced meanwhile.
         """
         if not self.inside:
             return self.path.read_bytes()
@@ -76,7 +76,7 @@ class File:
 
 
 def is_package(file: File) -> bool:
-    """Whether a file makes its directory a package."""
+    """Return whether a file makes its directory a package."""
     name = file.name.rpartition("/")[2]
     return name.removesuffix(_suffix(name)) == _INIT
 
@@ -86,7 +86,7 @@ def _suffix(name: str) -> str:
 
 
 def is_utf8(name: str) -> bool:
-    """Whether the name of a file can be written in a zip: others have lone surrogates (PEP 383)."""
+    """Return whether a zip can store a file's name: others have lone surrogates (PEP 383)."""
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -95,20 +95,20 @@ def is_utf8(name: str) -> bool:
 
 
 def printable(path: Path) -> str:
-    """A path as a text that can be printed and sent, whatever bytes are in it."""
+    """Return a path as a text that can be printed and sent, whatever bytes the path contains."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def files_below(path: Path, name: str, *, most: int, inside: str = "") -> list[File] | None:
-    """The files of a directory or a zip, or the one that the path is; None where they are too many.
+    """Return the files of a directory or zip, or the one file at a path; None if too many.
 
     Args:
-        path: of the directory, the zip or the file.
-        name: what it is called where ranks import from; "" for that directory itself. Of such a
-            one, links to directories are not followed, which may lead out of a project; of another
-            one those to packages are.
-        most: how many there may be.
-        inside: its name in the zip; "" for all of it.
+        path: path of the directory, the zip or the file.
+        name: its name in the directory that ranks import from; "" for that directory itself. If it
+            is "", links to directories are not followed, because they may lead out of a project;
+            otherwise links to packages are followed.
+        most: the largest number of files.
+        inside: the name in the zip; "" for all of the zip.
     """
     if path.is_file():
         if name and not inside:
@@ -117,18 +117,18 @@ def files_below(path: Path, name: str, *, most: int, inside: str = "") -> list[F
         return None if len(zipped) > most else zipped
     walk = _walk(path, name, links=bool(name), met=(os.path.realpath(path),))
     found = list(itertools.islice(walk, most + 1))
-    # They are not looked at before: of a directory that is too large that would take long.
+    # The files are examined only now: for a directory that is too large that would take long.
     return None if len(found) > most else list(_looked_at(found))
 
 
 def files_in(directory: Path) -> list[File]:
-    """The files right in a directory that are not hidden."""
+    """Return the files directly in a directory, without hidden ones."""
     visible = (entry for entry in _children(directory) if not entry.name.startswith("."))
     return list(_looked_at((entry.name, entry) for entry in visible if entry.is_file()))
 
 
 def _looked_at(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
-    """Files by the names that they are to have; what was removed just now is left out."""
+    """Yield files under the names that they get, without files that were removed just now."""
     for name, entry in found:
         with contextlib.suppress(FileNotFoundError):
             yield _file(name, Path(entry.path), entry.stat())
@@ -144,20 +144,21 @@ def _children(directory: str | Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return list(entries)
-    except OSError:  # not ours to read: then it is not ours to import from
+    except OSError:  # a directory that we may not read is none that we can import from
         return []
 
 
 def _walk(
     directory: str | Path, name: str, *, links: bool, met: tuple[str, ...]
 ) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """The files below a directory, with the names that they are to have.
+    """Yield the files below a directory, with the names that they get.
 
     Args:
-        directory: which.
-        name: what it is called, "" for what is imported from.
+        directory: the directory to walk.
+        name: its name; "" for the directory that ranks import from.
         links: whether to follow links to packages.
-        met: the resolved paths of it and the directories above, in which a link must not lead back.
+        met: resolved paths of the directory and of those above it; a link must not lead back to
+            one.
     """
     children = _children(directory)
     if name and not _ENVIRONMENTS.isdisjoint(entry.name for entry in children):
@@ -179,7 +180,7 @@ def _walk(
 
 
 def _in_zip(path: Path, name: str, inside: str) -> Iterator[File]:
-    """The files of a zip, or of what is inside one, without what ranks have by themselves."""
+    """Yield the files of a zip, or of a path inside it, without what ranks have by themselves."""
     try:
         found = path.stat()
         listed = _listed(path, found.st_mtime_ns, found.st_size, found.st_ino)
@@ -201,7 +202,7 @@ def _is_hidden(name: str) -> bool:
 
 @functools.lru_cache(maxsize=_MOST_ZIPS)
 def _listed(path: Path, *_state: int) -> tuple[tuple[str, int, int], ...]:
-    """Name, size and mode of each file in a zip, which is read again where its state is another."""
+    """Return name, size and mode of each file in a zip; a new state makes it read the zip again."""
     with zipfile.ZipFile(path) as archive:
         return tuple(
             (entry.filename, entry.file_size, entry.external_attr >> 16)

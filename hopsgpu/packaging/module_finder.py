@@ -1,8 +1,8 @@
-"""Where the modules that a call names are imported from at the driver; none is imported for that.
+"""The places from which the driver imports the modules that a call names; none is imported.
 
 What the Python environment has (its standard library, its site-packages) is not the user's, and
-has to be in the ranks' Python. Everything else is: a directory on `sys.path` by PYTHONPATH, by
-`sys.path.insert` or by a `.pth` file, an editable installation, a zip.
+must be in the ranks' Python. Everything else is the user's: a directory on `sys.path` by
+PYTHONPATH, by `sys.path.insert` or by a `.pth` file, an editable installation, a zip.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from hopsgpu.packaging.import_scan import Import, imports_of_source
 
-# Come to the ranks by themselves, or are there wherever there are executors.
+# These reach the ranks by themselves, or are present wherever executors run.
 THERE = frozenset({"hopsgpu", "cloudpickle", "pyspark", "py4j"})
 MAINS = frozenset({"__main__", "__mp_main__"})
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
@@ -35,9 +35,9 @@ class Part:
     """A module or package of the user's, or a portion of a namespace package.
 
     Attributes:
-        name: what it has to be called in a directory that it is imported from: "pkg", "pkg.py".
-        path: the file or directory; of what is in a zip, the zip.
-        inside: its name in the zip; "" where there is none.
+        name: the name it must have in a directory to be imported from there: "pkg", "pkg.py".
+        path: the file or directory; for what is in a zip, the zip.
+        inside: its name in the zip; "" if it is in none.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Part:
 
     @property
     def root(self) -> Path | None:
-        """The directory or zip that it can be imported from; None where its name differs there."""
+        """Return the directory or zip to import it from; None if its name differs there."""
         if self.inside:
             return self.path if self.inside == self.name else None
         return self.path.parent if self.path.name == self.name else None
 
 
 def is_environment(path: Path) -> bool:
-    """Whether a directory or file belongs to the Python environment itself."""
+    """Return whether a directory or file belongs to the Python environment itself."""
     if not _PACKAGES.isdisjoint(path.parts):
         return True
     return path.parent == path or any(path.is_relative_to(own) for own in _environment())
@@ -61,7 +61,7 @@ def is_environment(path: Path) -> bool:
 
 @functools.cache
 def _environment() -> tuple[Path, ...]:
-    """Its directories, as they are written and as they are resolved."""
+    """Return the environment's directories, as they are written and as they are resolved."""
     paths = sysconfig.get_paths()
     own = [Path(paths[key]) for key in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")]
     own.append(Path(sys.executable).resolve().parent)
@@ -69,15 +69,15 @@ def _environment() -> tuple[Path, ...]:
 
 
 def on_path() -> dict[Path, int]:
-    """The entries of `sys.path`, resolved, with their places in it, up to the standard library.
+    """Return the resolved entries of `sys.path` before the standard library, and their positions.
 
-    What comes later (a `.pth` file's, say, or what a notebook appends) has modules that those of
-    the environment go before.
+    The modules of later entries (those of a `.pth` file, or those that a notebook appends) come
+    after those of the environment. Entries of the environment itself are left out.
     """
     found: dict[Path, int] = {}
     library = Path(sysconfig.get_paths()["stdlib"]).resolve()
     for place, entry in enumerate(sys.path):
-        # As Python does, which imports from no others.
+        # Python, too, imports only from entries that are strings.
         if isinstance(entry, str):
             try:
                 path = Path(entry).resolve()
@@ -91,12 +91,12 @@ def on_path() -> dict[Path, int]:
 
 
 def parts_of(name: str, beside: Path | None = None) -> tuple[Part, ...]:
-    """What of the user's a top-level module is imported from; none where that is not the user's.
+    """Return the user's parts that a top-level module is imported from; none for other modules.
 
     A namespace package may have several.
 
     Args:
-        name: of the module.
+        name: name of the module.
         beside: a directory that comes before all of `sys.path`, or None.
     """
     if beside is not None and (spec := PathFinder.find_spec(name, [str(beside)])) is not None:
@@ -111,7 +111,7 @@ def parts_of(name: str, beside: Path | None = None) -> tuple[Part, ...]:
 
 def _parts_of(name: str, spec: ModuleSpec) -> tuple[Part, ...]:
     places = spec.submodule_search_locations
-    # A path of `zipimport` goes on below the zip's own.
+    # A path of `zipimport` continues below the zip's path.
     if places is not None:
         found = [_part(name, Path(place).absolute()) for place in list(places)]
     elif spec.has_location and spec.origin is not None:
@@ -123,9 +123,9 @@ def _parts_of(name: str, spec: ModuleSpec) -> tuple[Part, ...]:
 
 
 def loaded_parts(name: str) -> tuple[Part, ...]:
-    """The file of a loaded module, as a part that has all of its dotted name.
+    """Return the file of a loaded module, as a part that has the module's full dotted name.
 
-    For one whose package is found nowhere: pytest imports a test's module so with
+    It serves a module whose package is found nowhere: pytest imports a test module like this with
     `--import-mode=importlib`.
     """
     module = sys.modules.get(name)
@@ -142,19 +142,19 @@ def loaded_parts(name: str) -> tuple[Part, ...]:
 def _spec_of(name: str) -> ModuleSpec | None:
     module = sys.modules.get(name)
     if module is None:
-        if name in sys.modules:  # None stands for one that must not be imported
+        if name in sys.modules:  # None marks a module that must not be imported
             return None
         try:
             return find_spec(name)
         except (ImportError, ValueError):
             return None
-    # Not by getattr: a lazy module would answer, and import.
+    # Not getattr: a lazy module would answer by importing.
     known: dict[str, Any] = getattr(module, "__dict__", {})
     found = known.get("__spec__")
     path, file = known.get("__path__"), known.get("__file__")
     if path is None and isinstance(found, ModuleSpec):
         return found
-    # One that was made without a spec, or has added to its path (pkgutil.extend_path).
+    # A module that was made without a spec, or that has extended its path (pkgutil.extend_path).
     spec = ModuleSpec(name, None, origin=file if isinstance(file, str) else None)
     spec.has_location = spec.origin is not None
     spec.submodule_search_locations = None if path is None else [str(one) for one in path]
@@ -162,7 +162,7 @@ def _spec_of(name: str) -> ModuleSpec | None:
 
 
 def _part(name: str, path: Path) -> Part | None:
-    """A part at a path, which may go on inside a zip; None where nothing is there."""
+    """Return the part at a path, which may continue inside a zip; None if nothing is there."""
     if path.exists():
         return Part(name, path)
     for above in path.parents:
@@ -174,18 +174,18 @@ def _part(name: str, path: Path) -> Part | None:
 
 
 def _suffix(file: str) -> str:
-    """The suffix by which a file is a module's."""
+    """Return the suffix that makes a file a module."""
     return next((s for s in _SUFFIXES if file.endswith(s)), Path(file).suffix)
 
 
 @dataclass
 class Sources:
-    """The imports of modules, read again only where their file has changed."""
+    """The imports of modules, read again only if the module's file has changed."""
 
     _known: dict[tuple[Path, str], tuple[object, tuple[Import, ...]]] = field(default_factory=dict)
 
     def imports(self, part: Part, name: str) -> tuple[Import, ...]:
-        """The imports of a module of a part; none where it has no such source."""
+        """Return the imports of a module of a part; none if the part has no source of it."""
         stem = "/".join(name.split(".")[1:])
         if part.name.endswith(_INIT) and part.name.removesuffix(f"/{_INIT}") == _file_name(name):
             candidates = [("", True)]
@@ -230,18 +230,18 @@ def _content(file: Path, inside: str) -> bytes | None:
         with zipfile.ZipFile(file) as archive:
             return archive.read(inside)
     except (OSError, KeyError, zipfile.BadZipFile):
-        return None  # what cannot be read is told of when it is packed, or by the rank
+        return None  # packing, or the rank, reports what cannot be read
 
 
 def users_parts(
     names: Iterable[str], sources: Sources, beside: Path | None = None
 ) -> tuple[Part, ...]:
-    """All of the user's that modules are imported from, and what those import in turn.
+    """Return the user's parts that modules are imported from, and those that they import in turn.
 
     Args:
-        names: dotted, of what is imported first.
-        sources: reads what is imported on the way.
-        beside: as of `parts_of`.
+        names: dotted names of what is imported first.
+        sources: reads the imports of modules on the way.
+        beside: as in `parts_of`.
     """
     pending, met = list(names), set[str]()
     tops: dict[str, tuple[Part, ...]] = {}
@@ -267,15 +267,15 @@ def users_parts(
 
 
 def _is_made_up(top: str) -> bool:
-    """Whether a loaded module stands for no file or directory at all."""
+    """Return whether a loaded module has no file or directory at all."""
     spec = _spec_of(top)
     return spec is None or (spec.origin is None and not spec.submodule_search_locations)
 
 
 def bound_in_main() -> Iterator[str]:
-    """The modules that the script or notebook has imported something from, under any name."""
+    """Yield the modules from which the script or notebook imported something, under any name."""
     for value in list(vars(sys.modules["__main__"]).values()):
-        # Not by isinstance, which asks an object: a proxy may refuse to answer.
+        # Not isinstance, which asks the object for its class: a proxy may refuse to answer.
         kind = type(value)
         if issubclass(kind, ModuleType):
             yield value.__name__

@@ -32,14 +32,14 @@ from hopsgpu.packaging.module_finder import (
     users_parts,
 )
 
-# Beyond these a directory is no project of modules (a home directory, /tmp): only what lies
-# at its top is taken, and what is named.
+# A directory beyond these limits is no project of modules (a home directory, /tmp): only modules at
+# its top level are taken, and parts that are named.
 MOST_ENTRIES = 5_000
 MOST_BYTES = 20 * 2**20
-# The directory of a container in which YARN unpacks what `hopsgpu submit` ships of them.
+# The directory of a container in which YARN unpacks the modules that `hopsgpu submit` ships.
 SHIPPED = "hopsgpu-modules"
 _BRING = "python_env= can bring it, where the ranks' Python lacks it"
-# Of a package with data, which modules are looked for in.
+# Largest number of files of a package with data that is still searched for its modules.
 _MOST_LOOKED_AT = 20 * MOST_ENTRIES
 
 
@@ -48,9 +48,9 @@ class PackedModules:
     """A zip of the user's modules.
 
     Attributes:
-        archive: the bytes; each root is a top-level directory "0", "1", … of it.
-        roots: how many there are.
-        warnings: what was not taken, and why.
+        archive: the bytes of the zip; each root is a top-level directory "0", "1", … in it.
+        roots: number of roots.
+        warnings: what was not packed, and why.
         names: the top-level modules that can be imported from it.
     """
 
@@ -61,20 +61,21 @@ class PackedModules:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the archive, in hexadecimal."""
+        """Return the SHA-256 of the archive, in hexadecimal."""
         return hashlib.sha256(self.archive).hexdigest()
 
 
 @dataclass(frozen=True)
 class Root:
-    """What ranks import from as from one entry of `sys.path`.
+    """A place that ranks import from as from one entry of `sys.path`.
 
     Attributes:
-        path: a directory or zip, of which all modules are taken as far as it is small; None for
-            the parts alone.
-        parts: taken whatever else there is, with the files in them.
-        expected: whether modules are expected from there that nobody names: of one that is large
-            some are taken, and a warning tells which. Of another one it is all or nothing.
+        path: a directory or zip, all of whose modules are packed if it is small; None for the parts
+            alone.
+        parts: parts that are packed whatever else there is, with the files in them.
+        expected: whether the user expects modules from there that nothing names. If such a root is
+            large, some of them are packed, and a warning says which. Another root is packed whole
+            or not at all.
     """
 
     path: Path | None
@@ -88,18 +89,19 @@ def roots_of(
     added: Path | None = None,
     sources: Sources | None = None,
 ) -> tuple[Root, ...]:
-    """What the ranks of a function import the user's modules from, in the order of `sys.path`.
+    """Return where the ranks of a function import the user's modules from, in `sys.path` order.
 
-    That is the directory of the script (or the notebook's working directory), and whatever else is
-    not the Python environment's and has a module that the function, its arguments, the script or
-    one of those modules imports. Where YARN runs the script, the modules beside it are those that
+    That is the directory of the script (or the notebook's working directory), and every other place
+    outside the Python environment that has a module which the function, its arguments, the script
+    or one of those modules imports. If YARN runs the script, the modules beside it are those that
     were shipped with it.
 
     Args:
-        function: the user's.
+        function: the user's function.
         imported: what its pickle imports.
-        added: the directory of what Spark's `addPyFile` and `--py-files` brought to the driver.
-        sources: reads the modules that are imported on the way.
+        added: the directory of the files that Spark's `addPyFile` and `--py-files` brought to the
+            driver.
+        sources: reads the imports of modules on the way.
     """
     named = {*imported.needed, *imported.likely, _module_of(function), *bound_in_main()}
     parts = users_parts(sorted(named), sources or Sources())
@@ -121,7 +123,7 @@ def roots_of(
 def _with_parts(
     paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[Part]
 ) -> tuple[Root, ...]:
-    """Roots, each once, with their parts; parts of none of them come last."""
+    """Return each root once, with its parts; parts that belong to no root come last."""
     own: dict[Path, list[Part]] = {}
     written: dict[Path, Path] = {}
     for path in paths:
@@ -137,7 +139,7 @@ def _with_parts(
 
 
 def _zips_in(directory: Path, places: Iterable[Path]) -> list[Path]:
-    """The zips on `sys.path` that lie in a directory."""
+    """Return the zips on `sys.path` that are in a directory."""
     return [path for path in places if path.parent == directory.resolve() and path.is_file()]
 
 
@@ -149,15 +151,15 @@ def _module_of(function: Callable[..., Any]) -> str:
 
 
 def root_of_script(script: Path) -> Root:
-    """What a script imports of the user's, as from one directory.
+    """Return the user's modules that a script imports, as one root.
 
-    That is its own directory, and what else of this Python's `sys.path` has modules that it
+    They are those in its own directory, and those elsewhere on this Python's `sys.path` that it
     imports.
     """
     beside = script.resolve().parent
     try:
         source = script.read_text(encoding="utf-8", errors="replace")
-    except OSError:  # packing it tells
+    except OSError:  # packing reports it
         source = ""
     names = [found.name for found in imports_of_source("__main__", source, package=False)]
     own = None if is_environment(beside) else beside
@@ -181,17 +183,17 @@ def _root_of_main(main: ModuleType) -> Path | None:
 
 @dataclass
 class Packer:
-    """Packs modules for several launches: again only where a file has changed.
+    """A packer of modules for several launches, which packs again only if a file has changed.
 
     Attributes:
-        sources: of the modules, for `roots_of`.
+        sources: the imports of the modules, for `roots_of`.
     """
 
     sources: Sources = field(default_factory=Sources)
     _last: tuple[object, PackedModules] | None = None
 
     def pack(self, roots: Sequence[Root | Path]) -> PackedModules:
-        """As `pack_modules`; a file has changed if its time, its size or its mode has."""
+        """Pack as `pack_modules` does; a file has changed if its time, size, inode or mode has."""
         found = [_found(root if isinstance(root, Root) else Root(root)) for root in roots]
         state = [(one.warnings, [file.state for file in one.files]) for one in found]
         last = self._last
@@ -201,19 +203,21 @@ class Packer:
 
 
 def pack_modules(roots: Sequence[Root | Path]) -> PackedModules:
-    """The modules below each root, every file of the packages among them, and all named parts.
+    """Pack the modules below each root, every file of the packages among them, and named parts.
 
-    Hidden directories, virtual environments, caches and this hopsgpu itself are left out. Of a root
-    that holds more than 5,000 entries or 20 MiB only the modules at its top are taken, and the
-    parts that are named; of a part that is so large itself its modules without other files, or
-    nothing. A warning tells.
+    Hidden directories, virtual environments, caches and this hopsgpu itself are left out. If a root
+    has more than 20 MiB of modules and packages, only its modules are packed, without other files.
+    If it has more than 5,000 entries, or its modules alone exceed 20 MiB, only the modules at its
+    top level are packed. A root with `expected=False` is then not packed at all. Named parts are
+    packed in each case; if a part exceeds these limits itself, only its modules are packed, without
+    other files, or nothing. A warning says so.
     """
     return Packer().pack(roots)
 
 
 @dataclass(frozen=True)
 class _Found:
-    """What of a root is to be packed, and what a person should know of what is not."""
+    """The files of a root to pack, and warnings for the user about what is not packed."""
 
     files: tuple[File, ...]
     warnings: tuple[str, ...]
@@ -237,7 +241,7 @@ def _found(root: Root) -> _Found:
 
 
 def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
-    """The modules of a root with the files of its packages, or those at its top alone."""
+    """Return a root's modules with the files of its packages; fewer if the root is too large."""
     there = files_below(path, "", most=MOST_ENTRIES)
     if there is not None:
         packages = {file.name.rpartition("/")[0] for file in there if is_package(file)}
@@ -263,13 +267,13 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
 
 
 def _of_part(part: Part, warnings: list[str]) -> list[File]:
-    """All files of a part; its modules alone where they are too many, or nothing."""
+    """Return all files of a part; only its modules if the files are too many, or nothing."""
     there = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
     if there is not None and _is_small(there):
         return there
     where = printable(part.path)
     if any(part.path.parent.glob("*.dist-info")):
-        # Where pip has installed: a part of such a package would be in the way of a whole one.
+        # pip has installed packages here: a part of such a package would shadow a whole one.
         warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
         return []
     modules = [file for file in there or () if file.is_module]
@@ -299,7 +303,7 @@ def _packed(found: Sequence[_Found]) -> PackedModules:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for number, files in enumerate(taken):
             for file in files:
-                # A fixed time keeps equal modules equal bytes.
+                # With a fixed time, equal modules give equal bytes.
                 entry = zipfile.ZipInfo(f"{number}/{file.name}")
                 entry.external_attr = (stat.S_IFREG | (0o755 if file.may_run else 0o644)) << 16
                 try:

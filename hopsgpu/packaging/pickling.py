@@ -1,13 +1,13 @@
-"""The user's function as bytes, and the name of what keeps it from being pickled.
+"""Pickling of the user's function, and errors that name what cannot be pickled.
 
-A call is one or more parts, of which later ones add keyword arguments. A part is a head (plain
-data: what `__main__` is, and sources), and then pickles that share a memo:
+A call is one or more parts; later parts add keyword arguments. A part is a head (plain data: what
+`__main__` is, and sources), and then pickles that share a memo:
 
-    {name: value} …, None     what is to be in `__main__` first
+    {name: value} …, None     what must be in `__main__` first
     (function, args, kwargs)
-    {name: value} …, None     what else of `__main__` was met in these
+    {name: value} …, None     what else of `__main__` the pickler met in these
 
-`mainmodule` loads them.
+`main_module` loads them.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _NAME = re.compile(r"[^\W\d]\w*")
 
 
 class _CallPickler(ReducingPickler):
-    """Pickles for ranks: functions of `__main__` share its namespace there too.
+    """A pickler for ranks: functions of `__main__` share the namespace of `__main__` there too.
 
     Attributes:
-        met: what of `__main__` was pickled by value, by the names that it has there.
-        classes: names of its classes among them, and of classes below these.
-        files: in which code stands that was pickled by value.
+        met: what was pickled by value from `__main__`, by the names that it has there.
+        classes: the classes of `__main__` among them, and classes inside these, by qualified name.
+        files: files with code that was pickled by value.
 
     Args:
-        file: that is written.
+        file: the file to write.
         main: the namespace of `__main__`.
         noted: notes the modules that the pickle and its code import.
     """
@@ -93,15 +93,16 @@ class _CallPickler(ReducingPickler):
             self._meet(function.__qualname__, function)
 
     def _meet(self, name: str, value: object) -> None:
-        """Notes what `__main__` has by a name; of what is in a class, the class."""
+        """Note what `__main__` has under a name; for something inside a class, note the class."""
         if resolved(name, self._main) is value:
             first = name.partition(".")[0]
             self.met[first] = self._main[first]
 
     def _meet_annotations(self, cls: type) -> None:
-        """Notes what texts among a class's annotations name, as `typing.get_type_hints` wants it.
+        """Note what the texts among a class's annotations name, for `typing.get_type_hints`.
 
-        Nothing that is not imported in each rank anyway.
+        Only modules and objects of the standard library, which every rank can import anyway, and
+        classes of `__main__` are noted.
         """
         for annotation in vars(cls).get("__annotations__", {}).values():
             if isinstance(annotation, str):
@@ -111,7 +112,7 @@ class _CallPickler(ReducingPickler):
                         self.met[name] = value
 
     def _reduce_code(self, code: CodeType) -> Any:
-        """As cloudpickle has it, with the file's name, which it leaves out."""
+        """Reduce code as cloudpickle does, but keep the file's name, which cloudpickle omits."""
         self.files[code.co_filename] = None
         kind, args = internals._code_reduce(code)
         return kind, tuple(code.co_filename if one == "<dynamic-code>" else one for one in args)
@@ -137,14 +138,14 @@ def pickle_call(
     *,
     noted: Noted | None = None,
 ) -> bytes:
-    """A call with a function, its arguments, and what of `__main__` it needs.
+    """Return a call as bytes: a function, its arguments, and what it needs of `__main__`.
 
-    Functions and classes of `__main__` travel by value; those of modules by name.
+    Functions and classes of `__main__` are pickled by value; those of modules by name.
 
     Args:
-        function: the user's; None where another call comes first, to which this is added.
-        args: for it.
-        kwargs: for it.
+        function: the user's function; None if this call is added to another one that comes first.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         noted: notes the modules that the pickle and its code import.
 
     Raises:
@@ -172,11 +173,11 @@ def pickle_call(
 
 
 def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
-    """What a rank returns, for the driver.
+    """Return what a rank returns as bytes, for the driver.
 
     Args:
-        value: it.
-        names: what came from the driver's `__main__`.
+        value: the value that the rank returns.
+        names: what came from the driver's `__main__`, by name.
     """
     buffer = io.BytesIO()
     ValuePickler(buffer, names).dump(value)
@@ -184,10 +185,10 @@ def pickle_value(value: object, names: Mapping[str, Any]) -> bytes:
 
 
 def pickle_code(function: Callable[..., Any]) -> bytes:
-    """Bytes that are the same in each session for the same function; they are not to be loaded.
+    """Return bytes that are the same in each session for the same function; never load them.
 
     Raises:
-        ConfigError: it cannot be pickled; the message names the attribute.
+        ConfigError: the function cannot be pickled; the message names the attribute.
     """
     buffer = io.BytesIO()
     try:
@@ -200,7 +201,7 @@ def pickle_code(function: Callable[..., Any]) -> bytes:
 
 
 def _dump_definitions(pickler: _CallPickler, names: Mapping[str, Any], told: set[str]) -> set[str]:
-    """Dumps names of `__main__`, and those that are met meanwhile; gives all that were dumped."""
+    """Dump names of `__main__`, and those met meanwhile; return all names that were dumped."""
     told = set(told)
     while new := {name: value for name, value in names.items() if name not in told}:
         pickler.dump(new)
@@ -211,10 +212,10 @@ def _dump_definitions(pickler: _CallPickler, names: Mapping[str, Any], told: set
 
 
 def _namespace_of(function: Any) -> Mapping[str, Any]:
-    """The namespace of `__main__`: the function's, if it is of it.
+    """Return the namespace of `__main__`: the function's, if the function belongs to `__main__`.
 
-    Where notebooks and consoles run code in a namespace of their own, `sys.modules` may have
-    another one.
+    If a notebook or console runs code in a namespace of its own, `sys.modules` may have another
+    one.
     """
     inner = _unwrapped(function)
     own = inner.__globals__ if isinstance(inner, FunctionType) else {}
@@ -224,9 +225,9 @@ def _namespace_of(function: Any) -> Mapping[str, Any]:
 def _definitions(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], main: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What of `__main__` a call refers to, as far as that is seen at once.
+    """Return what a call refers to in `__main__`, as far as that is visible at once.
 
-    It comes before the arguments, so that processes that a rank spawns need not load these.
+    It comes before the arguments, so that processes that a rank spawns need not load the arguments.
     """
     inner = _unwrapped(function)
     found: list[Any] = [inner, *map(type, (inner, *args, *kwargs.values()))]
@@ -248,7 +249,7 @@ def _unwrapped(function: Any) -> Any:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """A readable name of any callable."""
+    """Return a readable name of any callable."""
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__qualname__", type(function).__name__))
@@ -261,7 +262,7 @@ def _refused(
     main: Mapping[str, Any],
     error: Exception,
 ) -> ConfigError:
-    """The error of a call that cannot be pickled, which names the culprit."""
+    """Return the error for a call that cannot be pickled; it names the culprit."""
 
     def travels(value: object) -> bool:
         try:

@@ -1,8 +1,8 @@
-"""What a function's code tells ahead: which packages it will import, which variables it will set.
+"""Predictions from a function's code: the packages it will import, the variables it will set.
 
-A fork server imports those of the packages that are known to be slow. Found without importing or
-running anything: in the bytecode of the function and of what it refers to, and in the sources of
-the user's modules that these import.
+A fork server imports those of the packages that are known to be slow. Nothing is imported or run to
+predict them: they are in the bytecode of the function and of what it refers to, and in the sources
+of the user's modules that these import.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hopsgpu.packaging.import_scan import (
 )
 from hopsgpu.packaging.modules import PackedModules
 
-# Slow to import, and known to compute nothing and to touch no GPU when they are.
+# Packages that are slow to import, and known to compute nothing and touch no GPU meanwhile.
 PRELOADABLE = (
     "torch",
     "torchvision",
@@ -52,26 +52,26 @@ PRELOADABLE = (
     "optuna",
     "pytest",
 )
-# Of these the modules below too, which are as slow and as harmless.
+# Packages whose submodules are imported ahead too, as they are as slow and as harmless.
 _WHOLE = ("transformers", "scipy", "pandas", "sklearn", "matplotlib", "pyspark", "optuna")
-# A function that imports one of these trains with torch, whether it names it or not.
+# A function that imports one of these trains with torch, whether it names torch or not.
 _ON_TORCH = frozenset(
     {"torchvision", "lightning", "pytorch_lightning", "accelerate", "transformers"}
 )
 _FRAMEWORKS = ("torch", "tensorflow", "jax")
-# A function that refers to more than this is not followed to the end.
+# The references of a function are not followed beyond this number of objects.
 _MOST_OBJECTS = 10_000
 # Sources are read once for all launches of a held gang.
 _MOST_SOURCES = 4096
 
 
 class Foreseen(NamedTuple):
-    """What a function's code tells before it runs.
+    """What a function's code shows before it runs.
 
     Attributes:
         imports: the packages of `PRELOADABLE` that it will import, in that order, and then dotted
-            names of what may be a module in one of them, or an attribute of one. None where it
-            sets variables that frameworks read while they are imported.
+            names of what may be a module in one of them, or an attribute of one. Empty if it sets
+            variables that frameworks read while they are imported.
         sets: the environment variables that it sets.
     """
 
@@ -80,35 +80,35 @@ class Foreseen(NamedTuple):
 
     @property
     def has_own_master(self) -> bool:
-        """Whether it has ranks meet at an address of its own."""
+        """Return whether it makes ranks meet at its own address."""
         return code_variables.has_own_master(self.sets)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know of it."""
+        """Return warnings for the user about it."""
         return code_variables.warnings(self.sets)
 
     def environment(self, driver: Mapping[str, str]) -> dict[str, str]:
-        """Variables that its ranks have beside the user's `env_vars`, which win over them.
+        """Return variables that its ranks get; the user's `env_vars` override them.
 
         Args:
-            driver: the driver's own.
+            driver: the driver's own variables.
         """
         return {**code_variables.carried(driver), **code_variables.environment(self.sets)}
 
 
 def foresee(function: Callable[..., Any], modules: PackedModules) -> Foreseen:
-    """What a function will import and set.
+    """Return what a function will import and set.
 
-    It counts wherever it stands in the function, in what it refers to (globals, closures,
-    defaults, what it decorates) and in the user's modules that are imported on the way, but for
-    those under `if TYPE_CHECKING`. Of the modules in which these objects stand only what runs at
-    their import counts: other functions there are not called. A name that only running the code
-    would tell is not found: then an import takes its time in the rank.
+    An import or assignment counts wherever it stands in the function, in what the function refers
+    to (globals, closures, defaults, a function that it decorates) and in the user's modules that
+    are imported on the way, except under `if TYPE_CHECKING`. Of the modules that contain these
+    objects only what runs at import counts: their other functions are not called. A name that only
+    execution would reveal is not found: then the import takes its time in the rank.
 
     Args:
-        function: the user's.
-        modules: the user's own.
+        function: the user's function.
+        modules: the user's modules.
     """
     reached = _reached(function, modules)
     sets = set(reached.sets)
@@ -120,7 +120,7 @@ def foresee(function: Callable[..., Any], modules: PackedModules) -> Foreseen:
 
 
 class _Reached(NamedTuple):
-    """What a function comes by: modules, the user's sources, and what its functions set."""
+    """What a function reaches: modules, the user's sources, and variables its functions set."""
 
     modules: set[_Module]
     sources: Mapping[str, tuple[str, bool]]
@@ -151,7 +151,7 @@ def _preloads(reached: _Reached) -> tuple[str, ...]:
     firsts = {module.name.partition(".")[0] for module in met}
     if firsts & _ON_TORCH:
         firsts.add("torch")
-    # A module of the user's own that has a known name may do anything when it is imported.
+    # A user's module with a known name may do anything when it is imported.
     packages = [package for package in PRELOADABLE if package in firsts - own]
     below = {module.name for module in met if "." in module.name}
     whole = set(packages).intersection(_WHOLE)
@@ -159,16 +159,17 @@ def _preloads(reached: _Reached) -> tuple[str, ...]:
 
 
 def likely_preloads() -> tuple[str, ...]:
-    """What a function that is not known yet will probably import.
+    """Return what a function that is not known yet will probably import.
 
-    The frameworks that this process has imported, else the first one that is installed here.
+    These are the frameworks that this process has imported, else the first one that is installed
+    here.
     """
     imported = tuple(name for name in _FRAMEWORKS if name in sys.modules)
     return imported or tuple(name for name in _FRAMEWORKS if find_spec(name) is not None)[:1]
 
 
 class _Module(NamedTuple):
-    """A module that will be imported; `all` where any of its functions may be called."""
+    """A module that will be imported; with `all`, any of its functions may be called."""
 
     name: str
     all: bool
@@ -176,7 +177,7 @@ class _Module(NamedTuple):
 
 @functools.lru_cache(maxsize=1)
 def _sources(archive: bytes) -> Mapping[str, tuple[str, bool]]:
-    """Source, and whether it is a package's, of each module by its dotted name."""
+    """Return each module's source, and whether the module is a package, by dotted name."""
     found: dict[str, tuple[str, bool]] = {}
     with zipfile.ZipFile(io.BytesIO(archive)) as zipped:
         for entry in zipped.namelist():
@@ -200,19 +201,19 @@ def _set_by_source(source: str, functions: bool) -> tuple[Setting, ...]:
 
 
 def _imports_of(function: object, own: set[str], sets: set[Setting]) -> Iterator[_Module]:
-    """Modules that a function, or what it refers to, belongs to or imports.
+    """Yield the modules that a function, or what it refers to, belongs to or imports.
 
     Args:
-        function: the user's.
+        function: the user's function.
         own: top-level names of the user's modules.
-        sets: environment variables that these functions set are added to it.
+        sets: the set to which environment variables that these functions set are added.
     """
     pending, met = [function], dict[int, object]()
     while pending and len(met) < _MOST_OBJECTS:
         value = pending.pop()
         if id(value) in met:
             continue
-        # Kept, or its number could be another's next.
+        # Keep the object, or a later one could get its id.
         met[id(value)] = value
         if isinstance(value, ModuleType):
             yield _Module(value.__name__, False)
@@ -233,7 +234,7 @@ def _imports_of(function: object, own: set[str], sets: set[Setting]) -> Iterator
 
 
 def _parts(value: object) -> Iterator[object]:
-    """What stands behind a callable that is no plain function, and its type."""
+    """Yield a value's type, and what the value wraps if it is a callable but no plain function."""
     yield type(value)
     if isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
@@ -248,7 +249,7 @@ def _parts(value: object) -> Iterator[object]:
 
 
 def _home(function: object) -> str:
-    """The top-level package of a function, whatever it is wrapped in."""
+    """Return the top-level package of a function, also of one inside `functools.partial`."""
     while isinstance(function, functools.partial):
         function = function.func
     module = getattr(function, "__module__", None) or type(function).__module__
@@ -256,7 +257,7 @@ def _home(function: object) -> str:
 
 
 def _first(module: object) -> str:
-    """The top-level package of a module's name."""
+    """Return the top-level package in a module's name."""
     return str(module).partition(".")[0]
 
 
@@ -279,6 +280,6 @@ def _referred_to(function: FunctionType, own: set[str]) -> Iterator[object]:
         met.append(known)
         for name in sorted(names & known.keys()):
             yield known[name]
-            # What is called by way of a module of the user's.
+            # The function may reach these names through a user's module.
             if isinstance(value := known[name], ModuleType) and _first(value.__name__) in own:
                 pending.append(vars(value))

@@ -1,4 +1,4 @@
-"""Where a model comes from: its code by a digest, and the parameters that it was called with."""
+"""The provenance of a model: a digest of its code, and the parameters of the call."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ class Provenance:
     """A launch's code and parameters.
 
     Attributes:
-        code_digest: "sha256:" with that of the pickled function, without its arguments, and of
-            the names and contents of the user's modules that it takes along. The same code in
-            the same Python has the same one; functions that are pickled with what they close over
-            have that in it.
-        parameters: by name, as plain data: what JSON does not know is a text that tells its type,
-            long ones are cut, and texts under names that look secret are not shown.
+        code_digest: "sha256:" and the digest of the pickled function, without its arguments, and of
+            the names and contents of the user's modules that travel with it. The same code in the
+            same Python has the same digest; a function that is pickled with what it closes over has
+            that in its digest.
+        parameters: the parameters by name, as plain data. A value that JSON cannot represent
+            becomes a text with its type, long values are cut, and texts under names that look
+            secret are redacted.
     """
 
     code_digest: str = ""
@@ -48,7 +49,7 @@ def provenance_of(
     kwargs: Mapping[str, Any],
     modules: PackedModules,
 ) -> Provenance:
-    """What is to be known of a call later.
+    """Return the provenance of a call.
 
     Raises:
         ConfigError: the function cannot be pickled.
@@ -59,14 +60,14 @@ def provenance_of(
 
 
 def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
-    """As `Provenance.code_digest`.
+    """Return the digest that `Provenance.code_digest` describes.
 
     Raises:
         ConfigError: the function cannot be pickled.
     """
     digest = hashlib.sha256(pickle_code(function))
     if modules.archive:
-        # Not the archive itself, which has the files' times.
+        # Not the archive's own bytes, which also depend on compression and on files' modes.
         with zipfile.ZipFile(io.BytesIO(modules.archive)) as archive:
             for name in sorted(archive.namelist()):
                 digest.update(f"\0{name}\0".encode() + hashlib.sha256(archive.read(name)).digest())
@@ -76,10 +77,10 @@ def code_digest(function: Callable[..., Any], modules: PackedModules) -> str:
 def _named(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arguments by the names that the function has for them."""
+    """Return the arguments by the names that the function has for them."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return {**({"args": list(args)} if args else {}), **kwargs}
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
@@ -104,7 +105,7 @@ def _shown_mapping(given: Mapping[Any, Any], depth: int) -> dict[str, Any]:
 
 
 def _shown(value: Any, depth: int) -> Any:
-    """A value as JSON takes it."""
+    """Return a value as JSON can represent it."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, numbers.Integral):
@@ -126,7 +127,10 @@ def _shown(value: Any, depth: int) -> Any:
 
 
 def _described(value: Any) -> str:
-    """A text for what JSON does not know; an object's own repr may compute, and is not asked."""
+    """Return a text for a value that JSON cannot represent.
+
+    An object's own `__repr__` may compute, so it is not called.
+    """
     kind = type(value)
     if kind in _ATOMS:
         return reprlib.repr(value)

@@ -1,7 +1,7 @@
-"""A cloudpickle that takes more of what a script defines, and knows what belongs to `__main__`.
+"""Picklers that support more of what a script defines in `__main__` than cloudpickle does.
 
-cloudpickle pickles by their names what it does not know to be defined in `__main__`, which then no
-other process finds, or it gives a copy of what is compared by identity.
+cloudpickle pickles by name what it does not recognize as defined in `__main__`, and no other
+process then finds it; or it copies objects that are compared by identity.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _Reduced = tuple[Any, ...]
 
 
 def resolved(name: str, namespace: Mapping[str, Any]) -> object:
-    """What a qualified name stands for; None for nothing.
+    """Return what a qualified name refers to; None if it refers to nothing.
 
     Args:
-        name: as `__qualname__` has it.
-        namespace: of a module.
+        name: a name in the form of `__qualname__`.
+        namespace: namespace of a module.
     """
     first, *rest = name.split(".")
     value = namespace.get(first)
@@ -44,27 +44,27 @@ def resolved(name: str, namespace: Mapping[str, Any]) -> object:
 
 
 class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles what cloudpickle does, and what is listed in `_REDUCERS`."""
+    """A pickler of what cloudpickle pickles, and of what is listed in `_REDUCERS`."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         self._known: dict[type, Callable[[Any], Any] | None] = {}
 
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
-        """What reduces objects of a type; None where cloudpickle does."""
+        """Return what reduces objects of a type; None if cloudpickle reduces them."""
         if kind is _ALIAS:
             return functools.partial(_reduce_alias, {})
         return _reduce_of_spark if may_be_refused(kind) else _REDUCERS.get(kind)
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
-        """Called for each class that is pickled by value, with how."""
+        """Return how to pickle a class by value; called for each such class, with a proposal."""
         return reduced
 
     def function_by_value(self, function: FunctionType) -> None:
-        """Called for each function that is pickled by value."""
+        """Handle a function that is pickled by value; called for each such function."""
 
     def reducer_override(self, obj: Any) -> Any:
-        """As `pickle.Pickler` has it; called for each object but those of a few built-in types."""
+        """Reduce an object; `pickle.Pickler` calls this for all but a few built-in types."""
         kind = type(obj)
         try:
             reducer = self._known[kind]
@@ -79,7 +79,8 @@ class ReducingPickler(cloudpickle.Pickler):  # type: ignore[misc]
         if make is internals._make_skeleton_class:
             _, name, bases, namespace, *rest = args
             bases = _typed_dict_bases(obj) if _is_typed_dict(obj) else bases
-            # Without it a nested class is none, and pickle looks for it in the module.
+            # Without its qualified name a nested class would be a top-level one, and pickle would
+            # look for it in the module.
             namespace = {**namespace, "__qualname__": obj.__qualname__}
             args = (kind, name, bases, namespace, *rest)
             return self.class_by_value(obj, (make_class, args, *state))
@@ -105,10 +106,10 @@ def make_class(
     tracker: str | None,
     extra: Any,
 ) -> type:
-    """An empty class, whose members follow; as cloudpickle makes it.
+    """Create an empty class as cloudpickle does; its members follow.
 
-    A metaclass or an `__init_subclass__` that takes keywords of the class statement, which nobody
-    knows any more, is not called: what it has done to the class is among the members.
+    A metaclass or an `__init_subclass__` that requires keywords of the class statement, which
+    nobody knows any more, is not called: what it has done to the class is among the members.
     """
     make = internals._make_skeleton_class
     try:
@@ -121,7 +122,7 @@ def make_class(
             for maker in (metaclass, plain):
                 try:
                     made = maker.__new__(metaclass, name, resolved_bases, dict(namespace))
-                except TypeError:  # the metaclass takes keywords too: the first error tells more
+                except TypeError:  # the metaclass needs keywords too: the first error says more
                     continue
                 tracked: type = internals._lookup_class_or_track(tracker, made)
                 return tracked
@@ -130,7 +131,7 @@ def make_class(
 
 @contextlib.contextmanager
 def _without_hooks(bases: Iterable[type]) -> Iterator[None]:
-    """Has the `__init_subclass__` of classes, and of their bases, do nothing meanwhile."""
+    """Make the `__init_subclass__` of classes, and of their bases, do nothing meanwhile."""
     hooks = {
         cls: vars(cls)["__init_subclass__"]
         for base in bases
@@ -151,19 +152,19 @@ def _is_of_python(cls: type) -> bool:
 
 
 def _is_typed_dict(cls: type) -> bool:
-    # Of typing, or of typing_extensions, which has one of its own for older Pythons.
+    # The metaclass is that of typing, or that of typing_extensions for older Pythons.
     return type(cls).__name__ == "_TypedDictMeta"
 
 
 def _typed_dict_bases(cls: Any) -> tuple[Any, ...]:
-    """What a TypedDict is made from; its members have those of its bases."""
+    """Return the bases to create a TypedDict with; its members include those of its bases."""
     bases = vars(cls).get("__orig_bases__", ())
     typed_dict = sys.modules[type(cls).__module__].TypedDict
     return (typed_dict, *(b for b in bases if typing.get_origin(b) is typing.Generic))
 
 
 def _is_importable(value: Any) -> bool:
-    """Whether pickle's reference by name is found elsewhere, as cloudpickle has it of functions."""
+    """Return whether other processes find an object by name, as cloudpickle checks functions."""
     module = sys.modules.get(value.__module__)
     if module is None or value.__module__ == MAIN:
         return False
@@ -186,7 +187,7 @@ def _reduce_cache(cache: Any) -> _Reduced:
 
 
 def make_cache(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
-    """As `functools.lru_cache` makes it, and empty."""
+    """Return a function with an empty cache, as `functools.lru_cache` makes it."""
     return functools.lru_cache(**parameters)(function)
 
 
@@ -197,7 +198,7 @@ def _reduce_cached_property(value: functools.cached_property[Any]) -> _Reduced:
 def make_cached_property(
     function: Callable[[Any], Any], name: str | None
 ) -> functools.cached_property[Any]:
-    """A `functools.cached_property` of a class that is made already."""
+    """Return a `functools.cached_property` for a class that exists already."""
     made = functools.cached_property(function)
     if name is not None:
         made.__set_name__(object, name)
@@ -211,12 +212,12 @@ _DISPATCHER = functools.singledispatch(lambda value: value).__code__  # type: ig
 def _reduce_dispatcher(function: Any) -> _Reduced:
     registry = dict(function.registry)
     default = registry.pop(object)
-    # Later: they refer to the function that is made here.
+    # The implementations come later, because they refer to the function that is made here.
     return functools.singledispatch, (default,), list(registry.items()), None, None, register_all
 
 
 def register_all(function: Any, implementations: Iterable[tuple[type, Any]]) -> None:
-    """Registers implementations of a function made by `functools.singledispatch`."""
+    """Register implementations of a function that `functools.singledispatch` has made."""
     for kind, implementation in implementations:
         function.register(kind, implementation)
 
@@ -231,7 +232,7 @@ def _reduce_new_type(value: Any) -> _Reduced:
 
 
 def make_new_type(name: str, qualname: str, module: str) -> Any:
-    """A `typing.NewType`, whose supertype follows."""
+    """Return a `typing.NewType`, whose supertype follows."""
     kind: Any = typing.NewType
     made = kind(name, object)
     made.__qualname__, made.__module__ = qualname, module
@@ -254,17 +255,17 @@ def _reduce_type_var_tuple(value: Any) -> _Reduced:
 
 
 def make_parameter(kind: Any, name: str, module: str, given: Mapping[str, Any]) -> Any:
-    """A `typing.ParamSpec` or `typing.TypeVarTuple`."""
+    """Return a `typing.ParamSpec` or `typing.TypeVarTuple`."""
     made = kind(name, **given)
     made.__module__ = module
     return made
 
 
 def _reduce_alias(held: dict[int, list[Any]], value: Any) -> Any:
-    """Of a `type` statement, which may name what it makes.
+    """Reduce what a `type` statement made, which may refer to itself.
 
     Args:
-        held: the values of those that were met, by their identities.
+        held: values of the aliases met so far, by the aliases' identities.
         value: what the statement made.
     """
     if _is_importable(value):
@@ -274,16 +275,17 @@ def _reduce_alias(held: dict[int, list[Any]], value: Any) -> Any:
 
 
 def make_alias(name: str, module: str, held: list[Any], parameters: tuple[Any, ...]) -> Any:
-    """What a `type` statement makes.
+    """Return what a `type` statement makes.
 
     Args:
-        name, module: of it.
-        held: its value, which may be there later; but with parameters, at once.
-        parameters: as of generic classes.
+        name, module: those of the alias.
+        held: a list with its value. The value may be added later; but with parameters it is read at
+            once, and a forward reference replaces a value that is missing.
+        parameters: type parameters, as of generic classes.
     """
     scope: dict[str, Any] = {"__name__": module, "_held": held}
     if not parameters:
-        exec(f"type {name} = _held[0]", scope)  # it is the user's own code that has this name
+        exec(f"type {name} = _held[0]", scope)  # the name comes from the user's own code
         return scope[name]
     value = held[0] if held else typing.ForwardRef(name)
     scope |= {"_make": _ALIAS, "_given": (name, value), "_parameters": parameters}
@@ -292,11 +294,11 @@ def make_alias(name: str, module: str, held: list[Any], parameters: tuple[Any, .
 
 
 def _by_name(module: types.ModuleType, name: str) -> tuple[type, Callable[[Any], _Reduced]]:
-    """The type of a module's only object of it, and what refers to that."""
+    """Return the type of a module's singleton, and a reducer that refers to it by name."""
     return type(getattr(module, name)), lambda _: (getattr, (module, name))
 
 
-# From Python 3.12 on.
+# Exists from Python 3.12 on.
 _ALIAS: type | None = vars(typing).get("TypeAliasType")
 _REDUCERS: Mapping[type, Callable[[Any], Any]] = {
     type(functools.lru_cache(lambda: None)): _reduce_cache,
@@ -311,10 +313,10 @@ _REDUCERS: Mapping[type, Callable[[Any], Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class BroadcastValue:
-    """What a rank has of a broadcast variable of Spark.
+    """What a rank gets in place of a broadcast variable of Spark.
 
     Attributes:
-        value: as of `pyspark.Broadcast`.
+        value: the same as in `pyspark.Broadcast`.
     """
 
     value: Any
@@ -325,13 +327,13 @@ def _reduce_of_spark(value: Any) -> Any:
 
 
 class DigestPickler(ReducingPickler):
-    """Gives equal bytes in each session for the same code."""
+    """A pickler that gives equal bytes for the same code in every session."""
 
     def reducer_of(self, kind: type) -> Callable[[Any], Any] | None:
         return _reduce_type_variable if kind is typing.TypeVar else super().reducer_of(kind)
 
     def class_by_value(self, cls: type, reduced: _Reduced) -> _Reduced:
-        # A number that is new in each process.
+        # The tracker is left out: it is a new number in each process.
         make, (*args, _tracker, extra), *state = reduced
         return make, (*args, None, extra), *state
 
@@ -344,11 +346,11 @@ def _reduce_type_variable(value: Any) -> Any:
 
 
 class ValuePickler(ReducingPickler):
-    """Pickles what a rank returns: classes of the driver's `__main__` are the driver's again.
+    """A pickler of what a rank returns: the driver gets classes of its own `__main__` back.
 
     Args:
-        file: that is written.
-        names: what came from the driver's `__main__`, by its names.
+        file: the file to write.
+        names: what came from the driver's `__main__`, by its names there.
     """
 
     def __init__(self, file: Any, names: Mapping[str, Any]) -> None:
@@ -362,14 +364,15 @@ class ValuePickler(ReducingPickler):
 
 
 def class_of_driver(tracker: str, name: str) -> type:
-    """The class that this process has sent to the rank.
+    """Return the class that this process has sent to the rank.
 
     Args:
-        tracker: cloudpickle's number of it.
-        name: its qualified name in `__main__`, for where it is gone: a cell was run again, say.
+        tracker: cloudpickle's tracking id of the class.
+        name: its qualified name in `__main__`, used if the class itself is gone, for example
+            because a cell was run again.
 
     Raises:
-        AttributeError: there is none of that name either.
+        AttributeError: there is no class of that name either.
     """
     sent = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     found = resolved(name, vars(sys.modules[MAIN])) if sent is None else sent
@@ -379,5 +382,5 @@ def class_of_driver(tracker: str, name: str) -> type:
 
 
 def reduce_singleton(value: Any) -> _Reduced:
-    """An object of `__main__` whose own `__reduce__` gives but its name."""
+    """Reduce an object of `__main__` whose own `__reduce__` returns only its name."""
     return copyreg.__newobj__, (type(value),), getattr(value, "__dict__", None) or None  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Sources of scripts and notebooks where these are not: in ranks, and in tracebacks from there."""
+"""Sources of scripts and notebooks where their files are missing: in ranks and their tracebacks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
-# As Python's own tracebacks have it, and as faulthandler does.
+# A frame in the format of Python's own tracebacks, and of faulthandler's.
 _FRAME = re.compile(r'  File "(.+)", line (\d+),? in .+')
-# Characters of all sources of a call; what is over is left out.
+# Largest number of characters of all sources of a call; a source beyond it is left out.
 MOST_SOURCES = 4 * 2**20
 _MAIN = "__main__"
 
@@ -21,13 +21,13 @@ _MAIN = "__main__"
 def sources_of(
     files: Iterable[str], classes: Mapping[str, type], main: Mapping[str, Any]
 ) -> dict[str, str]:
-    """The sources of what travels by value, by the names of their files.
+    """Return the sources of what travels by value, by the names of their files.
 
-    Those of Python and of installed packages are left out.
+    Sources of Python and of installed packages are left out.
 
     Args:
-        files: in which its code stands.
-        classes: of `__main__` that travel by value, by their qualified names.
+        files: files that contain the code.
+        classes: classes of `__main__` that travel by value, by their qualified names.
         main: the namespace of `__main__`.
     """
     wanted = dict.fromkeys(files)
@@ -52,37 +52,39 @@ def sources_of(
 
 
 def add_sources(sources: Mapping[str, str], has_file: bool) -> None:
-    """Has `linecache`, and with it `inspect`, know sources of which there are no files here.
+    """Give `linecache`, and with it `inspect`, sources whose files are not here.
 
     Args:
-        sources: by the names of their files.
+        sources: sources by the names of their files.
         has_file: whether `__main__` has a file, in which `inspect` looks for its classes.
     """
     for file, source in sources.items():
-        # Without a time, so that none looks whether the file has changed.
+        # Without a time, so that `linecache` does not check whether the file has changed.
         linecache.cache[file] = (len(source), None, io.StringIO(source).readlines(), file)
     if sources and not has_file:
         _find_classes_in([*sources][::-1])
 
 
 class ScriptLoader:
-    """As `__loader__` of `__main__`: gives the script's source where there is no file of it.
+    """A `__loader__` of `__main__` that returns the script's source if its file is not here.
 
-    AutoGraph, say, has `linecache` forget a script's lines and look for them again.
+    It is needed because AutoGraph, for example, makes `linecache` forget a script's lines and look
+    for them again.
     """
 
     def __init__(self, source: str) -> None:
         self._source = source
 
     def get_source(self, name: str) -> str:
-        """As PEP 302 has it."""
+        """Return the source, as PEP 302 specifies."""
         return self._source
 
 
 def _find_classes_in(files: list[str]) -> None:
-    """Has `inspect` find the classes of a notebook, whose `__main__` has no file.
+    """Make `inspect` find the classes of a notebook, whose `__main__` has no file.
 
-    It looks for a function in the file that its code names, but for a class in its module's.
+    `inspect` looks for a function in the file that its code names, but for a class in the file of
+    its module.
     """
     find: Any = inspect.getfile
 
@@ -101,12 +103,14 @@ def _find_classes_in(files: list[str]) -> None:
 
 
 def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
-    """The file in which a class stands: its functions', or one of these that defines such a class.
+    """Return the file that defines a class, or None.
+
+    It is the file of the class's functions, or one of `files` that defines a class of this name.
 
     Args:
-        name: qualified.
+        name: qualified name of the class.
         cls: the class.
-        files: that `linecache` knows, the likeliest first.
+        files: files that `linecache` knows, the likeliest first.
     """
     for member in vars(cls).values():
         if isinstance(member, (staticmethod, classmethod)):
@@ -116,7 +120,7 @@ def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
         while isinstance(member, FunctionType) and hasattr(member, "__wrapped__"):
             member = member.__wrapped__
         if isinstance(member, FunctionType) and member.__qualname__.startswith(f"{name}."):
-            # Not "<string>", of which dataclasses make theirs.
+            # Not "<string>", the file of functions that dataclasses generate.
             file = member.__code__.co_filename
             if file in files:
                 return file
@@ -128,13 +132,13 @@ def _file_of(name: str, cls: type, files: Sequence[str]) -> str | None:
 
 
 def with_sources(traceback: str) -> str:
-    """A traceback with the lines of source that it lacks, as far as they are known here.
+    """Return a traceback with the source lines that it lacks, as far as they are known here.
 
-    On a node there is no script and no notebook, of which a rank could show lines. Here they are,
-    cells too: IPython has `linecache` know them.
+    A node has neither the script nor the notebook, so a rank cannot show their lines. They are
+    known here, those of cells too: IPython adds cells to `linecache`.
 
     Args:
-        traceback: as Python's module of that name formats it, or as faulthandler does.
+        traceback: a traceback in the format of Python's module of that name, or of faulthandler.
     """
     lines = traceback.splitlines()
     shown = []

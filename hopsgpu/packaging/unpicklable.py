@@ -1,4 +1,4 @@
-"""What cannot travel to ranks: by which name the function refers to it, and what to do instead."""
+"""Values that cannot travel to ranks: how the function refers to them, and what to do instead."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-# Nested deeper than this, the culprit is named by the path so far.
+# A culprit that is nested deeper than this is named by the path so far.
 _DEEPEST = 12
 
 _SESSION = (
@@ -15,7 +15,7 @@ _SESSION = (
     " pass the result in args or kwargs"
 )
 _UDF, _UDFS = "UserDefinedFunction", "pyspark.sql.udf"
-# By the name of a class of pyspark, in the order in which they are looked for.
+# Advice by the name of a class of pyspark.
 _OF_SPARK = {
     "SparkSession": _SESSION,
     "SparkContext": _SESSION,
@@ -31,7 +31,7 @@ _OF_SPARK = {
     _UDF: "Ranks have no Spark. Call the Python function that it was made from, which is its .func",
 }
 _OF_JVM = "It lives in the driver's JVM. Collect first what the ranks need of it"
-# By module and name of a class, or of one of its bases.
+# Advice by module and name of a class, or of one of its bases.
 _ADVICE = {
     "_thread.lock": "It belongs to this process. Create it inside the function",
     "_thread.RLock": "It belongs to this process. Create it inside the function",
@@ -51,14 +51,14 @@ _DEFAULT_ADVICE = "Create it inside the function, or pass what it is made from i
 
 
 class Refused(Exception):
-    """Raised by a pickler that meets what must not travel, though it might pickle."""
+    """The error of a pickler that meets what must not travel, even if it could be pickled."""
 
 
 def refusal_of(value: object) -> tuple[str, str] | None:
-    """What a value of Spark is, and what to do instead of sending it; None of what may travel."""
+    """Return what a value of Spark is, and what to do instead of sending it; None if it travels."""
     kind = type(value)
     if isinstance(value, types.FunctionType) and value.__globals__.get("__name__") == _UDFS:
-        # Made by @udf, around an object of the class.
+        # A function that @udf made around an object of the class.
         return (_UDF, _OF_SPARK[_UDF]) if hasattr(value, "func") else None
     if not may_be_refused(kind):
         return None
@@ -76,20 +76,20 @@ def refusal_of(value: object) -> tuple[str, str] | None:
 
 
 def may_be_refused(kind: type) -> bool:
-    """Whether `refusal_of` may be said of some values of a type."""
+    """Return whether `refusal_of` may refuse some values of a type."""
     return any(_package(cls) in ("pyspark", "py4j") for cls in kind.__mro__)
 
 
 def is_broadcast(kind: type) -> bool:
-    """Whether a type is Spark's of broadcast variables, whose values travel."""
+    """Return whether a type is that of Spark's broadcast variables, whose values travel."""
     return kind.__name__ == "Broadcast" and _package(kind) == "pyspark"
 
 
 def refuse(value: object) -> Any:
-    """As a reducer: refuses what must not travel, and leaves the rest to others.
+    """Refuse what must not travel, as a reducer; leave the rest to other reducers.
 
     Raises:
-        Refused: it must not.
+        Refused: the value must not travel.
     """
     if (refusal := refusal_of(value)) is not None:
         raise Refused(f"{article(refusal[0])} {refusal[0]} cannot travel")
@@ -97,7 +97,7 @@ def refuse(value: object) -> Any:
 
 
 def is_wrapper(value: object) -> bool:
-    """Whether a decorator of another module has made a function, or what stands for it."""
+    """Return whether another module's decorator made a value: a function, or a stand-in for one."""
     inner = getattr(value, "__wrapped__", None)
     if not isinstance(inner, types.FunctionType):
         return False
@@ -105,7 +105,7 @@ def is_wrapper(value: object) -> bool:
 
 
 def described(value: Any) -> str:
-    """What a value is, in words."""
+    """Return what a value is, in words."""
     if is_wrapper(value):
         by = value.__globals__.get("__name__") if hasattr(value, "__globals__") else None
         return f"a function decorated by {by or _name_of(type(value))}"
@@ -116,7 +116,7 @@ def described(value: Any) -> str:
 
 
 def advice_on(value: object) -> str:
-    """What to do instead of sending what cannot be pickled."""
+    """Return what to do instead of sending a value that cannot be pickled."""
     if is_wrapper(value):
         return "Decorate it inside the function"
     return _advice_of(type(value)) or _DEFAULT_ADVICE
@@ -128,7 +128,7 @@ def _advice_of(kind: type) -> str | None:
 
 
 def article(name: str) -> str:
-    """The indefinite article of the name of a class."""
+    """Return the indefinite article for the name of a class."""
     return "an" if name[0] in "AEIOaeio" or name.startswith("RDD") else "a"
 
 
@@ -143,19 +143,19 @@ def _name_of(kind: type) -> str:
 
 
 class Search:
-    """Looks for the innermost part of a value that cannot travel.
+    """A search for the innermost part of a value that cannot travel.
 
     Args:
-        travels: whether a value does.
+        travels: says whether a value travels.
     """
 
     def __init__(self, travels: Callable[[object], bool]) -> None:
         self._travels = travels
-        # Kept, or an identity could be another's next.
+        # Keeps the objects, or a later one could get the id of an earlier one.
         self._met: dict[int, object] = {}
 
     def culprit(self, value: object, path: str, depth: int = 0) -> tuple[str, object] | None:
-        """The part and the path to it, in words; None where nothing keeps it from travelling."""
+        """Return the path to the part, in words, and the part; None if everything travels."""
         if id(value) in self._met:
             return None
         self._met[id(value)] = value
@@ -188,7 +188,7 @@ def _parts(value: Any, path: str) -> Iterator[tuple[str, object]]:
         yield f"{path}.__self__", value.__self__
         yield from _parts(value.__func__, path)
     elif is_wrapper(value):
-        # What a decorator of a package has to itself tells nobody anything.
+        # What else a package's decorator holds tells the user nothing.
         yield path, value.__wrapped__
     elif hasattr(value, "__code__"):
         yield from _parts_of_function(value, "" if path == "train_fn" else f"{path}: ")
@@ -218,7 +218,7 @@ def _global_names(code: Any) -> Iterator[str]:
 
 
 def _state_of(value: Any, path: str) -> Iterator[tuple[str, object]]:
-    """What pickle would take of an object: a class's own members, or what it reduces to."""
+    """Yield what pickle takes of an object: a class's own members, or what it reduces to."""
     if isinstance(value, type):
         yield from ((f"{path}.{name}", part) for name, part in vars(value).items())
         return

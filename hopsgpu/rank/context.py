@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Names the file that describes the rank; set by its agent.
 VARIABLE = "HOPSGPU_CONTEXT"
-# Beside it: the rank's shards, and a directory for what is kept of their rows.
+# In the same directory: the rank's shards, and a directory for rows that are kept on disk.
 DATA = "data.shards"
 KEPT = "data"
 
@@ -82,7 +82,7 @@ class Context:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], model_dir: Path) -> Context:
-        """Return the context for what the driver says of a rank, or for what `dump` wrote."""
+        """Return the context from a rank's fields, as the driver sends or `dump` writes them."""
         trial = fields.get("trial")
         given = {
             "model_dir": model_dir,
@@ -186,14 +186,11 @@ class Context:
 
     @public
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
-        """Return a local copy of what was saved last: by this run, in an earlier attempt too, else
-        by the
-        run that it goes on from.
+        """Return a local copy of this run's latest checkpoint, else of the run that it resumes.
 
-        It is the last one of this run, of an earlier attempt too, else of the run that this one
-        resumes: the latest step for which all ranks that save have saved their parts. A rank counts
-        this attempt's steps only after it has saved in this attempt itself, so all ranks start from
-        the same step, however late one of them is.
+        The latest checkpoint is the latest step, of earlier attempts too, for which all ranks that
+        save have saved their parts. A rank counts this attempt's steps only after it has saved in
+        this attempt itself, so all ranks start from the same step, however late one of them is.
 
         Args:
             all_ranks: whether to return the parts of all ranks, in one directory: the files that
@@ -218,9 +215,10 @@ class Context:
 
     @public
     def best_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
-        """Return a local copy of the checkpoint with the best metric, of this run and the one that
-        it goes
-        on from; of equals the newest.
+        """Return a local copy of the checkpoint with the best metric.
+
+        The checkpoints of this run and of the run that it resumes count. Of equal metrics, the
+        newest checkpoint is the best.
 
         Args:
             all_ranks: as for `latest_checkpoint`.
@@ -287,7 +285,7 @@ def context() -> Context:
 
 @functools.cache
 def _described(file: str) -> Context:
-    # A training that asks for it at each step does not read it each time.
+    # Cached, so that a function that calls context() at each step reads the file only once.
     given = json.loads(Path(file).read_text())
     return Context.from_fields(given, Path(given["model_dir"]))
 
@@ -303,14 +301,14 @@ def _opened(described: str, sharers: int) -> RankData | dict[str, RankData] | No
             f" {socket.gethostname()} does not have: add them to python_env=, or install them for"
             " the executors' Python"
         )
-    # Not needed by ranks without data.
+    # Imported here because ranks without data do not need it.
     from hopsgpu.data.rank_shards import Dealt, opened
 
     return opened(Dealt.load(shards.read_bytes()), shards.with_name(KEPT), sharers)
 
 
 def _copies() -> Path:
-    # Nobody else's: what lies there is taken for what was downloaded.
+    # A private directory, because files in it are taken for ones that were downloaded before.
     file = os.environ.get(VARIABLE)
     return _local_directory("copies") if file is None else Path(file).with_name("copies")
 
@@ -322,12 +320,12 @@ def _directory(described: str) -> str:
 
 @functools.cache
 def _reports_file(described: str) -> str:
-    # A Path takes longer to make than a report to write.
+    # Cached, because creating a Path takes longer than writing a report.
     return str(Path(described).with_name(measures.FILE))
 
 
 def _world_of_one() -> dict[str, str]:
-    # Port 0 has the only rank's store take a free one itself.
+    # With port 0, the store of the only rank chooses a free port.
     return {
         "RANK": "0",
         "WORLD_SIZE": "1",
@@ -343,5 +341,5 @@ def _world_of_one() -> dict[str, str]:
 
 @functools.cache
 def _local_directory(purpose: str) -> Path:
-    # Asked for again, it must be the same directory.
+    # Cached, because later calls must return the same directory.
     return Path(tempfile.mkdtemp(prefix=f"hopsgpu-{purpose}-"))

@@ -68,7 +68,7 @@ def own_devices(environment: Mapping[str, str]) -> list[int]:
 
 def _tell_torch(cuda: Any, share: float) -> None:
     def tell() -> None:
-        # Of another GPU that it sees it would take memory.
+        # For any other GPU that the rank sees, the call would allocate memory there.
         for device in own_devices(os.environ):
             cuda.set_per_process_memory_fraction(share, device)
 
@@ -110,7 +110,7 @@ def _memory(gpus: Sequence[str]) -> list[int]:
 
 
 class _OnceImported(MetaPathFinder):
-    """Call a function with each of some modules once that module has been imported."""
+    """An import hook that calls a function with each of some modules once it is imported."""
 
     def __init__(self, acts: Mapping[str, _Tell]) -> None:
         self._acts = acts

@@ -28,13 +28,14 @@ from hopsgpu.linux import die_with
 from hopsgpu.packaging import main_module
 from hopsgpu.rank import exit as exiting
 
-# In a fork server too, so that no rank need import it itself, which takes longer than to fork.
+# At module level, so that a fork server imports it once: in a rank, that would take longer than
+# the fork.
 from hopsgpu.rank.context import VARIABLE, context
 from hopsgpu.rank.gpu_memory import share_gpu
 from hopsgpu.rank.trial import is_pruning
 
 CALL = "call.pickle"
-# Read-only, and modified last, once the function runs.
+# Once the function runs, this file is read-only, and its modification time is the start.
 TAKEN = "call.taken"
 VALUE = "value.pickle"
 OUTCOME = "outcome.json"
@@ -45,14 +46,14 @@ TEMPORARY = "tmp"
 
 _NONE = pickle.dumps(None)
 
-# Of a rank of a trial whose function raised optuna.TrialPruned, which is no failure.
+# Status of a trial's rank whose function raised optuna.TrialPruned, which is not a failure.
 PRUNED = "pruned"
-# What a rank says of itself where it has a value.
+# The statuses of a rank that has a value.
 WELL = ("returned", "exited normally", PRUNED)
 
 _IOLBF = 1
 _HALF = 16 * 1024
-# An outcome's two texts, and as much again for what takes more than a byte of JSON.
+# Bytes for an outcome's two texts, and as much again for characters that need several in JSON.
 _ROOM = 8 * _HALF
 
 
@@ -91,9 +92,7 @@ def run(directory: Path) -> int:
 
 
 def _script() -> str:
-    """Return what `sys.argv[0]` was at the driver; the driver's own arguments are not the
-    function's.
-    """
+    """Return the driver's `sys.argv[0]`; its other arguments are not meant for the function."""
     return context().script if VARIABLE in os.environ else ""
 
 
@@ -114,7 +113,7 @@ def _run(directory: Path) -> int:
             raise
         _leave(directory, {"status": "exited normally"}, _NONE)
         return 0
-    except BaseException as error:  # noqa: BLE001 - told to the agent, whatever it is
+    except BaseException as error:  # noqa: BLE001 - every exception is reported to the agent
         if os.getpid() == own and is_pruning(error) and context().trial is not None:
             _leave(directory, {"status": PRUNED}, _NONE)
             return 0
@@ -126,7 +125,7 @@ def _run(directory: Path) -> int:
         _leave(directory, {"status": "raised", "error": kind, "traceback": text})
         return 1
     if os.getpid() != own:
-        # A child that the function has forked: how the rank ends is its parent's to say.
+        # This is a child that the function forked: only the rank itself records the outcome.
         return 0
     try:
         pickled = _pickled(value, loaded.names)
@@ -139,9 +138,9 @@ def _run(directory: Path) -> int:
 
 
 def _enter(directory: Path) -> None:
-    """Record that the function starts to run; before, this process imports its modules."""
+    """Record that the function starts to run, now that its modules are imported."""
     taken = directory / TAKEN
-    # Neither takes room on a disk that may be full.
+    # Neither call needs space on the disk, which may be full.
     os.utime(taken)
     taken.chmod(stat.S_IRUSR)
 
@@ -189,9 +188,7 @@ def _say(text: str) -> None:
 
 
 def _fit(text: str) -> str:
-    """Return a text that can be printed, and short enough for a message: its beginning and its
-    end.
-    """
+    """Return a printable text, reduced to its beginning and end if too long for a message."""
     # A name of a file that is not UTF-8 is a str with lone surrogates (PEP 383).
     text = text.encode(errors="backslashreplace").decode()
     if len(text) <= 2 * _HALF:
@@ -206,7 +203,7 @@ def _pickled(value: Any, names: Mapping[str, Any]) -> bytes:
 
 
 def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None) -> None:
-    # The outcome comes last and at once: where it is, the value is whole.
+    # The outcome is written last, by an atomic rename: if it exists, the value is complete.
     if value is not None:
         try:
             (directory / VALUE).write_bytes(value)
@@ -215,7 +212,7 @@ def _leave(directory: Path, outcome: dict[str, str], value: bytes | None = None)
             outcome = {"status": "value lost", "error": str(error)}
     left = {name: _fit(text) for name, text in outcome.items()}
     try:
-        # Not emptied first: its room is what a full disk has left for it.
+        # Not truncated before the write: a full disk has only the draft's reserved space for it.
         with os.fdopen(_open_draft(directory), "wb") as draft:
             draft.write(json.dumps({**left, "time": time.time()}).encode())
             draft.truncate()

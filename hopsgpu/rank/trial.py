@@ -82,9 +82,7 @@ def was_told(directory: Path) -> bool:
 
 
 def is_pruning(error: BaseException) -> bool:
-    """Return whether an exception is Optuna's TrialPruned, by which an objective ends a pruned
-    trial.
-    """
+    """Return whether an exception is Optuna's TrialPruned, with which pruned trials end."""
     return any(
         kind.__name__ == "TrialPruned" and kind.__module__.partition(".")[0] == _OPTUNA
         for kind in type(error).__mro__

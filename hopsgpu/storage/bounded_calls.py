@@ -1,4 +1,4 @@
-"""What may hang is waited for no longer than a person would."""
+"""Calls that may hang, for which callers wait only a limited time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 _IDLE_SECONDS = 5.0
-# In which a process that ends waits for calls that are under way.
+# How long a process that ends waits for calls that are under way.
 _LAST_SECONDS = 5.0
 
 
 class Bounded(Generic[T]):
-    """Something that is done in a thread of its own, begun at once.
+    """Work that is done in a thread of its own, and begins at once.
 
-    A daemon: where it hangs, the process ends without it.
+    The thread is a daemon: if the work hangs, the process ends without it.
     """
 
     def __init__(self, name: str, work: Callable[[], T]) -> None:
@@ -40,19 +40,19 @@ class Bounded(Generic[T]):
             self._error = error
         finally:
             self._done.set()
-            # The error's traceback has this frame: what it holds, connections too, would wait for
-            # a collection.
+            # The error's traceback has this frame: what the frame holds, connections too, would
+            # stay until the garbage collection.
             del self
 
     def wait(self, seconds: float) -> bool:
-        """Waits for its end, at most so long; whether it has ended."""
+        """Wait for the end of the work, at most `seconds`; return whether it has ended."""
         return self._done.wait(seconds)
 
     def result(self, seconds: float) -> T:
-        """Its result, or what it raised.
+        """Return the result of the work, or raise what it raised.
 
         Raises:
-            TimeoutError: it takes longer; it may be asked again.
+            TimeoutError: the work takes longer; the caller may ask again.
         """
         if not self.wait(seconds):
             raise TimeoutError
@@ -65,14 +65,14 @@ class Bounded(Generic[T]):
 
 
 class Steps:
-    """Steps of some work, each of which may take so long; between them it may take any time.
+    """The steps of some work: each may take a limited time, and any time may pass between them.
 
-    The work is done in one thread and waited for in another. Of what was given up no step is begun
-    any more; what is under way goes on to its end.
+    One thread does the work, and another waits for it. Once the work is given up, no further step
+    begins; a step that is under way goes on to its end.
 
     Args:
-        seconds: that a step may take.
-        calling: held while one is under way.
+        seconds: how long a step may take.
+        calling: held while a step is under way.
     """
 
     def __init__(self, seconds: float, calling: threading.Lock) -> None:
@@ -83,10 +83,10 @@ class Steps:
         self._given_up = False
 
     def do(self, step: Callable[[], T]) -> T:
-        """Does a step, in the thread of the work.
+        """Do a step, in the thread of the work.
 
         Raises:
-            TimeoutError: it was given up.
+            TimeoutError: the work was given up.
         """
         self._note(time.monotonic())
         try:
@@ -103,31 +103,32 @@ class Steps:
 
     @property
     def left(self) -> float:
-        """Seconds until the step that is under way takes too long; all where none is."""
+        """Return the seconds that the step under way has left; all of them if there is no step."""
         began = self._began
         return self._seconds - (0.0 if began is None else time.monotonic() - began)
 
     def give_up_late(self) -> bool:
-        """Gives up where a step takes too long; whether one does."""
+        """Give up the work if a step takes too long; return whether one does."""
         with self._lock:
             late = self._began is not None and self.left <= 0
             self._given_up |= late
             return late
 
     def give_up(self) -> None:
-        """Begins no other step."""
+        """Let no other step begin."""
         with self._lock:
             self._given_up = True
 
 
 class Hand:
-    """A thread that does one thing after another, each waited for no longer than is said.
+    """A thread that does one piece of work after another; callers wait a limited time for each.
 
-    A daemon, as `Bounded`; once something took too long, the hand is of no more use.
+    It is a daemon, as in `Bounded`; once some work took too long, the hand is of no more use.
 
     Args:
-        name: of the thread.
-        may_end: asked when it had nothing to do for a while; whether nobody will give it more.
+        name: name of the thread.
+        may_end: called when the hand had nothing to do for a while; returns whether nobody will
+            give it more work.
     """
 
     def __init__(self, name: str, may_end: Callable[[Hand], bool]) -> None:
@@ -140,24 +141,24 @@ class Hand:
 
     @property
     def free(self) -> bool:
-        """Whether nothing that it was given is under way still."""
+        """Return whether no work that the hand was given is still under way."""
         return self._under_way == 0
 
     def end(self) -> None:
-        """Its thread ends, after what it was given."""
+        """End the thread, after the work that it was given."""
         self._asked.put(None)
 
     def do(self, work: Callable[[], T], seconds: float) -> T:
-        """Its result, or what it raised.
+        """Return the result of some work, or raise what it raised.
 
         Raises:
-            TimeoutError: it takes longer, and goes on.
+            TimeoutError: the work takes longer, and goes on.
         """
         self.begin(work)
         return self.end_of(seconds)  # type: ignore[no-any-return]
 
     def begin(self, work: Callable[[], Any]) -> None:
-        """Begins it, after what was begun before; `end_of` tells of each, in that order."""
+        """Begin some work after what was begun before; `end_of` returns results in that order."""
         self._begin(functools.partial(self._call, work))
 
     def _begin(self, work: Callable[[], Any]) -> None:
@@ -169,11 +170,15 @@ class Hand:
             return work()
 
     def rest(self, seconds: float) -> None:
-        """Waits for the call that is under way, at most so long; there is none after it."""
+        """Wait for the call that is under way, at most `seconds`, and let none begin after it."""
         self._calling.acquire(timeout=max(seconds, 0.0))
 
     def end_of(self, seconds: float) -> Any:
-        """As `do`, of what was begun."""
+        """Return the result of the work that was begun first, or raise what it raised.
+
+        Raises:
+            TimeoutError: the work takes longer, and goes on.
+        """
         try:
             result, error = self._done.get(timeout=seconds)
         except queue.Empty as late:
@@ -187,9 +192,10 @@ class Hand:
         return result
 
     def do_steps(self, work: Callable[[Steps], T], seconds: float) -> T:
-        """As `do`, of what does steps, each of which may take so long.
+        """Do work in steps, each of which may take `seconds`; return its result or raise its error.
 
-        Nothing is under way any more when this has raised, but for what takes longer than that.
+        When this has raised, nothing is under way any more, except a step that takes longer than
+        that.
 
         Raises:
             TimeoutError: a step takes longer, and goes on; the work does not.
@@ -204,7 +210,7 @@ class Hand:
                     if self.free or steps.give_up_late():
                         raise
         except BaseException:
-            # Where the work has not ended by itself and no step is late, it is an interrupt.
+            # If the work has not ended by itself and no step is late, this is an interrupt.
             if not self.free and not steps.give_up_late():
                 steps.give_up()
                 with contextlib.suppress(Exception):
@@ -220,7 +226,7 @@ class Hand:
                     return
                 continue
             if work is None:
-                # An error that nobody waited for holds on to this frame, and to what was at work.
+                # An error that nobody waited for keeps this frame alive, and what the work used.
                 while not self._done.empty():
                     self._done.get()
                 return
@@ -228,18 +234,19 @@ class Hand:
                 self._done.put((work(), None))
             except BaseException as error:  # noqa: BLE001 - raised again in whoever asks
                 self._done.put((None, error))
-            del work  # what it holds is large
+            del work  # the objects that it holds are large
 
 
 class Hands:
-    """Hands that are lent, and kept for whoever comes next.
+    """A pool of hands: each is lent, and then kept for the next borrower.
 
-    A thread costs more than a small file: to start, and since its memory is new to the system. They
-    end when they had nothing to do for some seconds, or nobody has the `Hands` any more.
+    A thread costs more than a small file: to start, and because its memory is new to the system.
+    Hands end when they had nothing to do for some seconds, or when nobody has the `Hands` any more.
 
-    A process that ends waits for their calls, some seconds at most: Python ends daemons by
-    unwinding their stacks as they come back to it, and what is not written in C, hdfs-native say,
-    aborts the process then. Daemons that want a hand after that wait for the end.
+    A process that ends waits for their calls, some seconds at most: Python ends daemon threads by
+    unwinding their stacks as they return to it, and code that is not written in C, such as
+    hdfs-native, then aborts the process. Daemon threads that want a hand after that wait for the
+    end.
     """
 
     def __init__(self, name: str) -> None:
@@ -252,7 +259,7 @@ class Hands:
 
     @contextlib.contextmanager
     def one(self) -> Iterator[Hand]:
-        """A hand that nobody else has meanwhile."""
+        """Yield a hand that nobody else has meanwhile."""
         if self._over.is_set() and threading.current_thread().daemon:
             threading.Event().wait()
         try:
@@ -271,7 +278,7 @@ class Hands:
 
 
 def _withdrawn(hands: collections.deque[Hand], hand: Hand) -> bool:
-    """Takes a hand that nobody has from those that are lent; False where somebody was quicker."""
+    """Take a hand out of those that can be lent; return False if somebody was quicker."""
     try:
         hands.remove(hand)
     except ValueError:
@@ -285,7 +292,7 @@ def _end(hands: collections.deque[Hand]) -> None:
 
 
 def _rest(lent: set[Hand], over: threading.Event, process: int) -> None:
-    if os.getpid() != process:  # of threads none came along
+    if os.getpid() != process:  # a forked child has none of the threads
         return
     over.set()
     until, rested = time.monotonic() + _LAST_SECONDS, set[Hand]()

@@ -1,4 +1,4 @@
-"""What files are recognised by, also before all of one is uploaded."""
+"""Sizes and digests that identify files, even before a file is uploaded to its end."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.names import is_path_below
 
-# Of 128 bits, no shield against forgers: what is damaged is found, at 10 GB/s and more a core.
+# It has 128 bits and finds damage, at 10 GB/s or more per core; it does not stop forgers.
 DIGEST = "xxh3_128"
-# To read so much takes a tenth of a second, and to upload it longer than HDFS takes to write the
-# manifest beside it.
+# Reading this much takes a tenth of a second; uploading it takes longer than HDFS takes to write
+# the manifest beside it.
 _AHEAD = 256 * 2**20
 _LEAST_AHEAD = 16 * 2**20
 # No file system has a larger file.
@@ -26,11 +26,11 @@ _LARGEST = 2**63 - 1
 
 @dataclass(frozen=True)
 class Facts:
-    """What a file is recognised by.
+    """The size and digest that identify a file.
 
     Attributes:
         bytes: its size.
-        digest: of its content, by the algorithm `DIGEST`, in hexadecimal.
+        digest: digest of its content, by the algorithm `DIGEST`, in hexadecimal.
     """
 
     bytes: int
@@ -38,15 +38,15 @@ class Facts:
 
 
 def read_facts(told: Any, digest: str) -> dict[str, Facts]:
-    """What files are recognised by, of JSON: by path, {"bytes": size, digest: hexadecimal}.
+    """Return the facts of files from JSON: by path, {"bytes": size, digest: hexadecimal}.
 
     Args:
-        told: as it was read; anything.
+        told: the parsed JSON; any value.
         digest: the key of the digests.
 
     Raises:
-        ValueError: no files, a path that is not inside, or what is no size or no digest of a
-            file; or what else `ODD_JSON` has.
+        ValueError: there are no files, a path is not inside the directory, or a size or digest is
+            invalid. Other content than expected may also raise the other errors of `ODD_JSON`.
     """
     files = {path: Facts(each["bytes"], each[digest]) for path, each in told.items()}
     if not files:
@@ -62,7 +62,7 @@ def read_facts(told: Any, digest: str) -> dict[str, Facts]:
 
 
 class Digest:
-    """Of bytes that come one block after another."""
+    """The digest of bytes that come block by block."""
 
     def __init__(self) -> None:
         import xxhash
@@ -71,30 +71,30 @@ class Digest:
         self._state: Any = xxhash.xxh3_128()
 
     def update(self, block: bytes) -> None:
-        """Takes in the next block."""
+        """Add the next block."""
         self._bytes += len(block)
         self._state.update(block)
 
     def copy(self) -> Digest:
-        """Another, which has taken in the same."""
+        """Return another digest of the same bytes so far."""
         other = Digest.__new__(Digest)
         other._bytes, other._state = self._bytes, self._state.copy()
         return other
 
     @property
     def facts(self) -> Facts:
-        """Of what it has taken in."""
+        """Return the facts of the bytes so far."""
         return Facts(self._bytes, self._state.hexdigest())
 
 
 class Reading:
-    """A local file, read once from its beginning to its end.
+    """A local file that is read once, from its beginning to its end.
 
     Args:
         source: the file.
-        known: told what the file is recognised by: once all was read, and where the file is large
-            once before, by a second reader of its last part. What is said before is to be compared
-            with `facts`: the file may be changed meanwhile.
+        known: called with the file's facts once all of it was read; for a large file also once
+            before, by a second reader of its last part. These earlier facts must be compared with
+            `facts`, because the file may be changed meanwhile.
     """
 
     def __init__(self, source: Path, known: Callable[[Facts], None] | None) -> None:
@@ -104,14 +104,14 @@ class Reading:
 
     @property
     def facts(self) -> Facts:
-        """Of what `blocks` gave."""
+        """Return the facts of what `blocks` yielded."""
         return self._digest.facts
 
     def blocks(self) -> Generator[bytes, None, None]:
-        """Its bytes, in blocks; to be asked for once.
+        """Yield the file's bytes in blocks; call it once.
 
         Raises:
-            ConfigError: it cannot be opened.
+            ConfigError: the file cannot be opened.
         """
         with contextlib.ExitStack() as stack:
             try:
@@ -134,13 +134,13 @@ class Reading:
 
 @contextlib.contextmanager
 def _ahead(file: int, begin: int, digest: Digest, known: Callable[[Facts], None]) -> Iterator[None]:
-    """While inside, the rest of an open file is read by another thread, which tells its facts."""
+    """Have another thread read the rest of an open file and report its facts, during the block."""
     digest = digest.copy()
     over = threading.Event()
 
     def read() -> None:
         at = begin
-        # Whoever reads it for its upload meets an error too, and raises it.
+        # The reader for the upload meets the same error, and raises it.
         with contextlib.suppress(OSError):
             while not over.is_set():
                 block = os.pread(file, BLOCK, at)
@@ -153,7 +153,7 @@ def _ahead(file: int, begin: int, digest: Digest, known: Callable[[Facts], None]
     thread = threading.Thread(target=read, name="hopsgpu-digest", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # of threads there may be no more: it is known at its end
+    except RuntimeError:  # no thread can be started: the facts are known at the file's end
         yield
         return
     try:

@@ -1,4 +1,4 @@
-"""HTTP to Hadoop's daemons: directly, as their Java clients do."""
+"""HTTP to Hadoop's daemons without proxies, as Hadoop's Java clients use it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
 
 
 def direct_session() -> Session:
-    """A session of requests that uses none of the environment's proxies.
+    """Return a session of requests that uses none of the environment's proxies.
 
-    `http_proxy` and the like are for the outside. What else requests reads of the environment
-    counts: the certificates of a private authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
+    `http_proxy` and similar variables are meant for connections to the outside. Whatever else
+    requests reads from the environment applies: the certificates of a private authority
+    (REQUESTS_CA_BUNDLE) and ~/.netrc.
     """
     import requests
 
@@ -27,7 +28,7 @@ def direct_session() -> Session:
         def rebuild_proxies(
             self, prepared_request: PreparedRequest, proxies: Mapping[str, str] | None
         ) -> dict[str, str]:
-            """Of where a daemon redirects to."""
+            """Return no proxies for the address to which a daemon redirects."""
             return {}
 
     return Direct()

@@ -1,4 +1,4 @@
-"""What the file systems' errors mean, and what to do about each. Pure."""
+"""The meaning of the file systems' errors, and what to do about each. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ QUOTA = "quota"
 SAFE_MODE = "safe mode"
 UNREACHABLE = "unreachable"
 UNSUPPORTED = "unsupported"
-# What reading JSON raises where it is not what it is to be, or none.
+# What reading JSON raises if a text is not JSON, or has other content than expected.
 ODD_JSON = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
 
 class Refused(Exception):
-    """A name node's or DataNode's refusal, as a client passed it on.
+    """A refusal by a name node or DataNode, as a client passed it on.
 
     Attributes:
         java: the Java exception's class, without its package; or the client's own word for it.
-        reason: the first line of what it said.
+        reason: the first line of its message.
     """
 
     def __init__(self, java: str, reason: str) -> None:
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Trouble:
-    """What an error means.
+    """The meaning of an error.
 
     Attributes:
         kind: as `StoreError.kind`.
@@ -70,7 +70,7 @@ _NAME_NODE = (
 _RETRYABLE = frozenset({SAFE_MODE, UNREACHABLE})
 _LOCAL_SPACE = "the disk, or your share of it, is full"
 
-# By the last part of the Java class's name.
+# The kind of error by the last part of the Java class's name.
 _CLASSES = {
     "AccessControlException": PERMISSION,
     "AuthorizationException": PERMISSION,
@@ -106,7 +106,7 @@ _CLASSES = {
     "ChecksumError": DAMAGED,
     "ChecksumException": DAMAGED,
 }
-# In what was said, where the class says nothing: an IOException, an answer in HTML.
+# The kind by the message, if the class says nothing: an IOException, an answer in HTML.
 _SAID = (
     (re.compile(r"safe ?mode is on|is in safe mode", re.IGNORECASE), SAFE_MODE),
     (re.compile(r"quota of .* is exceeded", re.IGNORECASE), QUOTA),
@@ -119,9 +119,9 @@ _SAID = (
     (re.compile(r"failed to complete file in time", re.IGNORECASE), UNREACHABLE),
     (re.compile(r"authentication (failure|required)", re.IGNORECASE), PERMISSION),
 )
-# HDFS says of a directory that is to be read that no file was found.
+# HDFS raises FileNotFoundException if the path that is to be read is a directory.
 _A_DIRECTORY = re.compile(r"^Path is not a file")
-# A strict rename of a file to where a directory is, or the other way round.
+# A strict rename of a file onto a directory, or of a directory onto a file.
 _OTHER_SORT = re.compile(r"Source .* and destination .* must both be directories")
 _NUMBERS = {
     errno.EACCES: PERMISSION,
@@ -139,11 +139,11 @@ _NUMBERS = {
 
 
 def refusal(java: str, text: str) -> Exception:
-    """What a client raises for a Java exception.
+    """Return the exception that a client raises for a Java exception.
 
     Args:
         java: its class, with or without its package.
-        text: what it said, of any number of lines.
+        text: its message, of any number of lines.
     """
     name = re.split(r"[.$]", java)[-1]
     reason = (text.strip().splitlines() or [name])[0]
@@ -155,7 +155,7 @@ def refusal(java: str, text: str) -> Exception:
 
 
 def explain(error: BaseException) -> Trouble:
-    """What an error that a file system raised means."""
+    """Return the meaning of an error that a file system raised."""
     reason = _first_line(error)
     if _NO_DEFAULT in reason:
         return Trouble("", _NO_DEFAULT, _NAME_NODE)
@@ -180,7 +180,7 @@ def _kind(error: BaseException, reason: str) -> str:
         return UNSUPPORTED
     if isinstance(error, OSError) and error.errno is not None:
         return _NUMBERS.get(error.errno, "")
-    # The clients' own, without a number: what their connections broke on.
+    # An OSError without a number is a client's own: a connection broke.
     return UNREACHABLE if isinstance(error, OSError) else ""
 
 

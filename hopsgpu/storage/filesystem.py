@@ -1,4 +1,4 @@
-"""What a lake asks of a file system."""
+"""The interface of the file systems on which a lake can be."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Protocol
 
-# What is read and written at once: a call of a client costs, and larger ones leave the caches.
+# Bytes that are read or written at once: a client's call has a cost, and larger blocks leave the
+# caches.
 BLOCK = 2**20
 
 
 @dataclass(frozen=True)
 class Status:
-    """What a file system says of a file or directory.
+    """The status of a file or directory.
 
     Attributes:
-        name: within its directory.
+        name: name within its directory.
         modified: milliseconds since the epoch, by the file system's own clock.
-        owner: the user whose it is.
+        owner: the user who owns it.
         mode: permission bits.
-        is_directory: whether it is one.
-        size: bytes of a file; 0 of a directory.
+        is_directory: whether it is a directory.
+        size: bytes of a file; 0 for a directory.
     """
 
     name: str
@@ -34,56 +35,58 @@ class Status:
 
 
 class FileSystem(Protocol):
-    """Calls on absolute paths, each bounded in time.
+    """A file system, by calls on absolute paths, each bounded in time.
 
-    They raise FileNotFoundError and FileExistsError, and otherwise what `troubles.explain` knows.
+    The calls raise FileNotFoundError and FileExistsError, and otherwise errors that
+    `error_messages.explain` knows.
     """
 
     def make(self, path: str) -> None:
-        """Creates a directory, with those above it; one that is there is none the worse."""
+        """Create a directory, and those above it; a directory that exists stays as it is."""
 
     def share(self, path: str, mode: int) -> None:
-        """Sets permission bits."""
+        """Set permission bits."""
 
     def stat(self, path: str) -> Status:
-        """Of a file or directory."""
+        """Return the status of a file or directory."""
 
     def entries(self, path: str) -> tuple[Status, ...]:
-        """Of what lies in a directory."""
+        """Return the status of all files and directories in a directory."""
 
     def read(self, path: str) -> contextlib.AbstractContextManager[io.RawIOBase]:
-        """A file's bytes: read and seek."""
+        """Return a reader of a file's bytes that can read and seek, as a context manager."""
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file's bytes in a row, in pieces of any size: the fastest way."""
+        """Return a file's bytes in order, in pieces of any size; this is the fastest way."""
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Makes a file of blocks, in a directory that is there.
+        """Create a file from blocks, in a directory that exists.
 
         Args:
-            replace: what is there already; otherwise that is a FileExistsError.
+            replace: whether to replace an existing file; otherwise it is a FileExistsError.
         """
 
     def append(self, path: str, content: bytes) -> None:
-        """Adds to the end of a file that is there."""
+        """Append to a file that exists."""
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Renames.
+        """Rename a file or directory.
 
         Args:
-            replace: a file that is there, at once; otherwise all that is there is a
-                FileExistsError, an empty directory too.
+            replace: whether to replace an existing file, atomically; otherwise anything that exists
+                is a FileExistsError, even an empty directory.
         """
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a directory with all below it; nothing there is no error."""
+        """Remove a file, or a directory with all below it; it is no error if nothing is there."""
 
 
 def empty(file: BinaryIO | io.FileIO) -> None:
-    """Has a local file that is being written begin again.
+    """Empty a local file that is being written, so that writing begins again.
 
-    One that nothing was written to is left alone: a file that was cut to nothing, ext4 writes to
-    the disk while it is closed (its mount option auto_da_alloc), which takes longer than all else.
+    A file to which nothing was written is left alone: when a file that was truncated to nothing is
+    closed, ext4 writes it to the disk (its mount option auto_da_alloc), which takes longer than all
+    else.
     """
     if file.tell():
         file.seek(0)

@@ -1,7 +1,7 @@
-"""HDFS by hdfs-native: hdfs:// and viewfs://, high availability and Kerberos by its own reading
-of the Hadoop configuration.
+"""HDFS by hdfs-native: hdfs:// and viewfs://.
 
-A name service with several name nodes is built to hdfs-native's documentation, and untried here.
+hdfs-native itself reads the Hadoop configuration, also for high availability and Kerberos. The use
+of a name service with several name nodes follows hdfs-native's documentation, and is untried here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from hopsgpu.storage.umask import creation_mask
 
 T = TypeVar("T")
 
-# hdfs-native's own are 15 attempts with pauses of up to 15 s; those here come again by
-# `patience.Patience`, which also waits for what hdfs-native does not.
+# hdfs-native's defaults are 15 attempts with pauses of up to 15 s. Here, `retrying.Patience`
+# repeats calls, and also waits after errors for which hdfs-native does not.
 _PATIENT = {
     "dfs.client.failover.max.attempts": "6",
     "dfs.client.failover.sleep.base.millis": "200",
@@ -34,16 +34,17 @@ _QUICK = {
     "dfs.client.failover.sleep.base.millis": "200",
     "dfs.client.failover.sleep.max.millis": "1000",
 }
-# It waits for a name node's answer for ever. A write may also wait for a DataNode that is lost
-# (60 s), and for another.
+# hdfs-native waits forever for a name node's answer. A write may also wait for a DataNode that is
+# lost (60 s), and for another one.
 _ANSWER_SECONDS = 60.0
 _QUICK_ANSWER_SECONDS = 5.0
 _DATA_SECONDS = 180.0
-# hdfs-native waits for a DataNode that is gone as long as TCP does; another connection may do.
+# hdfs-native waits for a DataNode that is gone as long as TCP does; another connection may work.
 _READ_SECONDS = 60.0
-# Of 64 kB: few, since many files are read at a time, and enough to pass from thread to thread.
+# Packets of 64 kB: few, because many files are read at a time, but enough for one handover from
+# thread to thread.
 _PACKETS = 4
-# As hdfs-native names its errors: RPCError("org.apache…Exception", "what was said").
+# The text of hdfs-native's errors: RPCError("org.apache…Exception", "what was said").
 _RPC = re.compile(r'(?:Fatal)?RPCError\("([\w.$]+)", "(.*)"\)', re.DOTALL)
 _OWN = re.compile(r'(\w+)(?:\("?(.*?)"?\))?', re.DOTALL)
 
@@ -52,8 +53,8 @@ class Hdfs:
     """A `FileSystem` on HDFS.
 
     Args:
-        url: of the file system, without a path.
-        quick: gives up on a name node after some seconds.
+        url: URL of the file system, without a path.
+        quick: whether to give up on a name node after some seconds.
     """
 
     def __init__(self, url: str, *, quick: bool) -> None:
@@ -65,38 +66,38 @@ class Hdfs:
         self._hands = Hands("hopsgpu-hdfs")
 
     def make(self, path: str) -> None:
-        """Creates a directory, with those above it."""
+        """Create a directory, and those above it."""
         self._ask(lambda: self._client.mkdirs(path, 0o777 & ~self._mask, True))
 
     def share(self, path: str, mode: int) -> None:
-        """Sets permission bits."""
+        """Set permission bits."""
         self._ask(lambda: self._client.set_permission(path, mode))
 
     def stat(self, path: str) -> Status:
-        """Of a file or directory."""
+        """Return the status of a file or directory."""
         return _status(self._ask(lambda: self._client.get_file_info(path)))
 
     def entries(self, path: str) -> tuple[Status, ...]:
-        """Of what lies in a directory."""
+        """Return the status of all files and directories in a directory."""
         return tuple(map(_status, self._ask(lambda: list(self._client.list_status(path)))))
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
-        """A file's bytes."""
+        """Yield a reader of a file's bytes."""
         yield _Reader(self._ask(lambda: self._client.read(path)), self._hands)
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file's bytes in a row."""
+        """Return a file's bytes in order, as an iterator."""
 
         def begin() -> Iterator[bytes]:
             reader = self._client.read(path)
             return iter(reader.read_range_stream(0, len(reader)))
 
-        # Opened in the first step too: to wake a thread costs as much as to read a small file.
+        # The first step also opens the file: waking a thread costs as much as reading a small file.
         return _packets(self._hands, begin, min(self._answer, _READ_SECONDS))
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Makes a file of blocks."""
+        """Create a file from blocks."""
         from hdfs_native import WriteOptions
 
         options = WriteOptions(
@@ -105,9 +106,10 @@ class Hdfs:
         self._fill(self._ask(lambda: self._client.create(path, options)), blocks)
 
     def append(self, path: str, content: bytes) -> None:
-        """Adds to the end of a file that is there.
+        """Append to a file that exists.
 
-        What a writer that was killed, or whose answer was lost, holds open is taken from it.
+        If a writer that was killed, or whose answer was lost, holds the file open, this call has
+        HDFS close it, and raises Refused; a later call can succeed.
         """
         try:
             writer = self._ask(lambda: self._client.append(path))
@@ -118,11 +120,11 @@ class Hdfs:
         self._fill(writer, [content])
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Renames."""
+        """Rename a file or directory."""
         self._ask(lambda: self._client.rename(source, target, replace))
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a directory with all below it."""
+        """Remove a file, or a directory with all below it."""
         with contextlib.suppress(FileNotFoundError):
             self._ask(lambda: self._client.delete(path, True))
 
@@ -131,7 +133,7 @@ class Hdfs:
 
     def _fill(self, writer: Any, blocks: Iterable[bytes]) -> None:
         def fill(steps: Steps) -> None:
-            # One thread fetches and writes: what it has read is in its core's cache still.
+            # One thread fetches and writes: what it has read is still in its core's cache.
             for block in blocks:
                 if block:
                     with _errors(_DATA_SECONDS):
@@ -149,7 +151,7 @@ class Hdfs:
 
 
 class _Reader(io.RawIOBase):
-    """hdfs-native's reader, which has no `readinto`, as other readers of Python."""
+    """hdfs-native's reader with the interface of Python's readers; its own lacks `readinto`."""
 
     def __init__(self, reader: Any, hands: Hands) -> None:
         self._reader = reader
@@ -166,7 +168,7 @@ class _Reader(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self.tell(), os.SEEK_END: len(self._reader)}[whence]
-        # hdfs-native panics where it is told to seek past the end.
+        # hdfs-native panics if it has to seek past the end.
         self._reader.seek(min(max(start + offset, 0), len(self._reader)))
         return self.tell()
 
@@ -179,7 +181,10 @@ class _Reader(io.RawIOBase):
         return self.read()
 
     def readinto(self, buffer: Any) -> int:
-        """The quick way for many bytes: `read` has them in memory three times, new each time."""
+        """Read into a buffer, which is the fast way for many bytes.
+
+        `read` has the bytes in memory three times, in new memory each time.
+        """
         at = filled = self.tell()
         view = memoryview(buffer).cast("B")
         size = min(len(view), len(self._reader) - at)
@@ -195,19 +200,19 @@ class _Reader(io.RawIOBase):
 
 
 def _packets(hands: Hands, begin: Callable[[], Iterator[bytes]], seconds: float) -> Iterator[bytes]:
-    """Bytes of a file in a row, read ahead by hdfs-native, in packets of 64 kB.
+    """Yield the bytes of a file in order, in packets of 64 kB that hdfs-native reads ahead.
 
     Args:
-        hands: in which it is waited for.
-        begin: gives hdfs-native's stream.
-        seconds: that it may take until the first packets.
+        hands: hands that wait for the packets.
+        begin: returns hdfs-native's stream.
+        seconds: how long the first packets may take.
     """
     with hands.one() as hand:
         with _errors(seconds):
             packets, some = hand.do(functools.partial(_begun, begin), seconds)
         more = functools.partial(_some, packets)
         while len(some) == _PACKETS:
-            # The next ones are fetched while these are worked on.
+            # The hand fetches the next packets while the caller works on these.
             hand.begin(more)
             yield from some
             with _errors(_READ_SECONDS):
@@ -225,14 +230,14 @@ def _some(packets: Iterator[bytes]) -> list[bytes]:
 
 
 def _within(hands: Hands, seconds: float, call: Callable[[], T]) -> T:
-    """What a call of hdfs-native returns, where it does in time; else it goes on in its thread."""
+    """Return what a call of hdfs-native returns in time; a late call goes on in its thread."""
     with hands.one() as hand, _errors(seconds):
         return hand.do(call, seconds)
 
 
 @contextlib.contextmanager
 def _errors(seconds: float) -> Iterator[None]:
-    """hdfs-native's errors are told apart."""
+    """Turn the errors of hdfs-native into exceptions for each kind."""
     try:
         yield
     except TimeoutError as error:
@@ -246,7 +251,7 @@ def _no_answer(seconds: float) -> OSError:
 
 
 def told(text: str) -> Exception:
-    """What hdfs-native's text of an error says."""
+    """Return the exception that the text of an hdfs-native error stands for."""
     if found := _RPC.search(text):
         java, said = found.groups()
     elif found := _OWN.fullmatch(text.strip()):

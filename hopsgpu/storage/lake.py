@@ -30,7 +30,7 @@ T = TypeVar("T")
 _SCHEMES = ("hdfs", "viewfs", "webhdfs", "swebhdfs", "file")
 _PATIENT_SECONDS = 60.0
 _QUICK_SECONDS = 4.0
-# What is written through `open` stays in memory up to here.
+# Content that is written through `open` stays in memory up to this size.
 _SPOOLED = 8 * 2**20
 _DRAFT = ".draft"
 
@@ -39,19 +39,19 @@ _DRAFT = ".draft"
 class Lake:
     """A directory or a file on a file system.
 
-    HDFS is asked as the user HADOOP_USER_NAME, or with the tokens of HADOOP_TOKEN_FILE_LOCATION.
-    Where it is unreachable or in safe mode a call tries again for a minute. All methods raise
+    HDFS is accessed as the user HADOOP_USER_NAME, or with the tokens of HADOOP_TOKEN_FILE_LOCATION.
+    If it is unreachable or in safe mode, a call tries again for a minute. All methods raise
     StoreError, which names the path, what happened and what to do, and has its `kind`.
 
     Attributes:
-        url: with its scheme, without a slash at the end, but for a file system's root.
-        quick: gives up on a name node after some seconds, where others wait a minute for it.
-        stop: set where nobody waits for its answers any more: calls that would try again, and
-            those that begin, raise Cancelled.
+        url: URL with its scheme, without a slash at the end, except for a file system's root.
+        quick: whether calls give up on a name node after some seconds, instead of a minute.
+        stop: set when nobody waits for the answers any more: calls that would try again, and calls
+            that begin, then raise Cancelled.
 
     Raises:
-        ConfigError: no absolute hdfs://, viewfs://, webhdfs://, swebhdfs:// or file:// URL, or
-            with `#`, `?` or `;` in it; or a file:// URL of another machine.
+        ConfigError: the URL is not an absolute hdfs://, viewfs://, webhdfs://, swebhdfs:// or
+            file:// URL, has `#`, `?` or `;` in it, or is a file:// URL of another machine.
     """
 
     url: str
@@ -76,37 +76,37 @@ class Lake:
 
     def __truediv__(self, name: str) -> Lake:
         there = replace(self, url=below(self.url, name))
-        if "files" in self.__dict__:  # one client, where there is one, serves both
+        if "files" in self.__dict__:  # if there is a client, it serves both
             there.__dict__["files"] = self.files
         return there
 
     @property
     def above(self) -> Lake:
-        """The directory that it is in."""
+        """Return the directory that this place is in."""
         above = replace(self, url=f"{self.url.rpartition('/')[0]}/")
         above.__dict__["files"] = self.files
         return above
 
     @property
     def path(self) -> str:
-        """The path within the file system."""
+        """Return the path within the file system."""
         return "/" + self.url.partition("://")[2].partition("/")[2]
 
     def with_client(self) -> Lake:
-        """The same place, with its client made, which all that lies below shares from now on.
+        """Return this place with its client made, which all places below it share from now on.
 
-        For threads above all: hdfs-native's clients hand each other their connections to DataNodes,
-        and one whose own client is gone by then answers nothing, for a minute.
+        This is for threads above all: hdfs-native's clients hand each other their connections to
+        DataNodes, and a connection whose own client is gone answers nothing, for a minute.
         """
         self.files  # noqa: B018
         return self
 
     @functools.cached_property
     def files(self) -> FileSystem:
-        """The file system's client, without retries; made anew in every process.
+        """Return the file system's client, which does not retry; every process makes its own.
 
-        It is kept here and not by a cache of the process: hdfs-native's threads do not survive a
-        fork, and a forked child that drops a client waits for them for ever.
+        The client is kept here and not in a cache of the process: hdfs-native's threads do not
+        survive a fork, and a forked child that drops a client waits for them forever.
         """
         scheme, _, rest = self.url.partition("://")
         if scheme == "file":
@@ -118,30 +118,30 @@ class Lake:
             return Hdfs(root, quick=self.quick)
 
     def make(self) -> None:
-        """Creates the directory, with those above it."""
+        """Create the directory, and those above it."""
         self._try("create", lambda: self.files.make(self.path))
 
     def share(self, mode: int) -> None:
-        """Sets the permission bits of what is here; only its owner may."""
+        """Set the permission bits of what is here; only its owner may."""
         self._try("change the permissions of", lambda: self.files.share(self.path, mode))
 
     def stat(self) -> Status:
-        """What the file system says of the file or directory here."""
+        """Return the status of the file or directory here."""
         return self._try("look at", lambda: self.files.stat(self.path))
 
     def exists(self) -> bool:
-        """Whether there is a file or a directory here."""
+        """Return whether there is a file or a directory here."""
         return self._status() is not None
 
     def entries(self) -> tuple[Status, ...]:
-        """All that lies in the directory."""
+        """Return the status of all files and directories in the directory."""
         return self._try("list", lambda: self.files.entries(self.path))
 
     def names(self, *, directories: bool = False) -> tuple[str, ...]:
-        """Names of what lies in the directory, sorted; none where it does not exist.
+        """Return the names of what is in the directory, sorted; none if it does not exist.
 
         Args:
-            directories: whether only those of directories.
+            directories: whether to return only the names of directories.
         """
         try:
             entries = self.entries()
@@ -153,10 +153,10 @@ class Lake:
 
     @contextlib.contextmanager
     def open(self, mode: str = "rb") -> Iterator[BinaryIO]:
-        """The file here, opened "rb" or "wb".
+        """Yield the file here, opened "rb" or "wb".
 
-        What is written comes here at the end of the block, and replaces what was here; not where
-        the block ends with an exception.
+        What is written comes here at the end of the block, and replaces what was here; if the block
+        ends with an exception, nothing is written.
         """
         if mode == "rb":
             with self.reader() as file:
@@ -173,13 +173,13 @@ class Lake:
             self._write(blocks)
 
     def reader(self) -> BinaryIO:
-        """The file here, opened for reading; whoever has it closes it."""
+        """Return the file here, opened for reading; the caller closes it."""
         held = contextlib.ExitStack()
         reading = self._try("read", lambda: held.enter_context(self.files.read(self.path)))
         return cast(BinaryIO, io.BufferedReader(_Told(reading, self.url, held), BLOCK))
 
     def read(self) -> bytes:
-        """The whole content of the file here."""
+        """Return the whole content of the file here."""
 
         def attempt() -> bytes:
             with self.files.read(self.path) as file:
@@ -188,20 +188,20 @@ class Lake:
         return self._try("read", attempt)
 
     def write(self, content: bytes) -> None:
-        """Makes the file here, or replaces it; readers may see half of it meanwhile."""
+        """Create or replace the file here; readers may see half of it meanwhile."""
         self._write(lambda: [content])
 
     def replace(self, content: bytes) -> None:
-        """Makes the file here, or replaces it; readers see the old content or the new, whole.
+        """Create or replace the file here; readers see either the old or the new content, whole.
 
-        A draft beside it, `.NAME.xxxxxxxx.draft` (`is_draft`), becomes the file. A process that is
-        killed meanwhile leaves it behind, and so does a lake that cannot be reached or is in safe
-        mode.
+        A draft beside it, `.NAME.xxxxxxxx.draft` (`is_draft`), is renamed to the file. The draft is
+        left behind if the process is killed meanwhile, or if the lake cannot be reached or is in
+        safe mode.
         """
         self._replace(lambda draft: draft.write(content))
 
     def replace_with(self, source: Path) -> None:
-        """Streams a local file here as `replace` does."""
+        """Stream a local file here, as `replace` does."""
         self._replace(lambda draft: draft.upload(source))
 
     def _replace(self, fill: Callable[[Lake], None]) -> None:
@@ -219,16 +219,16 @@ class Lake:
             fill(draft)
             self.patience()("replace", self.url, rename)
         except BaseException as error:
-            # A removal would wait as long again for a lake that does not answer.
+            # If the lake does not answer, a removal would wait as long again.
             if getattr(error, "kind", "") not in (UNREACHABLE, SAFE_MODE):
-                with contextlib.suppress(StoreError):  # the first problem is the one to tell
+                with contextlib.suppress(StoreError):  # the first error is the one to report
                     draft.remove()
             raise
 
     def create(self, content: bytes = b"") -> bool:
-        """Makes the file here; False, and nothing done, where one is there already.
+        """Create the file here; return False, and do nothing, if there is one already.
 
-        Also False where the name node made it and its answer was lost.
+        It also returns False if the name node created the file and its answer was lost.
         """
         try:
             self._try("create", lambda: self.files.write(self.path, [content], replace=False))
@@ -239,13 +239,13 @@ class Lake:
         return True
 
     def append(self, content: bytes, at: int) -> int:
-        """Adds what is missing to the file here, so that it ends with `content` from byte `at`.
+        """Add what is missing to the file here, so that it ends with `content` from byte `at`.
 
-        Whoever does not know whether it worked does it again. One writer at a time.
+        A caller that does not know whether a call worked repeats it. Only one writer at a time.
 
         Args:
-            content: of the file, from byte `at` to its end.
-            at: 0 and above; at most the file's present length.
+            content: content of the file from byte `at` to its end.
+            at: 0 or above; at most the file's present length.
 
         Returns:
             The file's length: `at + len(content)`.
@@ -273,7 +273,7 @@ class Lake:
         return self._try("add to", attempt)
 
     def upload(self, source: Path) -> None:
-        """Streams a local file here."""
+        """Stream a local file here."""
 
         def blocks() -> Iterator[bytes]:
             with source.open("rb", buffering=0) as file:
@@ -283,7 +283,7 @@ class Lake:
         self._write(blocks)
 
     def download(self, target: Path) -> None:
-        """Streams the file here to a local one."""
+        """Stream the file here to a local file."""
         with target.open("wb", buffering=0) as file:
 
             def attempt() -> None:
@@ -294,7 +294,7 @@ class Lake:
             self._try("read", attempt)
 
     def rename(self, target: Lake) -> bool:
-        """Renames strictly: False, and nothing done, where the target exists already."""
+        """Rename strictly: return False, and do nothing, if the target exists already."""
 
         def attempt(number: int) -> bool:
             try:
@@ -302,7 +302,7 @@ class Lake:
             except FileExistsError:
                 return False
             except FileNotFoundError:
-                # An earlier attempt's answer may have been lost: what was here is there then.
+                # An earlier attempt's answer may have been lost; the target then has what was here.
                 if not number or target._status() is None:
                     raise
             return True
@@ -310,7 +310,7 @@ class Lake:
         return self.patience()("rename", self.url, attempt)
 
     def remove(self) -> None:
-        """Removes what is here, with everything below; nothing here is no error."""
+        """Remove what is here, with everything below; it is no error if nothing is here."""
         self._try("remove", lambda: self.files.remove(self.path))
 
     def _status(self) -> Status | None:
@@ -331,7 +331,11 @@ class Lake:
         self._try("write", lambda: self.files.write(self.path, blocks(), replace=True))
 
     def patience(self, stop: threading.Event | None = None) -> Patience:
-        """For how long a call here is tried again; not at all once `stop`, or ours, is set."""
+        """Return how long a call here is tried again: not at all once a stop event is set.
+
+        Args:
+            stop: the event; by default the one of this lake.
+        """
         seconds = _QUICK_SECONDS if self.quick else _PATIENT_SECONDS
         return Patience(seconds, stop=stop or self.stop)
 
@@ -340,7 +344,7 @@ class Lake:
 
 
 def is_draft(name: str) -> bool:
-    """Whether a file of that name is what `Lake.replace` makes files of, or left behind."""
+    """Return whether a file of that name is a draft of `Lake.replace`, in use or left behind."""
     return name.startswith(".") and name.endswith(_DRAFT)
 
 
@@ -348,9 +352,9 @@ class _Told(io.RawIOBase):
     """A reader whose errors name the path.
 
     Args:
-        reader: of the file at `url`.
-        url: for the errors.
-        held: closed with it.
+        reader: reader of the file at `url`.
+        url: URL for the errors.
+        held: what is closed with the reader.
     """
 
     def __init__(self, reader: io.RawIOBase, url: str, held: contextlib.ExitStack) -> None:
@@ -382,7 +386,7 @@ class _Told(io.RawIOBase):
 
 @contextlib.contextmanager
 def store_errors(doing: str, url: str) -> Iterator[None]:
-    """What a file system raises becomes a StoreError that names the path and the reason."""
+    """Turn what a file system raises into a StoreError that names the path and the reason."""
     try:
         yield
     except RAISED as error:

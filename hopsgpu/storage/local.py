@@ -17,19 +17,19 @@ class Local:
     """A `FileSystem` of this machine."""
 
     def make(self, path: str) -> None:
-        """Creates a directory, with those above it."""
+        """Create a directory, and those above it."""
         Path(path).mkdir(parents=True, exist_ok=True)
 
     def share(self, path: str, mode: int) -> None:
-        """Sets permission bits."""
+        """Set permission bits."""
         Path(path).chmod(mode)
 
     def stat(self, path: str) -> Status:
-        """Of a file or directory."""
+        """Return the status of a file or directory."""
         return _status(path.rpartition("/")[2], Path(path).stat())
 
     def entries(self, path: str) -> tuple[Status, ...]:
-        """Of what lies in a directory; links that nobody can follow are left out."""
+        """Return the status of all that is in a directory, except links that nobody can follow."""
         found = []
         for entry in os.scandir(path):
             try:
@@ -42,39 +42,39 @@ class Local:
         return tuple(found)
 
     def read(self, path: str) -> io.FileIO:
-        """A file's bytes."""
+        """Return a reader of a file's bytes."""
         return io.FileIO(path, "r")
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file's bytes in a row."""
+        """Yield a file's bytes in order."""
         with self.read(path) as file:
             while block := file.read(BLOCK):
                 yield block
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Makes a file of blocks."""
+        """Create a file from blocks."""
         with Path(path).open("wb" if replace else "xb", buffering=0) as file:
             for block in blocks:
                 _write_all(file, block)
 
     def append(self, path: str, content: bytes) -> None:
-        """Adds to the end of a file that is there."""
+        """Append to a file that exists."""
         with io.FileIO(os.open(path, os.O_WRONLY | os.O_APPEND), "a") as file:
             _write_all(file, content)
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Renames."""
+        """Rename a file or directory."""
         if replace:
             Path(source).replace(target)
         elif Path(source).is_dir():
-            # rename(2) replaces an empty directory: the claim by mkdir makes it strict.
+            # rename(2) replaces an empty directory, so mkdir claims the name first.
             Path(target).mkdir()
             try:
                 Path(source).rename(target)
             except OSError as error:
                 if error.errno != errno.ENOTEMPTY:
                     raise
-                # Somebody took the claim for a dead one's, and has put theirs there.
+                # Another process took the claim for that of a dead one, and has put its own there.
                 raise FileExistsError(error.errno, error.strerror, target) from error
         else:
             # rename(2) replaces a file, and link(2) does not.
@@ -82,7 +82,7 @@ class Local:
             Path(source).unlink()
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a directory with all below it."""
+        """Remove a file, or a directory with all below it."""
         try:
             if Path(path).is_dir() and not Path(path).is_symlink():
                 shutil.rmtree(path)

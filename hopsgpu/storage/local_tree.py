@@ -1,4 +1,4 @@
-"""What lies below a local directory: all of it, or an error that names what cannot be uploaded."""
+"""The files below a local directory: all, or an error that names what cannot be uploaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _DRAFT = re.compile(r"\.[0-9a-f]{32}\.download")
 
 
 def draft_name() -> str:
-    """A new name of a directory, beside files that come, for what has come of them so far."""
+    """Return a new name for a directory that holds a download until it is complete.
+
+    The directory lies beside the downloaded files.
+    """
     return f".{uuid.uuid4().hex}.download"
 
 
 def drafts_in(directory: Path) -> list[Path]:
-    """Such directories: of downloads that go on, and of those that were killed.
+    """Return the drafts in a directory: of downloads that go on, and of those that were killed.
 
     Raises:
         OSError: the directory cannot be read.
@@ -30,17 +33,18 @@ def drafts_in(directory: Path) -> list[Path]:
 
 
 def files_below(directory: Path) -> dict[str, Path]:
-    """Files below a directory, by their names relative to it, sorted; links are followed.
+    """Return the files below a directory by their relative names, sorted; links are followed.
 
-    What is a draft of a download (`draft_name`) is left out: it is hopsgpu's own.
+    Drafts of downloads (`draft_name`) are left out, because they are hopsgpu's own.
 
     Args:
-        directory: one that is there.
+        directory: a directory that exists.
 
     Raises:
-        ConfigError: what is neither a file nor a directory (a link to nothing, a pipe, a socket);
-            a link to a directory that it is in; a name that does not survive every client of the
-            lake, or that two have once Unicode is normalised; a directory that cannot be read.
+        ConfigError: something is neither a file nor a directory (a link to nothing, a pipe, a
+            socket); a link leads to a directory that it is in; a name does not survive every client
+            of the lake, or is the same as another once Unicode is normalised; or a directory cannot
+            be read.
     """
     found: dict[str, Path] = {}
     waiting = [(directory, frozenset({directory.resolve()}))]
@@ -88,7 +92,7 @@ def _entries(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """What cannot be looked at is told by its name: a part would be taken for all."""
+    """Turn an OSError into an error that names the path, because a part would be taken for all."""
     try:
         yield
     except OSError as error:

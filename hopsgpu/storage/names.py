@@ -1,4 +1,4 @@
-"""Names on the lake: what survives every client, and stays where it belongs."""
+"""Names on the lake that every client handles, and that stay below their directory."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# What some clients' handling of URLs cuts a path at, and what no name should have.
+# Characters at which some clients cut the path of a URL, and those that no name should have.
 UNFIT = re.compile(r"[#?;\x00-\x1f\x7f-\x9f]")
-# Of HDFS and of most local file systems.
+# The limit of HDFS and of most local file systems.
 _MOST_BYTES = 255
-# Unicode's categories of what only formats what is beside it, and of what ends lines.
+# Unicode's categories of characters that only format others, and of those that end lines.
 _UNSEEN = ("Cf", "Zl", "Zp")
-# But within a word, where Persian and emoji need them.
+# These are accepted within a word, because Persian and emoji need them.
 _JOINERS = "\u200c\u200d"
 
 
 def file_name(name: object, what: str = "name") -> str:
-    """The name of one file or directory, Unicode-normalised (NFC).
+    """Return the name of one file or directory, Unicode-normalised (NFC).
 
     Args:
-        name: as it was given.
-        what: it names, for the error.
+        name: the name, as it was given.
+        what: what it names, for the error.
 
     Raises:
-        ConfigError: not a string, empty, "." or "..", over 255 bytes of UTF-8, or with a slash, a
-            backslash, a colon, `#`, `?`, `;` or control characters.
+        ConfigError: the name is not a string, is empty, "." or "..", has over 255 bytes of UTF-8,
+            or has a slash, a backslash, a colon, `#`, `?`, `;` or control characters.
     """
     if isinstance(name, str):
         normal = unicodedata.normalize("NFC", name)
@@ -41,11 +41,11 @@ def file_name(name: object, what: str = "name") -> str:
 
 
 def model_name(name: object) -> str:
-    """The name of a model, Unicode-normalised (NFC).
+    """Return the name of a model, Unicode-normalised (NFC).
 
     Raises:
-        ConfigError: as `file_name`; names that begin with `_` or `.`, which are hopsgpu's own; and
-            white space at the ends, and characters that nobody sees.
+        ConfigError: `file_name` refuses the name; it begins with `_` or `.`, as hopsgpu's own names
+            do; or it has white space at its ends, or characters that nobody sees.
     """
     normal = file_name(name, "model")
     if normal[0] in "_.":
@@ -61,7 +61,7 @@ def model_name(name: object) -> str:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a directory of that name may be a model, which `model_name` lets be found."""
+    """Return whether a directory of that name may be a model: `model_name` accepts it unchanged."""
     try:
         return model_name(name) == name
     except ConfigError:
@@ -69,10 +69,10 @@ def is_model_name(name: str) -> bool:
 
 
 def path_below(path: object, what: str = "path") -> str:
-    """A path inside a directory: file names with slashes between them, normalised (NFC).
+    """Return a path inside a directory: file names with slashes between them, normalised (NFC).
 
     Raises:
-        ConfigError: absolute, or one of its names is none for `file_name`.
+        ConfigError: the path is not a string, is absolute, or has a name that `file_name` refuses.
     """
     if not isinstance(path, str):
         raise ConfigError(f"{what}={path!r}: must be a path with '/' between its names")
@@ -80,7 +80,7 @@ def path_below(path: object, what: str = "path") -> str:
 
 
 def is_path_below(path: object) -> bool:
-    """Whether it is a path inside a directory, as `path_below` gives it."""
+    """Return whether a value is a path inside a directory, as `path_below` returns it."""
     try:
         return path_below(path) == path
     except ConfigError:
@@ -88,10 +88,10 @@ def is_path_below(path: object) -> bool:
 
 
 def local_path(given: object, what: str) -> Path:
-    """A path on this machine.
+    """Return a path on this machine.
 
     Raises:
-        ConfigError: neither a string nor a path, or empty.
+        ConfigError: the value is neither a string nor a path, or is empty.
     """
     if isinstance(given, (str, os.PathLike)) and given != "":
         path = os.fspath(given)
@@ -105,5 +105,5 @@ def _is_fit(name: str) -> bool:
         return False
     try:
         return len(name.encode()) <= _MOST_BYTES
-    except UnicodeEncodeError:  # what a file name of no valid UTF-8 becomes in Python
+    except UnicodeEncodeError:  # Python's form of a file name that is not valid UTF-8
         return False

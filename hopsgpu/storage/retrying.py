@@ -1,4 +1,4 @@
-"""Trying again, for a while, where that can help."""
+"""Repeated attempts of a call, for a limited time, if another attempt can help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hopsgpu.storage.error_messages import Refused, explain
 
 T = TypeVar("T")
 
-# What file systems raise; anything else is a bug of ours, and is not retold.
+# What file systems raise; anything else is a bug of hopsgpu, and passes unchanged.
 RAISED = (OSError, RuntimeError, ValueError, Refused)
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 5.0
@@ -22,15 +22,15 @@ _LONGEST_PAUSE = 5.0
 
 @dataclass(frozen=True)
 class Patience:
-    """For how long something is tried again.
+    """The time for which a call is tried again.
 
     Attributes:
-        seconds: from the first attempt's end to the last one's start, however long the first took:
-            a connection that breaks after minutes of an upload is no reason to give up.
-        clock: seconds, monotonic.
-        jitter: a number between 0 and 1, which spreads the pauses of those that wait for the
-            same name node.
-        stop: set where nobody waits for the result any more.
+        seconds: from the end of the first attempt to the start of the last, however long the first
+            took: a connection that breaks after minutes of an upload is no reason to give up.
+        clock: returns seconds, monotonic.
+        jitter: returns a number between 0 and 1, which spreads the pauses of those that wait for
+            the same name node.
+        stop: set when nobody waits for the result any more.
     """
 
     seconds: float = 60.0
@@ -39,14 +39,15 @@ class Patience:
     stop: threading.Event | None = None
 
     def __call__(self, doing: str, url: str, attempt: Callable[[int], T]) -> T:
-        """What an attempt returns; it is given its number, from 0.
+        """Return what an attempt returns; each attempt is given its number, from 0.
 
         Args:
-            doing: what it does, for the error.
-            url: with what.
+            doing: what the attempt does, for the error.
+            url: the URL that it works on, for the error.
+            attempt: called until it succeeds, fails for good, or the time is over.
 
         Raises:
-            StoreError: the last attempt's trouble.
+            StoreError: the last attempt failed; the error says why.
             Cancelled: `stop` was set.
         """
         stop = self.stop or threading.Event()

@@ -1,4 +1,4 @@
-"""URLs on the lake: the root of runs and models, and what lies below it."""
+"""URLs on the lake: the root of runs and models, and the places below it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from pathlib import Path
 
 
 def root_on(named: str | None, files: str | None, user: str) -> str:
-    """The root that was named, else the user's directory on the default file system.
+    """Return the root that was named, else the user's directory on the default file system.
+
+    If there is no default file system, or it is local, this is a directory in the user's home.
 
     Args:
-        named: by an option, or None.
-        files: `fs.defaultFS`; None where no Hadoop configuration has one.
-        user: whose directory it is.
+        named: the root that an option names, or None.
+        files: `fs.defaultFS`; None if no Hadoop configuration has one.
+        user: the owner of the directory.
     """
     if named:
         return trimmed(named)
@@ -21,10 +23,12 @@ def root_on(named: str | None, files: str | None, user: str) -> str:
 
 
 def trimmed(url: str) -> str:
-    """A URL whose path begins with one slash and ends with none; `hdfs://host/` is left as it is.
+    """Return a URL whose path begins with one slash and ends with none.
+
+    `hdfs://host/` stays as it is.
 
     Args:
-        url: with a scheme and `://`; another is left as it is.
+        url: a URL with a scheme and `://`; any other text stays as it is.
     """
     scheme, colon, rest = url.partition("://")
     host, slash, path = rest.partition("/")
@@ -32,11 +36,11 @@ def trimmed(url: str) -> str:
 
 
 def below(url: str, path: str) -> str:
-    """The URL of what lies below a directory, which may be the root of a file system.
+    """Return the URL of a place below a directory, which may be the root of a file system.
 
     Args:
-        url: of the directory, with or without a slash at its end.
-        path: from there, without a slash in front.
+        url: URL of the directory, with or without a slash at its end.
+        path: path from there, without a slash in front.
     """
     above = trimmed(url)
     return f"{above}{path}" if above.endswith("/") else f"{above}/{path}"

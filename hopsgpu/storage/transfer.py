@@ -1,4 +1,4 @@
-"""Many files to the lake and back: in parallel, streamed, and checked by their digests."""
+"""Transfers of many files to the lake and back: parallel, streamed, and checked by digests."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hopsgpu.storage.filesystem import empty
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import path_below
 
-# How many files at once, by their least size: a large one is as fast as its DataNode. Each holds up
-# to 15 MB of what is on its way.
+# How many files to transfer at once, by their smallest size: a large file is as fast as its
+# DataNode. Each holds up to 15 MB that are on their way.
 _LARGE_AT_ONCE = ((16 * 2**20, 2), (256 * 2**10, 4))
-# Of those that are smaller. To write one takes the half second that closing waits for the
-# DataNode's report to the name node; to read one takes milliseconds, and of more threads most would
-# wait for the interpreter.
+# The same for smaller files. Writing one takes the half second that closing waits for the
+# DataNode's report to the name node. Reading one takes milliseconds, and most of any further
+# threads would wait for the interpreter.
 _WRITTEN_AT_ONCE = 64
 _READ_AT_ONCE = 16
 
@@ -35,22 +35,23 @@ def upload_files(
     stop: threading.Event | None = None,
     known: Callable[[str, Facts], None] | None = None,
 ) -> dict[str, Facts]:
-    """Streams local files to a directory, which is made with those below it.
+    """Stream local files to a directory, which is created with those below it.
 
     Args:
-        files: by their paths below the directory.
+        files: local files by their paths below the directory.
         root: the directory.
-        stop: set from elsewhere, it ends the upload.
-        known: told, in some thread, of each file when what it will be is known: of a large one
-            ahead of its end, and again then; of one that is tried again, again. It has to be
-            compared with what is returned.
+        stop: ends the upload when another thread sets it.
+        known: called, in some thread, with each file and its facts when these are known: for a
+            large file ahead of its end, and again at its end; for a file that is tried again,
+            again. The facts must be compared with what is returned.
 
     Returns:
         Sizes and digests of what was read and written, in the order of `files`.
 
     Raises:
-        ConfigError: a path that is not inside, or a file that cannot be read.
-        StoreError: the first problem; the others are stopped, and what was uploaded lies there.
+        ConfigError: a path is not inside the directory, or a file cannot be read.
+        StoreError: a file cannot be uploaded; this is the first error. The other uploads are
+            stopped, and what was uploaded stays.
         Cancelled: `stop` was set.
     """
     paths = {path_below(name): source for name, source in files.items()}
@@ -73,18 +74,18 @@ def download_files(
     *,
     stop: threading.Event | None = None,
 ) -> None:
-    """Streams files of a directory to a local one, which is made, and checks them.
+    """Stream files of a directory to a local one, which is created, and check them.
 
     Args:
-        facts: what the files have to be, by their paths below the directory.
+        facts: the facts that the files must have, by their paths below the directory.
         root: the directory.
-        target: the local one; files that are there already are replaced.
-        stop: set from elsewhere, it ends the download.
+        target: the local directory; files that exist there are replaced.
+        stop: ends the download when another thread sets it.
 
     Raises:
-        ConfigError: a path that is not inside.
-        StoreError: the first problem; of kind "damaged" where a file is missing, or another than
-            it has to be.
+        ConfigError: a path is not inside the directory.
+        StoreError: a file cannot be downloaded; this is the first error. Its kind is "damaged" if a
+            file is missing, or differs from its facts.
         Cancelled: `stop` was set.
     """
     locals_ = {path_below(name): target / name for name in facts}
@@ -106,10 +107,10 @@ def download_files(
 def check_files(
     facts: Mapping[str, Facts], root: Lake, *, stop: threading.Event | None = None
 ) -> None:
-    """Reads files of a directory, and keeps nothing.
+    """Read and check files of a directory, without keeping anything.
 
     Raises:
-        As `download_files`.
+        ConfigError, StoreError, Cancelled: as for `download_files`.
     """
 
     def check(name: str, stopped: threading.Event) -> None:
@@ -157,7 +158,7 @@ def _upload(
     def attempt(number: int) -> None:
         nonlocal reading
         reading = Reading(source, known)
-        # What an error holds on to would keep the file open.
+        # Without this, the frames of an error would keep the file open.
         with contextlib.closing(blocks()) as given:
             target.files.write(target.path, given, replace=True)
 
@@ -171,10 +172,10 @@ def _check(
     stop: threading.Event,
     keep: Callable[[], Callable[[bytes], object]],
 ) -> None:
-    """Reads a file from its beginning to its end, and checks it.
+    """Read a file from its beginning to its end, and check it.
 
     Args:
-        keep: begins to keep what is read, at each attempt; returns what takes a block.
+        keep: prepares to keep what is read, at each attempt; returns a function that takes a block.
     """
 
     def attempt(number: int) -> Facts:
@@ -228,7 +229,7 @@ def _each(
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
 ) -> None:
-    """Works on all, small ones many at once and large ones few; raises the first problem."""
+    """Work on all files, small ones many at a time and large ones few; raise the first error."""
     stopped = threading.Event()
     problems: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
     threads = []
@@ -248,7 +249,7 @@ def _each(
 def _run(
     threads: Sequence[threading.Thread], stopped: threading.Event, stop: threading.Event | None
 ) -> None:
-    """Runs threads to their end, on every path: nothing is written after this returns."""
+    """Run threads to their end, on every path, so that nothing is written after this returns."""
     try:
         for thread in threads:
             thread.start()
@@ -258,14 +259,14 @@ def _run(
                 if stop is not None and stop.is_set():
                     stopped.set()
     finally:
-        stopped.set()  # what is under way ends at its next block
+        stopped.set()  # transfers that are under way end at their next block
         for thread in threads:
             if thread.ident is not None:
                 thread.join()
 
 
 def _by_size(sizes: Mapping[str, int], small_at_once: int) -> Iterator[tuple[list[str], int]]:
-    """Files of about the same size, and how many of them at once."""
+    """Yield files of about the same size, with how many of them to transfer at once."""
     above: float = math.inf
     for least, most in (*_LARGE_AT_ONCE, (0, small_at_once)):
         yield [name for name, size in sizes.items() if least <= size < above], most

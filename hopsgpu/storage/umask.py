@@ -1,4 +1,4 @@
-"""Which permissions a client of HDFS gives what it makes: the name node leaves that to it."""
+"""The permissions of what an HDFS client creates, which the name node leaves to the client."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _BITS = {"r": 4, "w": 2, "x": 1}
 
 
 def creation_mask(environment: Mapping[str, str]) -> int:
-    """The permission bits that new files and directories do not get.
+    """Return the permission bits that new files and directories do not get.
 
-    That is the Hadoop configuration's `fs.permissions.umask-mode`, and this process's umask where
-    that is not set.
+    They are the Hadoop configuration's `fs.permissions.umask-mode`, or this process's umask if that
+    is missing or invalid.
 
     Args:
-        environment: which names the Hadoop configuration's directory.
+        environment: variables that name the Hadoop configuration's directory.
     """
     setting = _setting(environment)
     mask = None if setting is None else parse_mask(setting)
@@ -30,7 +30,7 @@ def creation_mask(environment: Mapping[str, str]) -> int:
 
 
 def parse_mask(setting: str) -> int | None:
-    """The bits of a setting, octal ("027") or symbolic ("u=rwx,g=rx,o="); None for neither."""
+    """Return the bits of an octal ("027") or symbolic ("u=rwx,g=rx,o=") setting; else None."""
     text = setting.strip()
     if re.fullmatch(r"[0-7]{1,4}", text):
         return int(text, 8) & 0o777
@@ -70,7 +70,7 @@ def _setting(environment: Mapping[str, str]) -> str | None:
 
 
 def _process_mask() -> int:
-    """This process's umask, which only Linux tells without setting it for all threads."""
+    """Return this process's umask, which only Linux tells without setting it for all threads."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("Umask:"):
             return int(line.split()[1], 8)

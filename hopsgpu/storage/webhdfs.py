@@ -1,8 +1,8 @@
 """HDFS over HTTP by the package `hdfs`: webhdfs:// and swebhdfs://.
 
-The name node's own WebHDFS does all of it. HttpFS, which speaks the same language, ignores that a
-rename is to be strict: it is known by its redirecting an upload to itself, and is read from only.
-(By its documentation and source; untried on a real HttpFS.)
+The name node's own WebHDFS supports all calls. HttpFS, which speaks the same protocol, ignores that
+a rename must be strict. It is recognised because it redirects an upload to itself, and is only read
+from. (By its documentation and source; untried on a real HttpFS.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 _PORTS = {"webhdfs": 9870, "swebhdfs": 9871}
 _CONNECT_SECONDS = 10.0
-# Of silence: a DataNode that has lost another one is silent for a minute.
+# Of silence, because a DataNode that has lost another one is silent for a minute.
 _DATA_SECONDS = 180.0
 _QUICK_SECONDS = 5.0
 
@@ -33,11 +33,11 @@ _QUICK_SECONDS = 5.0
 class WebHdfs:
     """A `FileSystem` on HDFS over HTTP.
 
-    Args:
-        url: of the file system, without a path.
-        quick: gives up on a name node after some seconds.
+    The user is HADOOP_USER_NAME, or this process's. If Kerberos is on, HDFS refuses this client.
 
-    The user is HADOOP_USER_NAME, or this process's; with Kerberos on, this client is refused.
+    Args:
+        url: URL of the file system, without a path.
+        quick: whether to give up on a name node after some seconds.
     """
 
     def __init__(self, url: str, *, quick: bool) -> None:
@@ -57,40 +57,40 @@ class WebHdfs:
         self._is_writable = False
 
     def make(self, path: str) -> None:
-        """Creates a directory, with those above it."""
+        """Create a directory, and those above it."""
         self._check_writable(path)
         _ask(lambda: self._client._mkdirs(path, permission=f"{0o777 & ~self._mask:o}"))
 
     def share(self, path: str, mode: int) -> None:
-        """Sets permission bits."""
+        """Set permission bits."""
         self._check_writable(path)
         _ask(lambda: self._client._set_permission(path, permission=f"{mode:o}"))
 
     def stat(self, path: str) -> Status:
-        """Of a file or directory."""
+        """Return the status of a file or directory."""
         answer = _ask(lambda: self._client._get_file_status(path).json())
         return _status(path.rpartition("/")[2], answer["FileStatus"])
 
     def entries(self, path: str) -> tuple[Status, ...]:
-        """Of what lies in a directory."""
+        """Return the status of all files and directories in a directory."""
         answer = _ask(lambda: self._client._list_status(path).json())
         found = answer["FileStatuses"]["FileStatus"]
         return tuple(_status(s["pathSuffix"] or path.rpartition("/")[2], s) for s in found)
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[io.RawIOBase]:
-        """A file's bytes."""
+        """Yield a reader of a file's bytes."""
         with contextlib.closing(_Reader(self._client, path, self.stat(path))) as reader:
             yield reader
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """A file's bytes, from its beginning to its end."""
+        """Yield a file's bytes, from its beginning to its end."""
         with self.read(path) as reader:
             while block := reader.read(BLOCK):
                 yield block
 
     def write(self, path: str, blocks: Iterable[bytes], *, replace: bool) -> None:
-        """Makes a file of blocks."""
+        """Create a file from blocks."""
         options = {
             "overwrite": str(replace).lower(),
             "permission": f"{0o666 & ~self._mask:o}",
@@ -99,23 +99,23 @@ class WebHdfs:
         self._send("PUT", lambda: self._client._create(path, **options), blocks)
 
     def append(self, path: str, content: bytes) -> None:
-        """Adds to the end of a file that is there."""
+        """Append to a file that exists."""
         self._send("POST", lambda: self._client._append(path), [content])
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
-        """Renames."""
+        """Rename a file or directory."""
         self._check_writable(target)
         option = "OVERWRITE" if replace else "NONE"
         _ask(lambda: self._client._rename(source, destination=target, renameoptions=option))
 
     def remove(self, path: str) -> None:
-        """Removes a file, or a directory with all below it."""
+        """Remove a file, or a directory with all below it."""
         self._check_writable(path)
         with contextlib.suppress(FileNotFoundError):
             _ask(lambda: self._client._delete(path, recursive="true"))
 
     def _send(self, method: str, first: Callable[[], Any], blocks: Iterable[bytes]) -> None:
-        """Sends blocks where the name node says, which makes no file before."""
+        """Send blocks to the address that the name node gives; asking for it creates no file."""
         where = _ask(lambda: first().headers["location"])
         _check_redirect(where)
         pieces = (block for block in blocks if block)
@@ -123,7 +123,7 @@ class WebHdfs:
         _check(answer)
 
     def _check_writable(self, path: str) -> None:
-        """Asks once where an upload would go, which makes nothing: that tells HttpFS.
+        """Ask once where an upload would go, which creates nothing and reveals HttpFS.
 
         Raises:
             Refused: this is HttpFS.
@@ -133,7 +133,7 @@ class WebHdfs:
         try:
             where = _ask(lambda: self._client._create(path, overwrite="true").headers["location"])
         except Refused as error:
-            if "find datanode" in error.reason:  # HttpFS does not look for one
+            if "find datanode" in error.reason:  # HttpFS does not look for a DataNode
                 return
             raise
         _check_redirect(where)
@@ -141,7 +141,7 @@ class WebHdfs:
 
 
 class _Reader(io.RawIOBase):
-    """A file's bytes; one request for what is read in a row."""
+    """A reader of a file's bytes, with one request for bytes that are read in a row."""
 
     def __init__(self, client: Any, path: str, status: Status) -> None:
         if status.is_directory:
@@ -189,7 +189,7 @@ class _Reader(io.RawIOBase):
 
     def readall(self) -> bytes:
         if self._at == 0 and self._size:
-            # By one request: the file may have been replaced by one of another length.
+            # One request, because a file of another length may have replaced this one.
             self._hang_up()
             self._answer = _ask(lambda: self._client._open(self._path, offset=0))
             self._size = int(self._answer.headers.get("Content-Length", self._size))
@@ -209,7 +209,7 @@ class _Reader(io.RawIOBase):
 
 
 def _ask(call: Callable[[], T]) -> T:
-    """What a call of the package returns; its errors are told apart."""
+    """Return what a call of the package returns, or raise the exception for its kind of error."""
     from hdfs.util import HdfsError
     from requests.exceptions import ConnectionError as NoConnection
     from urllib3.exceptions import HTTPError
@@ -217,7 +217,7 @@ def _ask(call: Callable[[], T]) -> T:
     try:
         return call()
     except NoConnection as error:
-        # "HTTPConnection(host='h', port=1): Failed to establish a new connection: …", deep inside
+        # Deep inside: "HTTPConnection(host='h', port=1): Failed to establish a new connection: …"
         reason = getattr(error.args[0], "reason", None) if error.args else None
         raise OSError(re.sub(r"^\w+\([^)]*\): ", "", str(reason or error))) from error
     except HdfsError as error:
@@ -227,7 +227,7 @@ def _ask(call: Callable[[], T]) -> T:
 
 
 def _check(answer: Any) -> None:
-    """Raises what a DataNode answered, where it refused."""
+    """Raise what a DataNode answered, if it refused."""
     from hdfs.client import _to_error
 
     if not answer:

@@ -16,8 +16,8 @@ from hopsgpu.packaging.provenance import Provenance
 
 EXPERIMENT = "hopsgpu"
 _SECONDS = 60.0
-# By its defaults MLflow asks a server that is out of reach for many minutes. Telemetry is for
-# those to have who call MLflow themselves.
+# With its defaults, MLflow retries an unreachable server for many minutes. Whether to send
+# telemetry is up to people who call MLflow themselves.
 _DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -27,7 +27,7 @@ _DEFAULTS = {
 
 @dataclass(frozen=True)
 class Tracking:
-    """Where runs are also logged.
+    """The MLflow server and experiment to which runs are also logged.
 
     Attributes:
         uri: MLflow's tracking URI.
@@ -39,7 +39,7 @@ class Tracking:
 
     @property
     def shown(self) -> str:
-        """The URI without user and password."""
+        """Return the URI without user and password."""
         parts = urllib.parse.urlsplit(self.uri)
         return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
@@ -80,7 +80,7 @@ def log(
         tracking: where to log.
         run_url: the run's directory, with record and metrics.
         code: code of the run, and its parameters.
-        seconds: seconds after which it is given up.
+        seconds: seconds after which logging is abandoned.
 
     Raises:
         HopsGpuError: something is not in MLflow; the message says what and why.
@@ -101,7 +101,7 @@ def log(
             capture_output=True,
             timeout=seconds,
             env=_environment(os.environ),
-            # A Ctrl-C is for the run, which is logged as cancelled.
+            # Ctrl-C must not end this process: it logs the run as cancelled.
             start_new_session=True,
             check=False,
         )
@@ -132,7 +132,7 @@ def _problems(output: bytes) -> list[str] | None:
 
 
 def _told(tracking: Tracking, run_url: str, why: str) -> str:
-    # MLflow's own words name the server as it was given.
+    # MLflow's messages contain the server's URI as given, with user and password.
     user = urllib.parse.urlsplit(tracking.uri).netloc.rpartition("@")[0]
     why = why.replace(f"{user}@", "") if user else why
     return f"{run_url} is not completely in MLflow at {tracking.shown}: {why}"

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# MLflow's bounds; of a request also 1 MB, of which a value of 6,000 characters can take 36 kB.
+# MLflow's limits. A request is limited to 1 MB, and a value of 6,000 characters can take 36 kB.
 _LONGEST_NAME = 250
 _LONGEST_VALUE = 6000
 _LONGEST_TAG = 5000
 _MOST_PARAMS = 20
 _MOST_METRICS = 1000
-# Values of all metrics together, some seconds' worth of requests; its charts show fewer points.
+# Values of all metrics together: they take some seconds of requests. MLflow's charts show fewer.
 _MOST_VALUES = 50_000
 _UNFIT = re.compile(r"[^\w\-. /:]", re.ASCII)
 _STATUS = {"succeeded": "FINISHED", "cancelled": "KILLED"}
-# Of an experiment or a model that is there; of a server that has no models.
+# Error codes: the experiment or model exists already; the server has no model registry.
 _THERE = "RESOURCE_ALREADY_EXISTS"
 _NO_REGISTRY = ("ENDPOINT_NOT_FOUND", "FEATURE_DISABLED", "NOT_IMPLEMENTED")
 
@@ -58,9 +58,9 @@ class Value(NamedTuple):
 def main() -> None:
     """Log the run that standard input names."""
     given = json.load(sys.stdin)
-    # The driver may be gone by then, and nobody else ends this.
+    # The driver may be gone by then, and nothing else would end this process.
     signal.alarm(int(given["seconds"]) + 1)
-    # MLflow prints the run's address.
+    # MLflow prints the run's address, and standard output is for the problems.
     with contextlib.redirect_stdout(sys.stderr):
         problems = log_run(
             given["uri"],
@@ -116,7 +116,7 @@ def log_run(
 
 
 def tags_of(record: RunRecord, url: str, code_digest: str) -> dict[str, str]:
-    """Return the run's owner, its outcome, and where the rest is, without missing values."""
+    """Return tags: the run's owner, its outcome, and where the rest is, without missing values."""
     model = record.model
     tags = {
         "mlflow.user": record.user,
@@ -140,9 +140,7 @@ def version_of(model: str) -> str:
 
 
 def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return the function's parameters by their names, and the gang's as "hopsgpu.workers" and so
-    on.
-    """
+    """Return the function's parameters by name, and the gang's as "hopsgpu.workers" and so on."""
     told = record.content
     gang = {name: v for name, v in told["spec"].items() if name != "env_vars" and v is not None}
     gang |= {"queue": told["queue"], "executors": told["executors"], "attempt": record.attempt}
@@ -151,8 +149,9 @@ def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str
 
 
 def seconds_of(record: RunRecord) -> list[Value]:
-    """Return where the run's GPU time went, as metrics of one value: "hopsgpu.gpu_seconds.held",
-    ...
+    """Return where the run's GPU time went, as metrics with one value each.
+
+    Their names are "hopsgpu.gpu_seconds.held" and so on.
     """
     at = _milliseconds(record.updated)
     spent = record.content["gpu_seconds"]
@@ -160,10 +159,10 @@ def seconds_of(record: RunRecord) -> list[Value]:
 
 
 def values_of(attempts: Iterable[Iterable[bytes]]) -> list[Value]:
-    """Return what a rank reported, for each step the last report.
+    """Return what a rank reported in all attempts, without what a later attempt repeats.
 
-    An attempt resumes from a checkpoint: what earlier ones reported from its first step on is left
-    out.
+    An attempt resumes from a checkpoint, so what earlier attempts reported from its first step on
+    is left out.
 
     Args:
         attempts: lines of the rank's record, for each attempt in order.
@@ -178,7 +177,14 @@ def values_of(attempts: Iterable[Iterable[bytes]]) -> list[Value]:
 
 
 def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
-    """Return at most so many values; of a long metric every n-th and the last."""
+    """Return at most so many values: of a long metric every n-th value and the last.
+
+    Each metric keeps at least two values, even if all of them are too many then.
+
+    Args:
+        values: values of all metrics.
+        most: most values to return.
+    """
     by_name: dict[str, list[Value]] = {}
     for value in values:
         by_name.setdefault(value.name, []).append(value)
@@ -195,7 +201,7 @@ def thinned(values: Sequence[Value], most: int = _MOST_VALUES) -> list[Value]:
 def fit_name(name: str) -> str:
     """Return a name that MLflow accepts, with "_" for other characters."""
     fit = _UNFIT.sub("_", name)[:_LONGEST_NAME]
-    # It takes names for paths, of which each has one form.
+    # MLflow treats names as paths, and accepts only their normal form.
     if any(part in ("", ".", "..") for part in fit.split("/")):
         fit = fit.replace("/", "_")
     return "_" if fit in ("", ".", "..") else fit
@@ -208,8 +214,10 @@ def batches(items: Sequence[T], most: int) -> Iterator[Sequence[T]]:
 
 
 def _reported(line: bytes) -> list[Value]:
-    """Return the values of a report; none of a GPU's sample, or of a line that a killed rank cut
-    off.
+    """Return the values of a report.
+
+    The result is empty for a sample of a GPU, and for a line that is cut off because its rank was
+    killed.
     """
     try:
         told = json.loads(line)
@@ -252,7 +260,7 @@ def _experiment(client: MlflowClient, name: str) -> str:
     """Return the ID of an experiment; create it if missing."""
     found = client.get_experiment_by_name(name)
     if found is None:
-        with _unless_coded(_THERE):  # by another run meanwhile
+        with _unless_coded(_THERE):  # another run may create it meanwhile
             return str(client.create_experiment(name))
         found = client.get_experiment_by_name(name)
     return str(found.experiment_id)
@@ -265,7 +273,7 @@ def _register(client: MlflowClient, mlflow_id: str, record: RunRecord, url: str)
     with _unless_coded(*_NO_REGISTRY):
         with _unless_coded(_THERE):
             client.create_registered_model(name)
-        # By default it would wait for the server to have copied something.
+        # By default the call would wait for the server to copy something.
         client.create_model_version(
             name, source=url, run_id=mlflow_id, tags=tags, await_creation_for=0
         )

@@ -1,1 +1,1 @@
-"""Hyperparameter search and ablation: Optuna proposes, executors come and go."""
+"""Hyperparameter search and ablation: Optuna proposes trials, which run on elastic executors."""

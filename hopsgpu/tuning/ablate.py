@@ -1,4 +1,4 @@
-"""ablate: what each component is worth, by leaving out one at a time."""
+"""`ablate`: measures the worth of each component by leaving out one at a time."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _COMPONENT, _SEED = "component", "seed"
 
 @dataclass(frozen=True)
 class Ablation:
-    """An ablation's arguments, checked.
+    """The checked arguments of an ablation.
 
     Attributes:
-        search: the search over components and seeds.
-        components: names of those that are left out, one at a time.
+        search: arguments of the search over components and seeds.
+        components: names of the components, which are left out one at a time.
     """
 
     search: SearchArguments
@@ -69,10 +69,11 @@ def ablation(
     progress: Any = None,
     spark: Any = None,
 ) -> Ablation:
-    """Checks an ablation's arguments; `ablate` says what each means.
+    """Check an ablation's arguments, which `ablate` documents.
 
     Raises:
-        ConfigError: naming the argument, what was given and what is accepted.
+        ConfigError: an argument is invalid; the message names the argument, the given value and the
+            accepted values.
     """
     check_callable(train_fn)
     check_count(seeds, "seeds", 1)
@@ -110,7 +111,7 @@ def ablation(
         max_failures=max_failures,
         name=name,
         resume=resume,
-        # Those of a component stand for what all trials get.
+        # A component's keyword arguments override these, which all trials get.
         kwargs=fixed,
         cores_per_worker=cores_per_worker,
         memory_per_worker=memory_per_worker,
@@ -127,23 +128,24 @@ def ablation(
 
 @takes(ablation)
 def ablate(given: Ablation, interrupted: threading.Event) -> AblationResult:
-    """What each layer, module or feature is worth: trained with all, and without one at a time.
+    """Measure what each layer, module or feature is worth, by training with and without it.
 
-    One trial for the whole and one for each component, of each seed, on GPUs as `search` has them.
+    For each seed, one trial trains with all components, and one trial per component trains without
+    that component. The trials run on GPUs as those of `search` do.
 
     Args:
-        train_fn: as of `search`. Where it takes an argument `seed`, it is given 0, 1, ….
-        components: for each name the keyword arguments that leave it out, as
+        train_fn: as for `search`. If it takes an argument `seed`, it gets 0, 1, ….
+        components: for each component's name the keyword arguments that leave it out, such as
             `{"dropout": {"dropout": 0.0}, "attention": {"attention": False}}`.
-        seeds: trials of each component, with another seed each.
-        metric, direction, max_concurrent, min_concurrent: as of `search`.
-        gpus_per_trial, workers_per_trial: as of `search`.
-        search_timeout, trial_timeout, max_failures, name, resume, kwargs: as of `search`.
-        cores_per_worker, memory_per_worker, gpu_type, visible, acquire_timeout: as of `search`.
-        python_env, env_vars, progress, spark: as of `search`.
+        seeds: number of trials of each component, each with a different seed.
+        metric, direction, max_concurrent, min_concurrent: as for `search`.
+        gpus_per_trial, workers_per_trial: as for `search`.
+        search_timeout, trial_timeout, max_failures, name, resume, kwargs: as for `search`.
+        cores_per_worker, memory_per_worker, gpu_type, visible, acquire_timeout: as for `search`.
+        python_env, env_vars, progress, spark: as for `search`.
 
     Raises:
-        ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as
+        ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as for
             `search`.
     """
     result = searched(given.search, interrupted)
@@ -157,11 +159,11 @@ def ablate(given: Ablation, interrupted: threading.Event) -> AblationResult:
 
 
 def rows_of(components: Sequence[str], trials: Sequence[TrialReport]) -> tuple[AblationRow, ...]:
-    """The table: the whole, then each component that was left out.
+    """Return the rows of the table: the whole, then one row per component that was left out.
 
     Args:
-        components: their names.
-        trials: of the ablation.
+        components: names of the components.
+        trials: trials of the ablation.
     """
     whole = _row(WHOLE, trials)
     return (whole, *(_against(whole, _row(name, trials)) for name in components))
@@ -212,6 +214,6 @@ def _checked(components: object) -> dict[str, Mapping[str, Any]]:
 def _takes_seed(train_fn: Callable[..., Any]) -> bool:
     try:
         taken = inspect.signature(train_fn).parameters
-    except (TypeError, ValueError):  # some built-in functions have none
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return False
     return _SEED in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())

@@ -1,52 +1,55 @@
-"""Where a search's GPU time goes: when executors come and go, and trials begin and end."""
+"""Accounting of a search's GPU time, from the events of its executors and trials."""
 
 from __future__ import annotations
 
 from hopsgpu.core.run_values import GpuSeconds
 from hopsgpu.core.trials import Moment
 
-# Of a search of many short trials the picture needs no more.
+# Enough for the display, even of a search with many short trials.
 _MOST_MOMENTS = 4000
 
 
 class Tally:
-    """Adds up held and used GPUs over time.
+    """The sums of held and used GPUs over time.
 
     Args:
-        gpus: of an executor; without any, executors are counted in the moments.
-        slots: of an executor.
+        gpus: number of GPUs of an executor; if it is 0, the moments count executors.
+        slots: number of slots of an executor.
+
+    Attributes:
+        moments: GPUs held and used over time; thinned out when there are many.
     """
 
     def __init__(self, gpus: int, slots: int) -> None:
         self._gpus = gpus
         self._slots = slots
-        # The executors that are held, and the slots that are taken.
+        # Number of executors held, and of slots taken.
         self._held = self._taken = 0
         self._since: float | None = None
         self._seconds_held = self._seconds_used = 0.0
         self.moments: list[Moment] = []
 
     def executors(self, change: int, now: float) -> None:
-        """So many executors came, or went (below 0)."""
+        """Record that a number of executors arrived, or left (below 0)."""
         self._advance(now)
         self._held += change
         self._note(now)
 
     def slots(self, change: int, now: float) -> None:
-        """So many slots were taken, or are free again (below 0)."""
+        """Record that a number of slots were taken, or freed (below 0)."""
         self._advance(now)
         self._taken += change
         self._note(now)
 
     def seconds(self, now: float) -> GpuSeconds:
-        """GPU seconds until now; none of a search on CPUs."""
+        """Return the GPU seconds until now; all are 0 for a search on CPUs."""
         self._advance(now)
         held, used = self._seconds_held * self._gpus, self._seconds_used * self._gpus
         return GpuSeconds(held, used, 0.0, max(held - used, 0.0))
 
     @property
     def share(self) -> float:
-        """Of the held time the share in which a trial ran, in [0, 1]; 0 where none was held."""
+        """Return the share of the held time in which trials ran, in [0, 1]; 0 if none was held."""
         return self._seconds_used / self._seconds_held if self._seconds_held else 0.0
 
     def _advance(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Optuna's journal of a study, as its own JournalFileBackend writes it, in a file on the lake."""
+"""Optuna's journal of a study in a file on the lake, in the format of its JournalFileBackend."""
 
 from __future__ import annotations
 
@@ -22,66 +22,69 @@ _OTHER = "does another driver go on with the same study?"
 class Journal(BaseJournalBackend):
     """A journal that one process writes.
 
-    Optuna waits for no disk: what it writes is in memory first, and on the lake as soon as
-    `follow` has brought it there.
+    Optuna does not wait for a disk: the journal keeps new entries in memory until `follow` appends
+    them to the file on the lake.
 
     Args:
-        target: the file on the lake. What it holds already is continued.
+        target: the file on the lake; new entries follow those that it already holds.
+
+    Attributes:
+        is_new: whether the file had no entries.
 
     Raises:
-        StoreError: it cannot be read, or is no journal.
+        StoreError: the file cannot be read, or is no journal.
     """
 
     def __init__(self, target: Lake) -> None:
         self._target = target
         self._lock = threading.Lock()
-        # One brings something to the lake at a time.
+        # Only one thread at a time may append to the file.
         self._following = threading.Lock()
         there = target.read() if target.exists() else b""
         whole = there[: there.rfind(b"\n") + 1]
-        # First, so that what is no journal stays as it was.
+        # Parsed first, so that a file that is no journal stays unchanged.
         self._unread = deque(_entries(whole, target.url))
         if whole != there:
-            # Its driver died in the middle of a line, which no reader takes.
+            # The driver died in the middle of a line, which no reader accepts.
             target.replace(whole)
         self._there = len(whole)
         self._lines: list[bytes] = []
-        # Of them what is on its way to the lake, and is missing there.
+        # Lines taken from `_lines` that are not yet on the lake.
         self._bringing = b""
         self._unsure = False
         self.is_new = not whole
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
-        """What was written since the last time; the one storage on it reads all, in order."""
+        """Return the entries written since the last call; the only storage reads all in order."""
         with self._lock:
             unread, self._unread = self._unread, deque()
         return unread
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Takes what Optuna writes."""
+        """Append entries of Optuna, in memory."""
         lines = [json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs]
         with self._lock:
             self._lines += lines
-            # As a reader of the file would have them.
+            # Parsed again, so that they equal what a reader of the file gets.
             self._unread.extend(json.loads(line) for line in lines)
 
     @property
     def size(self) -> int:
-        """Bytes written so far, on the lake or on their way there."""
+        """Return the number of bytes written so far, on the lake or not yet."""
         with self._lock:
             return self._there + len(self._bringing) + sum(map(len, self._lines))
 
     @property
     def there(self) -> int:
-        """Bytes that are on the lake."""
+        """Return the number of bytes on the lake."""
         return self._there
 
     def follow(self) -> None:
-        """Brings what was written since the last time to the lake.
+        """Append what was written since the last call to the file on the lake.
 
         Raises:
-            StoreError: the lake refuses, or another process writes the same journal. What is
-                missing there comes with the next call.
+            StoreError: the lake refuses, or another process writes the same journal. The next call
+                appends what is missing.
         """
         with self._following:
             with self._lock:
@@ -94,7 +97,7 @@ class Journal(BaseJournalBackend):
                     self._there = end
 
     def _append(self, content: bytes, at: int) -> int:
-        # What failed may have come there in part.
+        # An append that failed may have written a part, so the size is not checked after one.
         if not self._unsure and (self._target.stat().size if at else 0) != at:
             raise StoreError(f"{self._target.url} has grown by itself: {_OTHER}", DAMAGED)
         self._unsure = True
@@ -111,22 +114,22 @@ class Journal(BaseJournalBackend):
                 raise StoreError(text, error.kind) from error
             if error.kind != UNSUPPORTED:
                 raise
-        # A first one has nothing before it, and nothing that could be read.
+        # At the first write there is no file to read yet.
         before = self._target.read()[:at] if at else b""
         self._target.replace(before + content)
         return at + len(content)
 
     def try_follow(self) -> None:
-        """As `follow`; a lake that refuses is tried again with the next call."""
+        """Call `follow`, and ignore a StoreError: the next call tries again."""
         with contextlib.suppress(StoreError):
             self.follow()
 
 
 def _entries(content: bytes, url: str) -> list[dict[str, Any]]:
-    """What a journal holds.
+    """Return the entries of a journal.
 
     Raises:
-        StoreError: a line of it is none.
+        StoreError: a line is no entry of a journal.
     """
     found = []
     for number, line in enumerate(content.splitlines(), 1):

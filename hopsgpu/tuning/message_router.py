@@ -1,4 +1,4 @@
-"""What agents say, dealt to the trials that it is about."""
+"""Routes the agents' messages to the trials that they concern."""
 
 from __future__ import annotations
 
@@ -12,14 +12,23 @@ from typing import Any
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer, Event
 
-# Python's own 5 ms, which a thread that has an event waits for each other one that computes, are
-# several times what a trial's start takes the driver.
+# A thread that has an event waits one interval for each other thread that computes. Python's
+# default, 5 ms, is several times what the driver needs to start a trial.
 _SWITCH_SECONDS = 0.0005
 _EVENT_SECONDS = 0.2
 
 
 class TrialWire:
-    """The agents of one trial, as a `spark.granted.Wire`; `Switch.add` makes it."""
+    """The agents of one trial, as a `backends.grant.Wire`; `Switch.add` creates it.
+
+    Args:
+        server: control server of the agents.
+        keys: keys of the agents.
+        heard: called with each message before it is queued.
+
+    Attributes:
+        keys: keys of the agents.
+    """
 
     def __init__(
         self, server: ControlServer, keys: Collection[int], heard: Callable[[Message], None]
@@ -49,17 +58,17 @@ class TrialWire:
         self._server.hang_up(peers)
 
     def put(self, event: Event) -> None:
-        """Has the trial told."""
+        """Pass an event to the trial."""
         if event.message is not None:
             self._heard(event.message)
         self._events.put(event)
 
 
 class Switch:
-    """Deals events to trials, by the run id that their agents' words bear.
+    """Routes events to trials, by the run id in their agents' messages.
 
     Args:
-        server: whose events they are.
+        server: control server of the agents.
     """
 
     def __init__(self, server: ControlServer) -> None:
@@ -70,12 +79,14 @@ class Switch:
     def add(
         self, run_id: str, keys: Collection[int], heard: Callable[[Message], None]
     ) -> TrialWire:
-        """From now on what is said under a run id, or is the end of a connection, comes there.
+        """Return a wire that from now on receives the events of a trial.
+
+        These are the messages with its run id, and the ends of its agents' connections.
 
         Args:
-            run_id: of the trial, on the control channel.
-            keys: of its agents.
-            heard: told first of what they say, in the thread that deals.
+            run_id: run id of the trial on the control channel.
+            keys: keys of its agents.
+            heard: called with each message first, in the thread that routes.
         """
         wire = TrialWire(self._server, keys, heard)
         with self._lock:
@@ -83,13 +94,16 @@ class Switch:
         return wire
 
     def drop(self, run_id: str, wire: TrialWire) -> None:
-        """The try is over: what is said of it now is nobody's, or that of the trial's next try."""
+        """Stop routing to a wire, whose try is over.
+
+        Later messages with the run id go to the wire of the trial's next try, or to none.
+        """
         with self._lock:
             if self._wires.get(run_id) is wire:
                 del self._wires[run_id]
 
     def deal(self, event: Event) -> None:
-        """Brings an event to the trials that it concerns."""
+        """Pass an event to the trials that it concerns."""
         if event.message is None:
             with self._lock:
                 concerned = [wire for wire in self._wires.values() if event.peer in wire.keys]
@@ -105,13 +119,14 @@ class Switch:
 def dealing(
     server: ControlServer, switch: Switch, name: str, put: Callable[[Event | Exception], None]
 ) -> Iterator[None]:
-    """While inside, what comes from the control channel is dealt to the trials, in a thread.
+    """Route the control channel's events to the trials within the context, in a thread.
 
     Args:
-        server: whose events they are.
-        switch: brings them to the trials.
-        name: of the thread.
-        put: given the events of executors that come and go, before trials are, and what went wrong.
+        server: server that provides the events.
+        switch: routes them to the trials.
+        name: name of the thread.
+        put: called with the events of executors that arrive and leave, before the trials get them,
+            and with errors.
     """
     over = threading.Event()
 
@@ -138,11 +153,11 @@ def dealing(
 
 @contextlib.contextmanager
 def quick_switching() -> Iterator[None]:
-    """While inside, threads that compute let others go on soon: those that start trials."""
+    """Let threads that start trials interrupt threads that compute sooner, within the context."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(min(before, _SWITCH_SECONDS))
     try:
         yield
     finally:
-        if before > _SWITCH_SECONDS:  # else it is another search's, which ends it
+        if before > _SWITCH_SECONDS:  # else another search set the interval, and resets it
             sys.setswitchinterval(before)

@@ -1,7 +1,7 @@
-"""Optuna's side of a search: a thread in which it proposes, is told, and judges.
+"""The thread in which Optuna proposes trials, receives their results, and decides about pruning.
 
-Nothing waits for Optuna: a proposal takes it milliseconds to seconds, so it is asked ahead, and
-what it has to say is taken by `news`.
+No other thread waits for Optuna. A proposal takes it milliseconds to seconds, so proposals are
+requested ahead, and `news` returns what it has decided.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ if TYPE_CHECKING:
     from hopsgpu.tuning.space import Space
 
 Direction = Literal["minimize", "maximize"]
-# What a trial ran on and how it ended: an attribute of it in Optuna.
+# Attribute of a trial in Optuna: what the trial ran on and how it ended.
 ATTRIBUTE = "hopsgpu"
-# How often a trial was started: of one that another driver resumes each try counts.
+# Attribute of a trial: how often it was started, including its tries under earlier drivers.
 _TRIES = "hopsgpu.tries"
-# Of the study: a digest of the code of its trials.
+# Attribute of the study: a digest of the code of its trials.
 _CODE = "hopsgpu.code"
 _STATES = {
     End.COMPLETE: optuna.trial.TrialState.COMPLETE,
     End.PRUNED: optuna.trial.TrialState.PRUNED,
     End.FAILED: optuna.trial.TrialState.FAIL,
 }
-# Of reports that came together; with each the pruner is asked once.
+# Largest number of reports that Optuna gets of one batch; it asks the pruner once per batch.
 _MOST_REPORTS = 100
 
 
 @dataclass(frozen=True)
 class Proposed:
-    """A trial that is to run.
+    """News: Optuna proposes a trial.
 
     Attributes:
-        number: Optuna's.
-        params: by name, as Optuna has them.
+        number: Optuna's number of the trial.
+        params: parameters by name, as Optuna has them.
         arguments: keyword arguments of the user's function.
-        tries: how often it was started in earlier runs of the study.
+        tries: how often the trial was started in earlier runs of the study.
     """
 
     number: int
@@ -57,26 +57,26 @@ class Proposed:
 
 @dataclass(frozen=True)
 class Declined:
-    """The user's space does not want a trial that was proposed: Optuna has it as pruned."""
+    """News: the user's space rejected a proposed trial, which Optuna records as pruned."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class NoMore:
-    """The sampler has nothing to propose any more."""
+    """News: the sampler has no more trials to propose."""
 
 
 @dataclass(frozen=True)
 class Condemned:
-    """The pruner wants a trial to end."""
+    """News: the pruner decided that a trial should end."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Optuna, or the user's space, raised: nothing more is proposed."""
+    """News: Optuna or the user's space raised an error; no more trials are proposed."""
 
     error: Exception
 
@@ -91,15 +91,15 @@ def open_study(
     sampler: optuna.samplers.BaseSampler,
     pruner: optuna.pruners.BasePruner,
 ) -> optuna.Study:
-    """The study of a journal, made where it is new.
+    """Return the study of a journal; create it if the journal is new.
 
     Raises:
-        ConfigError: the study that is there has another direction.
+        ConfigError: the existing study has another direction.
     """
     storage = optuna.storages.JournalStorage(journal)
     logged = optuna.logging.get_verbosity()
     try:
-        # "A new study created": the search tells that itself.
+        # Suppresses "A new study created": the search has messages of its own.
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(
             storage=storage,
@@ -120,15 +120,17 @@ def open_study(
 
 
 class Asker:
-    """Speaks with Optuna in a thread of its own.
+    """Calls Optuna in a separate thread.
 
     Args:
-        study: Optuna's.
-        space: from which trials get their parameters.
+        study: Optuna's study.
+        space: the space of the trials' parameters.
         wake: called in the thread when there is news.
 
     Attributes:
-        unfinished: trials of an earlier run that had not ended, in order; they are proposed first.
+        study: Optuna's study.
+        unfinished: numbers of the trials that an earlier run did not finish, in order; they are
+            proposed first.
     """
 
     def __init__(self, study: optuna.Study, space: Space, wake: Callable[[], None]) -> None:
@@ -140,7 +142,8 @@ class Asker:
         self._wanted = 0
         self._news: deque[News] = deque()
         self._trials: dict[int, optuna.Trial] = {}
-        # Steps that Optuna has of a trial: it warns of one that comes again, as after a restart.
+        # Steps that each trial has reported to Optuna, which warns if a step is reported again, as
+        # happens after a restart.
         self._steps: dict[int, set[int]] = {}
         self._closed = False
         self._broken = False
@@ -150,21 +153,21 @@ class Asker:
         self.unfinished = deque(
             trial.number for trial in study.get_trials(deepcopy=False, states=running)
         )
-        # A sampler that has come to its end says so; outside optimize() that is an error.
+        # A sampler without further trials calls study.stop(), which raises outside optimize().
         study.stop = self._stop
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="hopsgpu-optuna", daemon=True).start()
 
     def ask(self, count: int) -> None:
-        """Has so many more proposed."""
+        """Request a number of further proposals."""
         with self._changed:
             self._wanted += count
             self._changed.notify()
 
     def started(self, number: int, tries: int) -> None:
-        """Has Optuna know how often a trial was started, in all runs of the study."""
+        """Record in Optuna how often a trial was started, in all runs of the study."""
 
         def work() -> None:
             self._trials[number].set_user_attr(_TRIES, tries)
@@ -172,13 +175,13 @@ class Asker:
         self._put(work)
 
     def tell(self, number: int, how: End, value: float | None, about: Mapping[str, Any]) -> None:
-        """Has Optuna know how a trial ended.
+        """Record in Optuna how a trial ended.
 
         Args:
-            number: of the trial.
+            number: number of the trial.
             how: complete, pruned or failed.
-            value: the metric, of one that is complete.
-            about: what is kept of it; JSON.
+            value: the metric of a complete trial; None otherwise.
+            about: what else Optuna keeps of the trial; JSON.
         """
 
         def work() -> None:
@@ -190,11 +193,11 @@ class Asker:
         self._put(work)
 
     def report(self, number: int, values: Sequence[tuple[int, float]]) -> None:
-        """Has Optuna know of a trial's metric at some steps, and asks its pruner.
+        """Report a trial's metric at some steps to Optuna, and ask its pruner.
 
         Args:
-            number: of the trial; one that has ended is left as it is.
-            values: steps, 0 and above, with the metric at each.
+            number: number of the trial; reports of an ended trial are ignored.
+            values: pairs (step, metric); steps are 0 or above.
         """
 
         def work() -> None:
@@ -212,13 +215,17 @@ class Asker:
         self._put(work)
 
     def news(self) -> list[News]:
-        """What there is to know since the last time."""
+        """Return the news since the last call."""
         with self._changed:
             found, self._news = list(self._news), deque()
         return found
 
     def close(self, seconds: float) -> bool:
-        """Ends the thread once all is told; whether it has ended within so many seconds."""
+        """End the thread once Optuna has recorded all; return whether it ended in time.
+
+        Args:
+            seconds: how long to wait for the end.
+        """
         with self._changed:
             self._closed, self._wanted = True, 0
             self._changed.notify()
@@ -251,7 +258,10 @@ class Asker:
         return self._wanted > 0 and not self._broken
 
     def _next(self) -> Callable[[], None] | None:
-        """What is to be done: what is told comes first, as the next proposal goes by it."""
+        """Return what to do next, or None at the end.
+
+        Results come before proposals, because the next proposal takes them into account.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._works or self._proposes or self._closed)
             if self._works:
@@ -267,7 +277,7 @@ class Asker:
         except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
             news = Broken(error)
             with self._changed:
-                # Trials that end until then are told all the same: none of them is lost.
+                # Optuna still records trials that end before the search does: none is lost.
                 self._broken = True
         self._tell_news(news)
 
@@ -294,7 +304,7 @@ class Asker:
         return set(self.study.get_trials(deepcopy=False)[number].intermediate_values)
 
     def _unfinished(self) -> optuna.Trial:
-        """A trial that an earlier run has left, with the parameters that it has."""
+        """Return a trial that an earlier run did not finish, with its parameters."""
         storage = self.study._storage
         study = storage.get_study_id_from_name(self.study.study_name)
         number = self.unfinished.popleft()
@@ -306,17 +316,17 @@ class Asker:
         if self._stopped:
             return True
         points = getattr(self.study.sampler, "_all_grids", None)
-        # A grid's sampler that has proposed all proposes some again.
+        # After the last point, a grid sampler proposes points again.
         return points is not None and len(self.study.get_trials(deepcopy=False)) >= len(points)
 
 
 def ended_before(study: optuna.Study) -> int:
-    """How many trials of a study have ended."""
+    """Return how many trials of a study have ended."""
     return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
 
 
 def note_code(study: optuna.Study, digest: str) -> bool:
-    """Has a study know the code of the trials to come; whether those before had another."""
+    """Record the digest of the next trials' code; return whether earlier trials had other code."""
     before = study.user_attrs.get(_CODE)
     if before != digest:
         study.set_user_attr(_CODE, digest)
@@ -324,7 +334,7 @@ def note_code(study: optuna.Study, digest: str) -> bool:
 
 
 def refused(error: Exception) -> HopsGpuError:
-    """What Optuna or the user's space raised, for the user."""
+    """Return the error to raise for an error of Optuna or of the user's space."""
     if isinstance(error, HopsGpuError):
         return error
     told = HopsGpuError(f"Optuna could not go on: {type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""Which trial runs where, and when executors come and go: values and a clock in, decisions out.
+"""The scheduler of a search: decides which trial runs where, and how many executors to have.
 
-Nothing here touches Spark, Optuna, a socket or the time: whoever drives a search tells what has
-happened, and performs what is decided.
+It is pure: it uses no Spark, Optuna, socket or clock. The caller, which drives the search, records
+what has happened together with the time, and performs the decisions.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from enum import Enum
 
 from hopsgpu.core.gang import PART_SECONDS
 
-# A trial that has lost so many executors is likely what ends them.
+# After this many lost executors, the trial itself is the likely cause.
 MOST_LOSSES = 3
-# Trials that end within a moment of each other find a proposal each.
+# Enough proposals at hand for trials that end at almost the same time.
 _LEAST_AHEAD = 2
 _AHEAD_SHARE = 8
 
 
 class End(Enum):
-    """How a trial left its place.
+    """How a trial left its slots.
 
-    One that is lost, preempted or stopped has not ended: it is put back.
+    A lost, preempted or stopped trial has not ended: it is put back.
     """
 
     COMPLETE = "complete"
     PRUNED = "pruned"
     FAILED = "failed"
-    # Its executor, and that may be the trial's doing; one that YARN took is not.
+    # LOST: its executor was lost, possibly because of the trial. PREEMPTED: YARN took the executor,
+    # which is not the trial's fault.
     LOST = "lost"
     PREEMPTED = "preempted"
     STOPPED = "stopped"
@@ -40,16 +41,16 @@ _PUT_BACK = frozenset({End.LOST, End.PREEMPTED, End.STOPPED})
 
 @dataclass(frozen=True)
 class Terms:
-    """What a search is to do.
+    """What a search should do.
 
     Attributes:
-        trials: that are to end, in all.
-        most: that may run at a time.
-        least: that must be able to run at a time before the first one starts.
-        workers: slots that a trial takes.
-        slots: of an executor. Ranks of a trial may share one, which NCCL refuses on a GPU: where
-            trials share a GPU, each has one worker.
-        max_failures: failed trials that the search bears, or None for any number.
+        trials: total number of trials that should end.
+        most: largest number of trials that run at a time.
+        least: number of trials that must be able to run at a time before the first one starts.
+        workers: number of slots that a trial takes.
+        slots: number of slots of an executor. Ranks of a trial may share an executor. NCCL does not
+            connect ranks on the same GPU, so if trials share a GPU, each has one worker.
+        max_failures: number of failed trials that the search tolerates, or None for any number.
     """
 
     trials: int
@@ -60,17 +61,17 @@ class Terms:
     max_failures: int | None = None
 
     def executors(self, trials: int) -> int:
-        """How many executors so many trials at a time take."""
+        """Return how many executors a number of concurrent trials needs."""
         return -(-trials * self.workers // self.slots)
 
 
 @dataclass(frozen=True)
 class Slot:
-    """A place for one rank: with one slot of an executor it has all its GPUs, else a share.
+    """A place for one rank: all GPUs of an executor that has one slot, else a share of them.
 
     Attributes:
-        executor: key of its agent.
-        index: in [0, slots of an executor).
+        executor: key of the executor's agent.
+        index: index of the slot, in [0, slots of an executor).
     """
 
     executor: int
@@ -79,7 +80,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Start:
-    """A trial that is to start."""
+    """The decision to start a trial on some slots."""
 
     trial: int
     slots: tuple[Slot, ...]
@@ -87,16 +88,16 @@ class Start:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is to be done now.
+    """What to do now.
 
     Attributes:
-        starts: trials that are to start.
-        wanted: executors to have in all.
-        at_once: of those that are missing so many must come together, or none is kept.
-        release: executors that are to be let go now.
-        ask: proposals that Optuna is to be asked for.
-        stop: whether running trials are to be stopped.
-        over: whether nothing is left to be done.
+        starts: trials to start.
+        wanted: total number of executors to have.
+        at_once: how many of the missing executors must arrive together; otherwise none is kept.
+        release: executors to release now.
+        ask: number of proposals to request from Optuna.
+        stop: whether to stop the running trials.
+        over: whether nothing is left to do.
     """
 
     starts: tuple[Start, ...] = ()
@@ -116,17 +117,17 @@ class _Executor:
 
 @dataclass
 class Placement:
-    """Executors and trials of a search, as far as is known; changed by what happens alone.
+    """The known state of a search's executors and trials; only recorded events change it.
 
     Attributes:
-        terms: of the search.
-        ended: trials that have ended, those of an earlier run of the study among them.
-        failures: of those how many failed in this run.
-        running: slots of each trial that runs.
-        waiting: trials that are proposed or were put back, in the order in which they start.
-        asking: proposals that are asked for.
-        exhausted: whether the sampler has no more.
-        closing: whether nothing more is to start.
+        terms: terms of the search.
+        ended: number of ended trials, including those of earlier runs of the study.
+        failures: number of trials that failed in this run.
+        running: slots of each running trial.
+        waiting: trials that were proposed or put back, in the order in which they start.
+        asking: number of proposals that were requested and have not arrived.
+        exhausted: whether the sampler has no more proposals.
+        closing: whether no more trials may start.
     """
 
     terms: Terms
@@ -141,33 +142,33 @@ class Placement:
     _tries: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _losses: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     _gathered: bool = False
-    # Since when there are idle executors with which no trial can start.
+    # Since when there are idle executors, but too few free slots to start a trial.
     _part_since: float | None = None
     _asks_again_at: float = float("-inf")
 
     @property
     def executors(self) -> Collection[int]:
-        """Keys of those that are here and are not to go."""
+        """Return the keys of the executors that are here and not released."""
         return self._executors.keys()
 
     @property
     def has_failed(self) -> bool:
-        """Whether more trials failed than the search bears."""
+        """Return whether more trials failed than the search tolerates."""
         most = self.terms.max_failures
         return most is not None and self.failures > most
 
     @property
     def busy(self) -> Mapping[int, int]:
-        """How many slots of each executor are taken."""
+        """Return how many slots of each executor are taken."""
         return {key: self.terms.slots - len(e.free) for key, e in self._executors.items()}
 
     def came(self, key: int, host: str, now: float) -> None:
-        """An executor is ready for trials."""
+        """Record that an executor is ready for trials."""
         self._executors[key] = _Executor(host, set(range(self.terms.slots)))
         self._changed(now)
 
     def gone(self, key: int, now: float) -> tuple[int, ...]:
-        """An executor was lost or let go; which trials have a rank there."""
+        """Record that an executor was lost or released; return the trials with a rank there."""
         self._executors.pop(key, None)
         self._changed(now)
         return tuple(
@@ -175,22 +176,22 @@ class Placement:
         )
 
     def proposed(self, trial: int) -> None:
-        """Optuna has proposed a trial."""
+        """Record that Optuna proposed a trial."""
         self.asking -= 1
         self.waiting.append(trial)
 
     def declined(self) -> None:
-        """Optuna has proposed a trial that the user's space does not want: it ended so."""
+        """Record that the user's space rejected a proposed trial, which counts as ended."""
         self.asking -= 1
         self.ended += 1
 
     def unproposed(self) -> None:
-        """A proposal will not come: the sampler has no more."""
+        """Record that a proposal will not arrive, because the sampler has no more."""
         self.asking -= 1
         self.exhausted = True
 
     def started(self, start: Start, now: float) -> None:
-        """A trial was started as decided."""
+        """Record that a trial was started as decided."""
         self.waiting.remove(start.trial)
         self.running[start.trial] = start.slots
         self._tries[start.trial] += 1
@@ -200,17 +201,17 @@ class Placement:
         self._changed(now)
 
     def tries(self, trial: int) -> int:
-        """How often a trial was started."""
+        """Return how often a trial was started in this run."""
         return self._tries[trial]
 
     def left(self, trial: int, how: End, now: float) -> End:
-        """All ranks of a trial are gone; how that counts.
+        """Record that all ranks of a trial are gone.
 
-        One that has lost its executor, or was stopped, is put back, and is the next to start;
-        after three losses that were not YARN's doing it failed.
+        A trial that lost its executor or was stopped is put back and is the next to start. After
+        three losses that YARN did not cause, it counts as failed.
 
         Returns:
-            How it counts: `how`, or failed.
+            How the end counts: `how`, or failed.
         """
         for slot in self.running.pop(trial):
             if slot.executor in self._executors:
@@ -228,12 +229,13 @@ class Placement:
         return how
 
     def released(self, keys: Iterable[int], now: float, pause: float) -> None:
-        """Executors were let go as decided.
+        """Record that executors were released as decided.
 
         Args:
-            keys: of them.
-            now: the clock's reading.
-            pause: seconds in which no others are asked for, where trials wait: others go first.
+            keys: keys of the executors.
+            now: current reading of the clock, in seconds.
+            pause: seconds without new requests, so that other gangs go first; applies if the
+                executors were released because no trial could start on them.
         """
         if self._part_since is not None and now - self._part_since >= PART_SECONDS:
             self._asks_again_at = now + pause
@@ -242,8 +244,8 @@ class Placement:
         self._changed(now)
 
     def _changed(self, now: float) -> None:
-        # A share of a busy executor that is left over cannot be given back, and keeps nobody from
-        # anything.
+        # Only idle executors count: the free slots of a busy one cannot be given back, and nobody
+        # else could use them.
         is_part = bool(self._idle()) and self._free() < self._needed()
         if not is_part:
             self._part_since = None
@@ -254,24 +256,24 @@ class Placement:
         return sum(len(executor.free) for executor in self._executors.values())
 
     def _needed(self) -> int:
-        """Free slots without which no trial can start."""
+        """Return how many free slots it takes to start a trial."""
         return self._least() * self.terms.workers
 
     def _least(self) -> int:
-        """Trials that must be able to start together: no more than there are."""
+        """Return how many trials must be able to start together, at most all that are left."""
         return 1 if self._gathered else min(self.terms.least, max(self._left(), 1))
 
     def _left(self) -> int:
-        """Trials that have not ended, those that are not proposed yet among them."""
+        """Return the number of trials that have not ended, including those not proposed yet."""
         return len(self.running) + len(self.waiting) + self.asking + self._unasked()
 
     def decide(self, now: float) -> Decision:
-        """What is to be done now.
+        """Return what to do now.
 
         Args:
-            now: the clock's reading.
+            now: current reading of the clock, in seconds.
         """
-        # What is left has changed since, where the sampler has come to its end.
+        # If the sampler has no more proposals, fewer trials are left than at the last event.
         self._changed(now)
         unasked, left = self._unasked(), self._left()
         if self.closing or self.has_failed or not left:
@@ -295,11 +297,11 @@ class Placement:
         )
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether idle executors have waited too long for others with which a trial could start."""
+        """Return whether idle executors have waited too long for others to start a trial with."""
         return self._part_since is not None and now - self._part_since >= PART_SECONDS
 
     def _at_once(self, starts: tuple[Start, ...]) -> int:
-        """Executors with which, and the slots that are left over, a trial can start."""
+        """Return how many more executors a trial needs, given the slots that are left over."""
         left_over = self._free() - len(starts) * self.terms.workers
         short = self._needed() - left_over
         return -(-(short if short > 0 else self._needed()) // self.terms.slots)
@@ -311,7 +313,7 @@ class Placement:
         return max(self.terms.trials - there, 0)
 
     def _ready_wanted(self) -> int:
-        """Proposals to have at hand: for free slots, and some ahead for trials that end soon."""
+        """Return how many proposals to have ready: for free slots, and for trials that end soon."""
         slots = len(self._executors) * self.terms.slots // self.terms.workers
         places = min(max(slots, self.terms.least), self.terms.most)
         free = max(places - len(self.running), 0)
@@ -319,7 +321,7 @@ class Placement:
         return free + min(ahead, places)
 
     def _idle(self) -> list[int]:
-        """Executors without a running trial, those that came last first."""
+        """Return the executors without a running trial, the latest arrival first."""
         whole = self.terms.slots
         return [key for key, e in reversed(self._executors.items()) if len(e.free) == whole]
 
@@ -338,7 +340,7 @@ class Placement:
         return tuple(starts)
 
     def _take(self, free: dict[int, set[int]]) -> tuple[Slot, ...]:
-        """Slots for a trial, which are free no more: near each other, and on fuller executors."""
+        """Take slots for a trial from the free ones: near each other, and on fuller executors."""
         taken: list[Slot] = []
         while len(taken) < self.terms.workers:
             key = self._best(free, self.terms.workers - len(taken), taken)
@@ -351,7 +353,7 @@ class Placement:
 
     def _best(self, free: Mapping[int, set[int]], wanted: int, taken: Collection[Slot]) -> int:
         if self.terms.workers == 1:
-            # On the fullest, so that others become idle and can go.
+            # On the fullest executor, so that others become idle and can be released.
             return min(free, key=lambda key: len(free[key]))
         on_hosts: dict[str, int] = defaultdict(int)
         for key, indexes in free.items():
@@ -362,7 +364,7 @@ class Placement:
         def preference(key: int) -> tuple[bool, bool, int]:
             host = self._executors[key].host
             room = on_hosts[host]
-            # The smallest host that takes all, else the one that takes most.
+            # The node with the fewest free slots that suffice, else the one with the most.
             return host not in near, room < wanted, room if room >= wanted else -room
 
         return min(free, key=preference)

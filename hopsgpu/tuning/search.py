@@ -1,4 +1,4 @@
-"""search: hyperparameter trials that start on the first GPU granted and grow as more come."""
+"""`search`: runs trials from the first granted GPU on, and more at a time as GPUs arrive."""
 
 from __future__ import annotations
 
@@ -48,59 +48,61 @@ _KEEP_SECONDS = 120.0
 
 @takes(search_arguments)
 def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
-    """Searches for the parameters with the best metric, on GPUs that come and go one by one.
+    """Search for the parameters with the best metric, on GPUs that arrive and leave one by one.
 
-    The first trial runs when the first executor is granted; each further one takes a trial at
-    once, and goes back when fewer trials are left than executors. Each trial is a fresh process
-    that runs `train_fn(**kwargs, **parameters)` and returns the metric. Returns once the
-    ResourceManager shows the GPUs gone.
+    The first trial runs when the first executor is granted. Each further executor gets a trial as
+    soon as it arrives, and is released when fewer trials are left than executors. Each trial is a
+    fresh process that runs `train_fn(**kwargs, **parameters)` and returns the metric. The call
+    returns once the ResourceManager shows the GPUs gone.
 
     Args:
-        train_fn: any callable that cloudpickle takes. It returns the metric, a number, or a dict of
-            numbers with it. `context().report(step, **metrics)` tells of the metric meanwhile,
-            and `context().should_prune()` says whether to return early.
+        train_fn: any callable that cloudpickle can pickle. It returns the metric, a number, or a
+            dict of numbers that contains the metric. `context().report(step, **metrics)` reports
+            the metric during training, and `context().should_prune()` says whether to return early.
         space: a dict of parameter names to Optuna distributions, or a function of an Optuna trial
             that suggests parameters; what that returns, if anything, are the keyword arguments.
-        trials: that are to end in all, those of an earlier run of the search among them.
-        max_concurrent: trials that may run at a time, and GPUs that are asked for accordingly.
-        min_concurrent: trials for which there must be GPUs before the first one starts.
-        gpus_per_trial: whole GPUs of each worker of a trial; 0 for CPUs; 1/k (0.5, say) for k
-            trials that share a GPU, each told to use its share of the memory.
-        workers_per_trial: ranks of each trial; above 1 a trial is a gang, on an executor for each.
+        trials: total number of trials that should end, including those of earlier runs of the
+            search.
+        max_concurrent: largest number of trials that run at a time; GPUs are requested for so many.
+        min_concurrent: number of trials for which there must be GPUs before the first one starts.
+        gpus_per_trial: whole GPUs of each worker of a trial; 0 for CPUs; 1/k (such as 0.5) if k
+            trials share a GPU, each with the setting to use its share of the memory.
+        workers_per_trial: ranks of each trial; if above 1, a trial is a gang with one executor per
+            rank.
         direction: "minimize" or "maximize".
-        metric: its name, where the function returns or reports several.
-        sampler: "tpe" (the default), "random", "grid", "cmaes", "genetic", or one of Optuna's.
-        pruner: "none" (the default), "median", "asha", "hyperband", or one of Optuna's.
-        seed: of a sampler that is named. The same trials are proposed again as far as the order
-            goes in which others ended; with max_concurrent=1 all are.
-        search_timeout: how long the search may take from its first wait on; trials that run then
-            are stopped; the search can be resumed.
-        trial_timeout: how long a trial may take; one that takes longer failed.
-        max_failures: failed trials that the search bears; None for any number.
-        name: of the search. A search of this name that exists already is resumed.
-        resume: id of the search to go on with. Trials that have ended stay; those that ran are
-            started again, and find their checkpoints.
+        metric: name of the metric, needed if the function returns or reports several.
+        sampler: "tpe" (the default), "random", "grid", "cmaes", "genetic", or a sampler of Optuna.
+        pruner: "none" (the default), "median", "asha", "hyperband", or a pruner of Optuna.
+        seed: seed of a sampler given by name. The same seed proposes the same trials as long as
+            trials end in the same order; with max_concurrent=1 it always does.
+        search_timeout: how long the search may take from its first wait for executors on. Trials
+            that still run then are stopped; the search can be resumed.
+        trial_timeout: how long a trial may take; a trial that takes longer fails.
+        max_failures: number of failed trials that the search tolerates; None for any number.
+        name: name of the search. If a search of this name exists, it is resumed.
+        resume: id of the search to resume. Trials that have ended are kept; those that were running
+            start again and find their checkpoints.
         kwargs: keyword arguments that all trials get.
-        cores_per_worker, memory_per_worker, gpu_type, visible: as of `launch`.
-        acquire_timeout: how long it may wait for the first executor; None for no bound.
-        python_env, env_vars, spark: as of `launch`.
-        progress: as of `launch`; a callable is given a SearchStatus.
+        cores_per_worker, memory_per_worker, gpu_type, visible: as for `launch`.
+        acquire_timeout: how long the search may wait for the first executor; None for no limit.
+        python_env, env_vars, spark: as for `launch`.
+        progress: as for `launch`; a callable receives a SearchStatus.
 
     Raises:
-        ConfigError: an argument or setting that cannot work, no Optuna at the driver, or the search
-            to resume does not exist or is still running; no GPU was asked for.
-        CapacityError: what YARN can never grant; nothing was asked for.
-        GangTimeout: no executor came in time.
+        ConfigError: an argument or setting is invalid, Optuna is not installed at the driver, or
+            the search to resume does not exist or is still running; no GPU was requested.
+        CapacityError: YARN can never grant the executors; nothing was requested.
+        GangTimeout: no executor arrived in time.
         StoreError: the lake refused the search's directory.
-        HopsGpuError: more trials failed than `max_failures`, or Optuna could not go on. As of all
-            of these, `error.result` is what there is.
-        KeyboardInterrupt: Ctrl-C; its GPUs are back.
+        HopsGpuError: more trials failed than `max_failures`, or Optuna could not continue. As with
+            the other errors of a search that has begun, `error.result` has the results so far.
+        KeyboardInterrupt: the user pressed Ctrl-C; the search's GPUs are back.
     """
     return searched(given, interrupted)
 
 
 def searched(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
-    """As `search`."""
+    """Run a search, as `search` does, with checked arguments."""
     run_id = given.resume or given.named or new_run_id(given.spec.name)
     plan = _plan(given, run_id)
     _check_before(given, Lake(plan.paths["run"]), run_id)
@@ -121,10 +123,10 @@ def searched(given: SearchArguments, interrupted: threading.Event) -> SearchResu
 
 
 def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
-    """The plan of an executor, where so many can be had as must run at a time.
+    """Return the plan of an executor, if enough executors for `min_concurrent` trials can fit.
 
     Raises:
-        ConfigError, CapacityError: as `planning.plan_of`.
+        ConfigError, CapacityError: as `planner.plan_of` raises them.
     """
     terms = given.terms
     least = terms.executors(terms.least) * terms.slots
@@ -141,10 +143,11 @@ def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
 
 
 def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
-    """Return whether what there is of the search can be resumed.
+    """Check that a search can begin in its directory, or can be resumed from it.
 
     Raises:
-        ConfigError: the search to resume does not exist, is something else, or is still running.
+        ConfigError: the search to resume does not exist, is a run of another kind, or is still
+            running.
     """
     if not (run / JOURNAL).exists():
         if given.resume is not None:
@@ -157,7 +160,7 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
         return
     try:
         record = parse((run / RECORD).read(), (run / RECORD).url)
-    except StoreError:  # its driver died before it had written one
+    except StoreError:  # the driver died before it wrote a record
         return
     own = given.application.id
     other = str(record.content.get("application") or "")
@@ -165,7 +168,7 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
         return
     try:
         goes_on = given.application.goes_on(other)
-    except HopsGpuError:  # not known any more
+    except HopsGpuError:  # YARN no longer knows the application
         goes_on = False
     if goes_on:
         raise ConfigError(
@@ -175,7 +178,7 @@ def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
 
 
 class _Search:
-    """A search's study, record and executors."""
+    """One run of a search: its study, record and executors."""
 
     def __init__(
         self,
@@ -193,10 +196,10 @@ class _Search:
         self._study: optuna.Study | None = None
 
     def run(self) -> SearchResult:
-        """Runs it; however it ends, its executors are gone first.
+        """Run the search; return or raise only after its executors are gone.
 
         Raises:
-            HopsGpuError: what ended it, with `error.result`.
+            HopsGpuError: an error ended the search; `error.result` has the results so far.
         """
         for text in self._plan.warnings:
             self._board.warn(text)
@@ -220,7 +223,7 @@ class _Search:
         return self._result()
 
     def _searched(self, recording: Recording) -> None:
-        # Optuna takes a while to import, and is needed from here on.
+        # Imported here because Optuna takes long to import and is needed only from here on.
         from hopsgpu.tuning.journal import Journal
         from hopsgpu.tuning.sampler_thread import Asker, ended_before, note_code, open_study
         from hopsgpu.tuning.search_loop import Searching
@@ -275,7 +278,7 @@ class _Search:
             searching.run(lease, python_env)
 
     def _conclude(self, asker: Asker, journal: Journal) -> None:
-        """Has Optuna told of all, and the journal on the lake."""
+        """Wait until Optuna has recorded all trials, and the journal is on the lake."""
         if not asker.close(_KEEP_SECONDS):
             self._board.warn(f"Optuna did not take in all trials within {_KEEP_SECONDS:g} s")
         try:
@@ -328,7 +331,7 @@ class _Search:
         )
 
     def _as_run(self) -> GangResult:
-        """What a search's record has as that of any run."""
+        """Return the part of the search's result that the record of any run has."""
         board = self._board
         return GangResult(
             run_id=board.run_id,

@@ -1,4 +1,4 @@
-"""A search from its plan to its result: decided by `placing`, performed here, in one thread."""
+"""The main loop of a search: one thread performs what `scheduler` decides."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
 
-# What nobody announces is looked for so often: executors that are gone, time that is over.
+# How often the loop checks for what no event announces: that executors can no longer arrive, that
+# the search was cancelled, or that its time is over.
 _LOOK_SECONDS = 0.25
 _TOLD_SECONDS = 60.0
 _MOST_TAKEN = 256
@@ -64,23 +65,23 @@ class _Begun:
     number: int
 
 
-# What the search's thread takes in: an executor that comes or is gone, a trial that has begun, a
-# try that is over, what a trial reports, what went wrong in dealing, and that Optuna has news.
+# What the search's thread handles: an executor that arrives or leaves, a trial that has begun, a
+# try that is over, the reports of a trial, an error in routing, and news of Optuna (None).
 _Item = Event | _Begun | Try | _Reported | Exception | None
 
 
 class Searching:
-    """One search on its way.
+    """A running search.
 
     Args:
-        given: the arguments.
-        plan: of an executor, with the search's places on the lake.
-        board: on which it writes how it stands.
-        cancelled: set when it is no longer wanted.
-        background: brings journal and logs to the lake.
-        asker: speaks with Optuna.
-        journal: of the study.
-        ended: trials of the study that have ended before.
+        given: the search's arguments.
+        plan: plan of an executor, with the search's paths on the lake.
+        board: receives the search's state.
+        cancelled: event that cancels the search.
+        background: uploads the journal and the logs to the lake.
+        asker: calls Optuna.
+        journal: journal of the study.
+        ended: number of the study's trials that ended earlier.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Searching:
         self._asker = asker
         self._journal = journal
         self._directory = Lake(plan.paths["run"])
-        # Asked once: Spark takes a millisecond to say it.
+        # Read once, because Spark takes a millisecond to return it.
         self._interface = given.application.interface
         self._placement = Placement(given.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
@@ -120,18 +121,18 @@ class Searching:
         self._python_env: PythonEnv | None = None
 
     def wake(self) -> None:
-        """Has it look for news of Optuna's; in any thread."""
+        """Have the search handle Optuna's news; may be called from any thread."""
         self._inbox.put(None)
 
     def run(self, lease: ElasticLease, python_env: PythonEnv | None) -> None:
-        """Runs all trials on executors that come and go.
+        """Run all trials on executors that arrive and leave.
 
         Args:
-            lease: brings them.
-            python_env: that the ranks run with, or None.
+            lease: acquires and releases the executors.
+            python_env: Python environment of the ranks, or None.
 
         Raises:
-            HopsGpuError: what ended the search, once no trial runs.
+            HopsGpuError: an error ended the search; raised once no trial runs.
         """
         self._python_env = python_env
         if self._given.timeout is not None:
@@ -143,7 +144,7 @@ class Searching:
                 while not self._step(lease, switch):
                     pass
             finally:
-                # None is left, unless it ends by an error of its own.
+                # No trial is left here, unless an error of this loop ended it.
                 for running in self._tries.values():
                     running.stop()
                 self._do_later(time.monotonic(), hurry=True)
@@ -154,7 +155,7 @@ class Searching:
             raise self._error
 
     def _step(self, lease: ElasticLease, switch: Switch) -> bool:
-        """Decides, performs and takes in what comes; whether all is over."""
+        """Decide, perform the decision, and handle what arrives; return whether all is over."""
         now = time.monotonic()
         decision = self._placement.decide(now)
         self._perform(decision, lease, switch, now)
@@ -166,7 +167,7 @@ class Searching:
         with contextlib.suppress(queue.Empty):
             patience = min(_LOOK_SECONDS, self._later.patience(time.monotonic()))
             self._take(self._inbox.get(timeout=patience), lease)
-            # Decided once for what comes together.
+            # One decision for all that arrived together.
             for _ in range(_MOST_TAKEN):
                 self._take(self._inbox.get_nowait(), lease)
         return False
@@ -191,7 +192,7 @@ class Searching:
             lease.want(decision.wanted, decision.at_once)
         if decision.ask:
             self._placement.asking += decision.ask
-            # It proposes by what it was told before.
+            # Queued behind the results that Optuna should know before it proposes.
             self._later.put(functools.partial(self._asker.ask, decision.ask), now)
         self._do_later(now, hurry=not self._placement.waiting)
         if decision.stop:
@@ -260,7 +261,7 @@ class Searching:
         )
 
     def _look(self, lease: ElasticLease, decision: Decision) -> None:
-        """Looks for what nobody announces, and shows how it stands."""
+        """Check for what no event announces, and update the display."""
         try:
             lease.check()
         except HopsGpuError as error:
@@ -280,7 +281,7 @@ class Searching:
         self._board.show()
 
     def _fail(self, error: BaseException) -> None:
-        """Ends the search; the first reason counts."""
+        """End the search by an error; only the first error counts."""
         if self._error is None:
             log.info("%s: the search is ended by %s", self._board.run_id, type(error).__name__)
             self._error = error
@@ -317,10 +318,10 @@ class Searching:
         self._looked = float("-inf")
 
     def _judge(self, said: _Reported) -> None:
-        """Has Optuna know what a trial reports."""
+        """Report a trial's metrics to Optuna."""
         step, value = said.values[-1]
         self._board.reported(said.number, step, value)
-        # Behind the ends of trials by which the pruner goes.
+        # Queued behind the ends of other trials, which the pruner compares with.
         told = functools.partial(self._asker.report, said.number, said.values)
         self._later.put(told, time.monotonic())
 
@@ -346,7 +347,7 @@ class Searching:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
     def _end(self, running: Try, lease: ElasticLease) -> None:
-        """A try is over: what becomes of its trial."""
+        """Handle the end of a try: record the end of its trial, or put the trial back."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
         self._later.begun(number)
@@ -400,12 +401,12 @@ class Searching:
             self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
     def _avoid(self, blamed: Avoid, lease: ElasticLease) -> None:
-        """A GPU or node that failed gets no trial more; all that follow would fail there too."""
+        """Start no more trials on a GPU or node that failed, where they would fail too."""
         try:
             aside = lease.avoid(blamed)
         except HopsGpuError as error:
             self._fail(error)
             return
         for key in aside:
-            # Trials that share it come to their own ends.
+            # Running trials that share the executor are not stopped.
             self._placement.gone(key, time.monotonic())

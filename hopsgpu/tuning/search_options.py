@@ -1,4 +1,4 @@
-"""A search's arguments: declared once, checked before anything is started."""
+"""The arguments of a search, declared once and checked before anything starts."""
 
 from __future__ import annotations
 
@@ -45,25 +45,25 @@ _DIRECTIONS = ("minimize", "maximize")
 
 @dataclass(frozen=True)
 class SearchArguments:
-    """A search's arguments, checked.
+    """The checked arguments of a search.
 
     Attributes:
-        terms: which trials, how many, on what.
+        terms: how many trials run, and on how many slots.
         spec: the ranks of one executor, as a gang.
-        space: from which trials get their parameters.
+        space: the space of the trials' parameters.
         direction: "minimize" or "maximize".
-        metric: name of what is searched for, or None.
+        metric: name of the metric that is optimized, or None.
         sampler, pruner: Optuna's.
-        seed: that was given, or None.
+        seed: the given seed, or None.
         timeout: seconds that the search may take, or None.
-        function: the pickled call with what all trials give it.
+        function: the pickled call of the function with the arguments that all trials share.
         modules: the user's own modules.
         code: a digest of the function and the user's modules.
-        foreseen: what the function's code tells ahead.
-        progress: what is shown.
-        application: in which it runs.
-        python_env: that the ranks run with, to be made or there already; or None.
-        named: the name of the search, under which it is resumed; None for one of its own.
+        foreseen: what an analysis of the function's code found.
+        progress: the display.
+        application: the application in which the search runs.
+        python_env: Python environment of the ranks, to be built or existing; or None.
+        named: the given name, by which the search is resumed; None if the search gets a new run id.
         resume: id of the search to resume, which must exist; or None.
         needs: top-level modules that the ranks' Python must have to unpickle the function.
     """
@@ -90,11 +90,11 @@ class SearchArguments:
 
     @property
     def memory_share(self) -> float | None:
-        """The share of a GPU's memory that a trial may use; None where it has it all."""
+        """Return the share of a GPU's memory that a trial may use; None if it may use all of it."""
         return 1 / self.terms.slots if self.terms.slots > 1 else None
 
     def call(self, arguments: Mapping[str, Any]) -> bytes:
-        """The pickled call of a trial.
+        """Return the pickled call of a trial with its arguments.
 
         Raises:
             ConfigError: an argument cannot be pickled; the message names it.
@@ -132,10 +132,11 @@ def search_arguments(
     progress: Any = None,
     spark: Any = None,
 ) -> SearchArguments:
-    """Checks a search's arguments; `search.search` says what each means.
+    """Check a search's arguments, which `search.search` documents.
 
     Raises:
-        ConfigError: naming the argument, what was given and what is accepted.
+        ConfigError: an argument is invalid; the message names the argument, the given value and the
+            accepted values.
     """
     refuse_nested()
     check_callable(train_fn)
@@ -235,7 +236,7 @@ def _gpus(given: float) -> GpuRequest:
 def _function(
     train_fn: Callable[..., Any], space: Space, fixed: Mapping[str, Any]
 ) -> tuple[bytes, Imported]:
-    """The pickled function with what all trials give it, and the modules that they import."""
+    """Return the pickled function with its shared arguments, and the modules that they import."""
     if isinstance(space, Mapping):
         if twice := sorted(fixed.keys() & space.keys()):
             raise ConfigError(
@@ -247,6 +248,6 @@ def _function(
     noted = Noted()
     call = pickle_call(train_fn, (), fixed, noted=noted)
     for value in values_of(space):
-        # What trials are given beside it.
+        # The parameters that trials get in addition may need modules of their own.
         noted.see(value if callable(value) else type(value), by_value=True)
     return call, noted.imported()

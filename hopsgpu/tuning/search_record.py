@@ -1,4 +1,4 @@
-"""What a search's record on the lake tells beside a run's, and what a study tells of its trials."""
+"""The part of a search's record that other runs' records lack, and the trials of a study."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STATES = {
 
 
 def reports_of(study: optuna.Study) -> Iterator[TrialReport]:
-    """The trials of a study, in the order of their numbers; not those that only wait."""
+    """Yield reports of a study's trials, in order of their numbers, without those that wait."""
     for trial in study.get_trials(deepcopy=False):
         if trial.state in _STATES:
             yield _report(trial)
@@ -37,7 +37,7 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
         value = trial.intermediate_values[max(trial.intermediate_values)]
     kept = dict(trial.user_attrs.get(ATTRIBUTE, {}))
     if kept.get("ended") is None and state != RUNNING and trial.datetime_complete is not None:
-        # One that the user's space declined never ran.
+        # The user's space declined the trial, which never ran.
         kept |= {"ended": trial.datetime_complete.timestamp(), "tries": 0}
     return TrialReport(
         number=trial.number, params=dict(trial.params), state=state, value=value, **kept
@@ -47,12 +47,12 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
 def told(
     given: SearchArguments, study: optuna.Study | None, best: Best | None
 ) -> Mapping[str, Any]:
-    """What the record tells of a search and its trials; JSON.
+    """Return what the record contains about a search and its trials; JSON.
 
     Args:
-        given: its arguments.
-        study: Optuna's, once it is there.
-        best: trial so far, or None.
+        given: arguments of the search.
+        study: Optuna's study, or None if it is not open yet.
+        best: the best trial so far, or None.
     """
     terms, space = given.terms, given.space
     return {
@@ -84,5 +84,5 @@ def _plain(value: Best | TrialReport) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
-    """A value as JSON has it: NaN and the infinities as the metrics of all records."""
+    """Return a value for JSON, with NaN and infinities encoded as in the metrics of all records."""
     return for_json(value) if isinstance(value, float) else value

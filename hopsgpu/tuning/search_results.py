@@ -1,4 +1,4 @@
-"""What `search` and `ablate` return: frozen values with a readable repr, in notebooks as HTML."""
+"""The results of `search` and `ablate`: frozen values with a readable repr, HTML in notebooks."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from hopsgpu.display.search_phrases import ends, shortened
 
 @dataclass(frozen=True)
 class SearchResult(SearchOutcome):
-    """What a search left.
+    """The result of a search.
 
     Attributes:
-        run_id: names the search's directory on the lake; `search(resume=run_id)` goes on with it.
-        best: params, value and number of the best trial; None where none is complete.
-        trials: all, in the order of their numbers, those of earlier runs of the study among them.
-        study: Optuna's, for its plots and its further use.
+        run_id: names the search's directory on the lake; `search(resume=run_id)` resumes it.
+        best: params, value and number of the best trial; None if no trial is complete.
+        trials: all trials in order of their numbers, including those of earlier runs of the study.
+        study: Optuna's study, for its plots and for further use.
         direction: "minimize" or "maximize".
-        metric: name of what is searched for, or None.
-        gpu_seconds: where the GPU time of this run went; `training` is that of trials.
+        metric: name of the metric that is optimized, or None.
+        gpu_seconds: how the GPU time of this run was spent; `training` is that of the trials.
         timeline: `granted` is when the first executor was ready, `started` when the function of
             the first trial ran, `returned` when the last trial had ended.
         moments: GPUs held and used over time.
-        warnings: what a person should know.
+        warnings: warnings for the user.
     """
 
     __module__ = "hopsgpu"
 
     def plot(self, path: str | Path) -> None:
-        """Writes a page with all trials and Optuna's plots, for a browser, to a local file.
+        """Write a page with all trials and Optuna's plots, for a browser, to a local file.
 
         Args:
-            path: of the file; one that is there is written over.
+            path: path of the file; an existing file is overwritten.
         """
         Path(path).write_text(page(self), encoding="utf-8")
 
     def __repr__(self) -> str:
-        # Trials are thousands; what a person looks for must be seen beside them.
+        # There may be thousands of trials; listed, they would hide what a person looks for.
         parts = [f"run_id={self.run_id!r}"]
         if self.best is not None:
             best = self.best
@@ -57,14 +57,14 @@ class SearchResult(SearchOutcome):
 
 @dataclass(frozen=True)
 class AblationResult(AblationOutcome):
-    """What each component is worth: the metric without it, against that of the whole.
+    """What each component is worth: the metric without it, compared with that of the whole.
 
     Attributes:
         run_id: names the search's directory on the lake.
-        rows: the whole first, then a row for each component.
+        rows: the whole first, then one row per component.
         direction: "minimize" or "maximize".
-        metric: name of what was measured, or None.
-        search: its trials.
+        metric: name of the metric, or None.
+        search: result of the search that ran the trials.
     """
 
     __module__ = "hopsgpu"

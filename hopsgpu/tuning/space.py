@@ -1,4 +1,4 @@
-"""What is searched: parameters of a trial from Optuna's distributions, or from a function."""
+"""The space of a search: a trial's parameters, from Optuna's distributions or from a function."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ INSTALL = "pip install 'hopsgpu[search]'"
 
 
 def check_space(space: object) -> None:
-    """Whether something is a space.
+    """Check that an object is a space.
 
     Raises:
-        ConfigError: it is neither distributions by name nor a function.
+        ConfigError: the object is neither a mapping of names to distributions nor a function.
     """
     import optuna
 
@@ -49,15 +49,15 @@ def check_space(space: object) -> None:
 
 
 def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
-    """The keyword arguments of a trial; what it has been given before stays as it was.
+    """Return the keyword arguments of a trial; parameters that it already has keep their values.
 
     Args:
-        space: of the search.
-        trial: as Optuna has it.
+        space: space of the search.
+        trial: Optuna's trial.
 
     Raises:
-        ConfigError: the function gives something else than keyword arguments.
-        optuna.TrialPruned: the function does not want these.
+        ConfigError: the function returns something other than keyword arguments.
+        optuna.TrialPruned: the function rejects these parameters.
     """
     if isinstance(space, Mapping):
         return {name: _suggested(trial, name, given) for name, given in space.items()}
@@ -75,7 +75,7 @@ def arguments_of(space: Space, trial: optuna.Trial) -> dict[str, Any]:
 
 
 def _suggested(trial: optuna.Trial, name: str, given: optuna.distributions.BaseDistribution) -> Any:
-    """A parameter of a trial; the same again, where it has it."""
+    """Return a parameter of a trial; the same value again if the trial already has it."""
     from optuna import distributions as known
 
     if isinstance(given, known.CategoricalDistribution):
@@ -87,7 +87,7 @@ def _suggested(trial: optuna.Trial, name: str, given: optuna.distributions.BaseD
 
 
 def values_of(space: Space) -> list[Any]:
-    """Values of a space that may be objects of any type; of a function itself, which makes them."""
+    """Return the values of a space that may have any type; for a function, the function itself."""
     from optuna import distributions as known
 
     if not isinstance(space, Mapping):
@@ -97,10 +97,10 @@ def values_of(space: Space) -> list[Any]:
 
 
 def grid_of(space: Space) -> dict[str, Sequence[Any]]:
-    """All values of each parameter.
+    """Return all values of each parameter.
 
     Raises:
-        ConfigError: a parameter has no end of them, or the space is a function.
+        ConfigError: the values of a parameter cannot be listed, or the space is a function.
     """
     from optuna import distributions as known
 
@@ -118,7 +118,7 @@ def grid_of(space: Space) -> dict[str, Sequence[Any]]:
         elif isinstance(distribution, known.FloatDistribution) and distribution.step is not None:
             steps = round((distribution.high - distribution.low) / distribution.step)
             values = (distribution.low + i * distribution.step for i in range(steps + 1))
-            # Three times 0.1 is more than 0.3, and Optuna takes no more than that.
+            # Rounding may exceed the bound (3 * 0.1 > 0.3), which Optuna would refuse.
             grid[name] = [min(value, distribution.high) for value in values]
         else:
             raise ConfigError(
@@ -152,16 +152,16 @@ def _pruners() -> dict[str, Callable[[], optuna.pruners.BasePruner]]:
 
 
 def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers.BaseSampler:
-    """The sampler that `sampler=` names, or is.
+    """Return the sampler that `sampler=` names, or is.
 
     Args:
-        given: None for "tpe"; a name; or a sampler of Optuna's.
-        space: of the search.
-        seed: of a sampler that is named.
+        given: None for "tpe"; a name; or a sampler of Optuna.
+        space: space of the search.
+        seed: seed of a sampler given by name.
 
     Raises:
-        ConfigError: anything else; a seed beside a sampler that has its own; or a package that
-            the sampler needs is not there.
+        ConfigError: the sampler or the seed is invalid, a seed is given together with a sampler
+            object, which has its own, or a package that the sampler needs is not installed.
     """
     import optuna
 
@@ -187,10 +187,10 @@ def sampler_of(given: object, space: Space, seed: int | None) -> optuna.samplers
 
 
 def pruner_of(given: object) -> optuna.pruners.BasePruner:
-    """The pruner that `pruner=` names, or is; None ends no trial.
+    """Return the pruner that `pruner=` names, or is; for None a pruner that ends no trial.
 
     Raises:
-        ConfigError: anything else.
+        ConfigError: the pruner is invalid.
     """
     import optuna
 
@@ -207,10 +207,10 @@ def pruner_of(given: object) -> optuna.pruners.BasePruner:
 
 
 def check_optuna() -> None:
-    """Whether Optuna is installed at the driver.
+    """Check that Optuna is installed at the driver.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not installed.
     """
     try:
         import optuna  # noqa: F401

@@ -1,4 +1,4 @@
-"""On which a search writes how it stands; read by any thread."""
+"""The current state of a search, which the search updates and any thread reads."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _RECENT = 50
 
 
 class _Executors(Protocol):
-    """What is asked of whoever brings them."""
+    """The part of an ElasticLease that is used."""
 
     @property
     def held(self) -> int:
-        """Executors that are held."""
+        """Return the number of executors that are held."""
 
     @property
     def waiting_for(self) -> str:
-        """Why there are not more."""
+        """Return why there are not more executors."""
 
 
 class SearchBoard:
-    """How a search stands; a `Watcher` of its executors.
+    """The current state of a search; a `Watcher` of its executors.
 
     Args:
-        run_id: names it.
-        terms: of the search.
-        gpus: of an executor.
+        run_id: run id of the search.
+        terms: terms of the search.
+        gpus: number of GPUs of an executor.
         direction: "minimize" or "maximize".
-        metric: name of what is searched for, or None.
-        progress: what is shown.
+        metric: name of the metric that is optimized, or None.
+        progress: the display.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SearchBoard:
         self._passed: set[GangState] = set()
 
     def state(self, state: GangState, hosts: Sequence[str] = (), why: str = "") -> None:
-        """Notes a state, or the same one again with another reason to wait."""
+        """Record a state, or the same state again with another reason to wait."""
         with self._lock:
             if state is not self._state:
                 if not may_follow(self._state, state):
@@ -90,28 +90,28 @@ class SearchBoard:
         self.show()
 
     def mark(self, point: str, at: float | None = None) -> None:
-        """Notes that a point of the timeline was passed, now by default; the first time counts."""
+        """Record that a point of the timeline was passed, by default now; the first time counts."""
         with self._lock:
             if getattr(self._timeline, point) is None:
                 at = time.time() if at is None else at
                 self._timeline = dataclasses.replace(self._timeline, **{point: at})
 
     def arrived(self, times: Sequence[float]) -> None:
-        """Executors come one by one: `executors` tells of them."""
+        """Do nothing: executors arrive one by one, and `executors` records them."""
 
     def warn(self, text: str) -> None:
-        """Notes what a person should know, once."""
+        """Record a warning once."""
         with self._lock:
             if text not in self._warnings:
                 self._warnings.append(text)
 
     def executors(self, there: _Executors, here: int, most: int) -> None:
-        """Notes which executors there are.
+        """Record the executors.
 
         Args:
-            there: who brings them.
-            here: how many are ready.
-            most: how many it would have now.
+            there: the lease, which acquires them.
+            here: number of executors that are ready.
+            most: number of executors that the search would use now.
         """
         held, why = there.held, there.waiting_for
         with self._lock:
@@ -120,15 +120,18 @@ class SearchBoard:
             self._held, self._here, self._most, self._why = held, here, most, why
 
     def before(self, reports: Iterable[TrialReport]) -> None:
-        """Notes the trials of an earlier run of the study, in the order in which they ended."""
+        """Record the ended trials of earlier runs of the study."""
         with self._lock:
             for report in reports:
                 self._count(report)
 
     def runs(self, at: float) -> None:
-        """Notes that the function of a trial runs, since these seconds since the epoch.
+        """Record that the function of a trial runs.
 
-        In the trial's thread: it is shown with what is shown next.
+        The trial's thread calls this; the next update of the display shows it.
+
+        Args:
+            at: when the function started, in seconds since the epoch.
         """
         self.mark("started", at)
         with self._lock:
@@ -136,30 +139,30 @@ class SearchBoard:
                 self._state = GangState.RUNNING
 
     def started(self, report: TrialReport, ranks: int) -> None:
-        """Notes a trial whose ranks are started."""
+        """Record a trial whose ranks are started."""
         with self._lock:
             self._running[report.number] = report
             self._tally.slots(ranks, time.time())
 
     def reported(self, number: int, step: int, value: float) -> None:
-        """Notes the last report of a trial that runs."""
+        """Record the last report of a running trial."""
         with self._lock:
             running = self._running.get(number)
             if running is not None:
                 self._running[number] = dataclasses.replace(running, step=step, value=value)
 
     def running(self, number: int) -> TrialReport | None:
-        """What is known of a trial that runs."""
+        """Return what is known of a running trial; None if the trial does not run."""
         with self._lock:
             return self._running.get(number)
 
     def left(self, number: int, ranks: int, report: TrialReport | None) -> None:
-        """Notes that a trial's ranks are gone.
+        """Record that a trial's ranks are gone.
 
         Args:
-            number: of the trial.
-            ranks: that it had.
-            report: of it, where it has ended; None where it is put back.
+            number: number of the trial.
+            ranks: number of its ranks.
+            report: report of the trial if it has ended; None if it is put back.
         """
         with self._lock:
             self._running.pop(number, None)
@@ -181,15 +184,15 @@ class SearchBoard:
         return value < self._best.value if least else value > self._best.value
 
     def show(self) -> None:
-        """Shows how it stands now."""
+        """Show the current state."""
         self._progress.status(self.status())
 
     def line(self, trial: int, rank: int, host: str, *texts: str) -> None:
-        """Shows what a trial writes."""
+        """Show output of a trial."""
         self._progress.line(trial, rank, host, *texts)
 
     def status(self) -> SearchStatus:
-        """How the search stands now."""
+        """Return the current state of the search."""
         with self._lock:
             return SearchStatus(
                 run_id=self.run_id,
@@ -215,41 +218,41 @@ class SearchBoard:
 
     @property
     def held(self) -> str:
-        """What has become of what the search held, in words; to be asked at its end."""
+        """Return in words what happened to the search's GPUs; meaningful at the search's end."""
         with self._lock:
             return become_of(self._passed, self._timeline, self._gpus)
 
     @property
     def best(self) -> Best | None:
-        """The best trial so far."""
+        """Return the best trial so far; None if none is complete."""
         return self._best
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know."""
+        """Return the warnings so far."""
         with self._lock:
             problem = self._progress.problem
             return (*self._warnings, *(() if problem is None else (problem,)))
 
     @property
     def timeline(self) -> Timeline:
-        """When each point was passed."""
+        """Return when each point was passed."""
         return self._timeline
 
     @property
     def moments(self) -> tuple[Moment, ...]:
-        """GPUs held and used over time."""
+        """Return the GPUs held and used over time."""
         with self._lock:
             return tuple(self._tally.moments)
 
     def gpu_seconds(self) -> GpuSeconds:
-        """Where the GPU time went until now, or until the release."""
+        """Return how the GPU time was spent until now, or until the release."""
         with self._lock:
             return self._tally.seconds(self._timeline.released or time.time())
 
 
 def about(report: TrialReport) -> Mapping[str, object]:
-    """What Optuna keeps of a trial beside its parameters and value; JSON."""
+    """Return what Optuna keeps of a trial besides its parameters and value; JSON."""
     return {
         "gpu": report.gpu,
         "host": report.host,

@@ -1,4 +1,4 @@
-"""What a trial's ranks left, as the search counts it: values in, values out."""
+"""The outcome of a trial, computed from what its ranks left, without side effects."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _SHOWN = 200
 
 
 class NoMetric(Exception):
-    """What the function returned has no metric; says why, for the user."""
+    """The function returned no valid metric; the message says why, for the user."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a trial ended.
+    """How a try of a trial ended.
 
     Attributes:
-        how: complete, pruned, failed, lost or stopped.
-        value: the metric of one that is complete.
+        how: complete, pruned, failed, lost, preempted or stopped.
+        value: the metric of a complete trial; None otherwise.
         metrics: numbers that the function returned, by name.
-        error: what failed, with the user's traceback; "" where nothing did.
+        error: what failed, with the user's traceback; "" if nothing failed.
     """
 
     how: End
@@ -37,14 +37,14 @@ class Outcome:
 
 
 def measured(returned: object, metric: str | None) -> tuple[float, dict[str, float]]:
-    """The metric in what a function returned, and all numbers in it.
+    """Return the metric in what a function returned, and all numbers in it.
 
     Args:
-        returned: a number, or numbers by name.
-        metric: the name of the one that counts; None where there is one alone.
+        returned: a number, or a mapping of names to numbers.
+        metric: name of the number that counts; None if there is only one.
 
     Raises:
-        NoMetric: it is not there, is no number or is NaN.
+        NoMetric: the metric is missing, is no number, or is NaN.
     """
     if isinstance(returned, Mapping):
         name = metric if metric is not None or len(returned) != 1 else next(iter(returned))
@@ -80,12 +80,12 @@ def _number_or_none(value: Any) -> float | None:
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        # RuntimeError: a torch tensor of several.
+        # RuntimeError: a torch tensor with several elements.
         return None
 
 
 def failed_by(ends: Sequence[Ended], log_url: str) -> str:
-    """What failed of a trial whose ranks have ended; "" where none failed."""
+    """Return the failure of a trial whose ranks have ended; "" if none failed."""
     first = failures.first_failure(ends)
     if first is None:
         return ""
@@ -94,10 +94,13 @@ def failed_by(ends: Sequence[Ended], log_url: str) -> str:
 
 
 class Reports:
-    """Reads what the first rank of a trial reports, from chunks of its file that end anywhere.
+    """Parses the reports of a trial's first rank, from chunks of its file that may end anywhere.
 
     Args:
-        metric: the name of the metric that counts; None where one alone is reported.
+        metric: name of the metric that counts; None if only one is reported.
+
+    Attributes:
+        several: names of the metrics, if several are reported and none is named; else empty.
     """
 
     def __init__(self, metric: str | None) -> None:
@@ -106,7 +109,7 @@ class Reports:
         self.several: tuple[str, ...] = ()
 
     def take(self, chunk: bytes) -> list[tuple[int, float]]:
-        """The metric at each step that the chunk completes."""
+        """Return pairs (step, metric), one for each report that the chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         found = (self._read(line) for line in lines)
         return [one for one in found if one is not None]
@@ -114,12 +117,12 @@ class Reports:
     def _read(self, line: bytes) -> tuple[int, float] | None:
         try:
             record = json.loads(line)
-            # A sample of a GPU, in the same file, has none.
+            # GPU samples in the same file have no metrics.
             metrics = dict(record.get("metrics", ()))
             name = self._name(metrics)
             return (int(record["step"]), float(metrics[name])) if name in metrics else None
         except (ValueError, TypeError, KeyError, AttributeError):
-            # Cut off by a full disk, which whoever appended it was told; or written by others.
+            # A full disk cut the line off, and the writer got the error; or others wrote it.
             return None
 
     def _name(self, metrics: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""One try of a trial: its ranks, from their start to their end, in a thread of its own."""
+"""One try of a trial: runs its ranks from their start to their end, in a separate thread."""
 
 from __future__ import annotations
 
@@ -31,28 +31,31 @@ _CLEAN = frozenset({End.COMPLETE, End.PRUNED})
 
 
 class Meetings:
-    """Where trials of a single rank met that ended well, for the next on the same slot.
+    """The meetings of single-rank trials that ended well, for the next trial on the same slot.
 
-    Threads may use it at the same time: a slot is only one trial's.
+    Several threads may use it at the same time, because only one trial has a slot.
     """
 
     def __init__(self) -> None:
         self._left: dict[Slot, Meeting] = {}
 
     def taken(self, slots: Sequence[Slot]) -> Meeting | None:
-        """Where the last rank met on the slot; None where these ranks are to meet anew."""
+        """Remove and return the last meeting on a slot; None if these ranks must meet anew."""
         left = [self._left.pop(slot, None) for slot in slots]
         return left[0] if len(left) == 1 else None
 
     def keep(self, slots: Sequence[Slot], meeting: Meeting | None, how: End) -> None:
-        """Leaves a meeting to the next trial, unless of this one something may be left."""
+        """Keep a meeting for the next trial, if this trial has one rank and ended well.
+
+        After another end, something of the trial may be left.
+        """
         if meeting is not None and len(slots) == 1 and how in _CLEAN:
             self._left[slots[0]] = meeting
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A trial's output on the search's display; a `Progress`."""
+    """Shows a trial's output on the search's display; a `Progress`."""
 
     board: SearchBoard
     number: int
@@ -65,7 +68,7 @@ class Shown:
 
 
 class _Told:
-    """Tells the search's board that a trial runs."""
+    """Records on the search's board that a trial runs."""
 
     def __init__(self, board: SearchBoard) -> None:
         self._board = board
@@ -75,34 +78,34 @@ class _Told:
             self._board.runs(at)
 
     def metrics(self, metrics: object) -> None:
-        """The last ones of each rank: a search reads each report instead."""
+        """Ignore the last metrics of each rank: a search reads every report instead."""
 
 
 class Try:
-    """A trial on its slots; `start` begins it, and `over` is called at its end.
+    """One try of a trial on its slots; `start` starts it, and it calls `over` at its end.
 
     Args:
         proposed: the trial.
-        slots: of its ranks.
-        switch: brings what its agents say.
-        lease: its executors, given the wire to them.
+        slots: slots of its ranks.
+        switch: routes the messages of its agents.
+        lease: returns a lease of its executors, given the wire to them.
         world: its ranks.
-        call: what they run.
-        meetings: where the ranks of earlier trials met.
-        metric: name of what is searched for, or None.
-        board: on which its output is shown.
-        background: brings its logs to the lake.
-        begun: called with its number once its ranks begin.
-        reported: called with the metric at steps that its first rank reports.
+        call: what the ranks run.
+        meetings: meetings of earlier trials.
+        metric: name of the metric that is optimized, or None.
+        board: shows its output.
+        background: uploads its logs to the lake.
+        begun: called with the trial's number once its first rank has started.
+        reported: called with the trial's number and its first rank's reports: (step, metric) pairs.
         over: called in its thread at its end.
 
     Attributes:
         proposed, slots: as given.
         outcome: how it ended, once it has.
-        avoid: the GPUs and nodes that were to blame for its failure.
-        fatal: what ends the search, or None.
-        warnings: what a person should know.
-        followed: to be set once what follows on its slots has begun.
+        avoid: the GPUs and nodes that caused its failure.
+        fatal: error that ends the search, or None.
+        warnings: warnings for the user.
+        followed: event that the search sets once the next trial on its slots has begun.
     """
 
     def __init__(
@@ -147,29 +150,29 @@ class Try:
         self._thread = threading.Thread(target=self._run, name=call.run_id, daemon=True)
 
     def start(self) -> None:
-        """Begins it."""
+        """Start the try."""
         self._thread.start()
 
     def lost(self, event: Event) -> None:
-        """Tells it that an executor is gone: it may have begun just then, and not have heard."""
+        """Record that an executor is gone; the event may have been routed before the try began."""
         self._wire.put(event)
 
     def stop(self) -> None:
-        """Ends it; it is put back."""
+        """Stop the try; its trial is put back."""
         self._stopped.set()
 
     @property
     def goes_on(self) -> bool:
-        """Whether its logs are not all on their way yet."""
+        """Return whether the try still runs or has not queued the upload of all its logs."""
         return self._thread.is_alive()
 
     @property
     def containers(self) -> tuple[Container, ...]:
-        """Those of its ranks."""
+        """Return the containers of its ranks."""
         return tuple(place.container for place in self.world.places)
 
     def report(self) -> TrialReport:
-        """What is known of it when it begins."""
+        """Return what is known of the trial when the try starts."""
         return TrialReport(
             number=self.proposed.number,
             params=self.proposed.params,
@@ -182,16 +185,16 @@ class Try:
         )
 
     def join(self, seconds: float) -> None:
-        """Waits until its logs are on their way."""
+        """Wait at most `seconds` until the upload of its logs is queued."""
         self._thread.join(seconds)
 
     @property
     def keys(self) -> frozenset[int]:
-        """Its agents'."""
+        """Return the keys of its agents."""
         return frozenset(slot.executor for slot in self.slots)
 
     def _heard(self, message: Message) -> None:
-        """Takes in what its first rank says of itself, before its end is told."""
+        """Handle a message about the first rank, before the try's thread handles it."""
         if message.kind == "record" and message["rank"] == 0:
             if reported := self._reports.take(message.payload):
                 self._reported(self.proposed.number, reported)
@@ -217,7 +220,7 @@ class Try:
                     self.warnings = tuple(training.trained.warnings)
                     self._meetings.keep(self.slots, training.meeting, self.outcome.how)
                     told = True
-                    # What follows has time; the next trial has not.
+                    # The upload of the logs can wait; the next trial must not.
                     self._over(self)
                     self.followed.wait(_FOLLOWED_SECONDS)
                 finally:
@@ -252,7 +255,14 @@ class Try:
 
 
 def _unpickled(pickled: bytes) -> object:
-    """A value from an agent that proved the run's secret; what lay on the lake bears its digest."""
+    """Return the unpickled value of a rank.
+
+    It is safe to unpickle: it comes from an agent that proved to know the run's secret, or from a
+    file on the lake that matches the digest of that agent.
+
+    Raises:
+        NoMetric: the value cannot be unpickled.
+    """
     try:
         value: object = pickle.loads(pickled)
     except Exception as error:

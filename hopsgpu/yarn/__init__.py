@@ -1,1 +1,1 @@
-"""What YARN's daemons say over REST."""
+"""YARN's daemons over REST, and what their answers mean for gangs and GPUs."""

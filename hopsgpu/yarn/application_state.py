@@ -1,4 +1,4 @@
-"""How one application stands, by the ResourceManager. Pure."""
+"""The state of one application, as the ResourceManager reports it. Pure."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from hopsgpu.yarn.resources import amount_of, total
 
 ENDED = ("FINISHED", "FAILED", "KILLED")
-# Of a diagnostics text the part for people; what YARN adds is the container's log.
+# Characters of a diagnostics text that are for people; what YARN adds is the container's log.
 _MOST_SAID = 400
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How one application stands.
+    """The state of one application.
 
     Attributes:
-        id: YARN's.
-        name: it was submitted under.
-        user: whose it is.
-        queue: it is in.
+        id: YARN's application id.
+        name: the name that it was submitted under.
+        user: its owner.
+        queue: the queue that it is in.
         state: NEW, SUBMITTED, ACCEPTED, RUNNING, FINISHED, FAILED or KILLED.
-        final: UNDEFINED until it has ended; SUCCEEDED, FAILED or KILLED.
-        diagnostics: why it waits, or ended so; in one line.
-        gpus: it has now.
+        final: UNDEFINED until it has ended; then SUCCEEDED, FAILED or KILLED.
+        diagnostics: why it waits, or why it ended so; on one line.
+        gpus: GPUs that it has now.
         web: host:port of the NodeManager of its application master; "" before there is one.
         log: URL of the log of its application master; "" before there is one.
     """
@@ -52,13 +52,13 @@ class Standing:
 
     @property
     def master(self) -> str:
-        """The container of its application master; "" before there is one."""
+        """Return the container id of its application master; "" before there is one."""
         found = re.search(r"/(container_\w+)", self.log)
         return found[1] if found else ""
 
 
 def standing_of(app: Mapping[str, Any]) -> Standing:
-    """From an application's part of `/apps`."""
+    """Return an application's state from its part of `/apps`."""
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     said = " ".join((app.get("diagnostics") or "").split())
     return Standing(

@@ -1,8 +1,8 @@
-"""Whether a gang can ever be granted. Pure.
+"""The check whether a gang can ever be granted. Pure.
 
-As YARN does it: the maximum of a queue and of each of its parents holds strictly, for each
-resource. A user's limit is looked at before a container is added, by dominant share: the
-container with which it is passed is still granted.
+It follows YARN: the maximum of a queue and of each of its parents holds strictly, for each
+resource. YARN compares a user's limit before it adds a container, by dominant share: it still
+grants the container that exceeds the limit.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ _SHOWN = 8
 
 
 def check_possible(demand: Demand, snapshot: Snapshot) -> None:
-    """Whether a gang can ever be granted: on an idle cluster, beside our application master.
+    """Check that a gang can ever be granted: on an idle cluster, beside our application master.
 
     Raises:
-        CapacityError: it cannot; says what bounds it, with the numbers, and what to ask for.
+        CapacityError: the gang can never be granted; the message says what bounds it, with the
+            numbers, and what to ask for.
     """
     for queue in snapshot.queues:
-        # One that is DRAINING takes no new applications and still serves those it has.
+        # A DRAINING queue takes no new applications, but still serves those that it has.
         if queue.state == "STOPPED":
             raise CapacityError(f"queue {queue.path} is STOPPED: have it started, or use another")
     check_container(demand.container, snapshot.largest, snapshot.running)
@@ -34,7 +35,7 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
         node: places_on(node.total - snapshot.master_on(node), one, demand.spread)
         for node in snapshot.running
     }
-    # Idle nodes of a shared partition are given beside the limits of queue and user.
+    # YARN grants idle nodes of a shared partition beside the limits of queue and user.
     beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
     master = snapshot.master_in_queue
     more = f", beside {beside} on idle nodes of other labels" if beside else ""
@@ -57,10 +58,11 @@ def check_possible(demand: Demand, snapshot: Snapshot) -> None:
 
 
 def check_container(wanted: Amount, largest: Amount, nodes: tuple[Node, ...]) -> None:
-    """Whether a container can ever be granted; one that cannot would end the whole application.
+    """Check that a container can ever be granted; else asking for it ends the application.
 
     Raises:
-        CapacityError: it is above the scheduler's largest container, or every node's total.
+        CapacityError: the container exceeds the scheduler's largest container, or every node's
+            total.
     """
     bounds = {"the scheduler's largest container": largest}
     bounds |= {f"node {node.host}": node.total for node in nodes if node.state == "RUNNING"}
@@ -100,7 +102,7 @@ def _user_bound(snapshot: Snapshot) -> str:
 
 
 def cores_per_gpu(nodes: tuple[Node, ...]) -> int:
-    """The smallest share of cores per GPU among running nodes with GPUs, less one; at least 1.
+    """Return the smallest share of cores per GPU among running GPU nodes, less one; at least 1.
 
     What is left of each share is for application masters and ETL.
     """

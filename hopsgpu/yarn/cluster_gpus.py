@@ -1,4 +1,4 @@
-"""A cluster's GPUs as values: where they are, who has them, and what one could get."""
+"""A cluster's GPUs as values: where they are, who has them, and what a user could get."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class GpuType:
     """GPUs of one product.
 
     Attributes:
-        name: the product's, as "NVIDIA A100-SXM4-80GB".
-        memory_mib: of each, MiB; None where the NodeManager does not tell.
-        count: how many.
+        name: name of the product, such as "NVIDIA A100-SXM4-80GB".
+        memory_mib: memory of each, in MiB; None if the NodeManager does not report it.
+        count: number of GPUs.
     """
 
     __module__ = "hopsgpu"
@@ -29,7 +29,7 @@ class GpuType:
 
 
 def types_of(gpus: Iterable[tuple[str, int | None, int]]) -> tuple[GpuType, ...]:
-    """Types from (name, MiB, how many), in the order in which they come."""
+    """Return types from (name, MiB, number of GPUs), in the order in which they first come."""
     found: Counter[tuple[str, int | None]] = Counter()
     for name, memory_mib, count in gpus:
         found[name, memory_mib] += count
@@ -41,17 +41,17 @@ class GpuNode:
     """A node with GPUs.
 
     Attributes:
-        host: its name.
-        state: YARN's, as "RUNNING", which a machine without YARN is too.
-        label: its node label, "" without one.
-        types: the products; empty where the NodeManager does not tell.
-        driver: NVIDIA's version; "" where it is not told.
-        total: GPUs that YARN has there.
-        used: that containers have.
-        free: that containers may get; of running nodes alone.
-        unhealthy: that nobody gets, for the node is UNHEALTHY, LOST, REBOOTED or SHUTDOWN; on a
-            machine without YARN those that are bad themselves.
-        health: what its health check says, where it is not well.
+        host: name of the host.
+        state: YARN's state, such as "RUNNING"; a machine without YARN is "RUNNING" too.
+        label: its node label; "" if it has none.
+        types: the products; empty if the NodeManager does not report them.
+        driver: version of NVIDIA's driver; "" if it is not reported.
+        total: number of GPUs that YARN has there.
+        used: number of GPUs that containers have.
+        free: number of GPUs that containers may get; 0 unless the node is running.
+        unhealthy: number of GPUs that nobody gets, because the node is UNHEALTHY, LOST, REBOOTED or
+            SHUTDOWN; on a machine without YARN, of those that are bad themselves.
+        health: what its health check reports if it is not well.
     """
 
     __module__ = "hopsgpu"
@@ -74,14 +74,14 @@ class GpuUser:
 
     Attributes:
         id: YARN's application id.
-        name: that its user gave.
-        user: who runs it.
+        name: the name that its user gave.
+        user: the user who runs it.
         queue: path of its queue.
-        gpus: how many it has.
-        since: when the first of the containers with GPUs that it has now was granted, seconds
-            since the epoch; None where YARN does not tell the caller.
-        started: when the application was submitted, seconds since the epoch.
-        hosts: GPUs by host; empty where YARN does not tell the caller.
+        gpus: number of GPUs that it has.
+        since: when the first of the containers with GPUs that it has now was granted, in seconds
+            since the epoch; None if YARN does not tell the caller.
+        started: when the application was submitted, in seconds since the epoch.
+        hosts: number of GPUs by host; empty if YARN does not tell the caller.
     """
 
     __module__ = "hopsgpu"
@@ -101,19 +101,19 @@ class GpuQueue:
     """A queue, on the nodes of one label.
 
     Attributes:
-        path: from the root.
-        label: the node label, "" for nodes without one.
-        state: "RUNNING", or "DRAINING" or "STOPPED", its own or a parent's: no new applications.
+        path: its path from the root.
+        label: the node label; "" for nodes without one.
+        state: "RUNNING", or "DRAINING" or "STOPPED", its own or a parent's, in which it takes no
+            new applications.
         leaf: whether applications can be in it.
-        guaranteed: GPUs.
-        maximum: GPUs that it may have.
-        used: GPUs that its applications have.
-        pending: GPUs that they ask for and do not have; None where YARN does not tell.
-        obtainable: GPUs that the user would be granted in it now, for launch()'s default
-            executors, if nobody else asked and nothing were preempted; None of a parent.
-        bound: what keeps it from being more: "nodes" (the room there), "queue", "user" (the user's
-            limit), "container" (executors are above the queue's largest), "state"; "" of a
-            parent.
+        guaranteed: number of GPUs that it is guaranteed.
+        maximum: number of GPUs that it may have.
+        used: number of GPUs that its applications have.
+        pending: number of GPUs that they ask for and do not have; None if YARN does not report it.
+        obtainable: number of GPUs that the user would be granted in it now, for launch()'s default
+            executors, if nobody else asked and nothing were preempted; None for a parent.
+        bound: what limits that number: "nodes" (the room there), "queue", "user" (the user's
+            limit), "container" (executors exceed the queue's largest), "state"; "" for a parent.
         bound_queue: path of the queue whose limit it is, for "queue" and "user".
     """
 
@@ -137,19 +137,19 @@ class ClusterGpus:
     """A cluster's GPUs at one moment, or those of a machine without YARN.
 
     Attributes:
-        time: of the look, seconds since the epoch.
-        user: for whom `obtainable` holds.
-        nodes: those with GPUs.
-        nodes_without: how many running nodes have none.
-        users: applications that have GPUs, those with the most first.
-        queues: that may have GPUs, each parent before its children.
-        unexplained: GPUs in use by applications that YARN does not show the caller, or that have
-            just ended.
-        acls: whether access to queues is controlled; only administrators are shown to whom, so
-            `obtainable` does not say whether the user may submit there. None where YARN does not
-            tell.
+        time: when they were observed, in seconds since the epoch.
+        user: the user for whom `obtainable` holds.
+        nodes: the nodes with GPUs.
+        nodes_without: number of running nodes without GPUs.
+        users: the applications that have GPUs, those with the most first.
+        queues: the queues that may have GPUs, each parent before its children.
+        unexplained: number of GPUs used by applications that YARN does not show the caller, or that
+            have just ended.
+        acls: whether access to queues is controlled. Only administrators see who has access, so
+            `obtainable` does not say whether the user may submit there. None if YARN does not
+            report it.
         executor: what an executor of `obtainable` asks of YARN, in words; "" without YARN.
-        problems: what could not be found out, a line each.
+        problems: what could not be found out, one line each.
     """
 
     __module__ = "hopsgpu"
@@ -167,34 +167,38 @@ class ClusterGpus:
 
     @property
     def total(self) -> int:
-        """GPUs of all nodes."""
+        """Return the number of GPUs of all nodes."""
         return sum(node.total for node in self.nodes)
 
     @property
     def used(self) -> int:
-        """GPUs that containers have."""
+        """Return the number of GPUs that containers have."""
         return sum(node.used for node in self.nodes)
 
     @property
     def free(self) -> int:
-        """GPUs that containers may get."""
+        """Return the number of GPUs that containers may get."""
         return sum(node.free for node in self.nodes)
 
     @property
     def unhealthy(self) -> int:
-        """GPUs on nodes that are UNHEALTHY, LOST, REBOOTED or SHUTDOWN; without YARN bad ones."""
+        """Return the number of GPUs on broken nodes; without YARN, of bad GPUs.
+
+        A broken node is UNHEALTHY, LOST, REBOOTED or SHUTDOWN. GPUs that its containers still have
+        do not count.
+        """
         return sum(node.unhealthy for node in self.nodes)
 
     @property
     def types(self) -> tuple[GpuType, ...]:
-        """The products of all nodes."""
+        """Return the products of all nodes."""
         return types_of(
             (each.name, each.memory_mib, each.count) for node in self.nodes for each in node.types
         )
 
     @property
     def obtainable(self) -> int | None:
-        """The most GPUs that the user would be granted in one queue now; None without queues."""
+        """Return the most GPUs that the user would get in one queue now; None without queues."""
         found = [queue.obtainable for queue in self.queues if queue.obtainable is not None]
         return max(found, default=None)
 
@@ -221,7 +225,7 @@ class ClusterGpus:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The same as JSON values, with the sums."""
+        """Return the same as JSON values, with the sums."""
         gpus = {
             name: getattr(self, name)
             for name in ("total", "used", "free", "unhealthy", "unexplained", "obtainable")

@@ -12,12 +12,12 @@ from hopsgpu.yarn.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Demand:
-    """The executors of a gang.
+    """The executors that a gang asks for.
 
     Attributes:
-        container: what each asks of YARN.
-        executors: how many.
-        spread: at most one on a node.
+        container: what each executor asks of YARN.
+        executors: number of executors.
+        spread: whether each node may have at most one.
     """
 
     container: Amount
@@ -26,22 +26,22 @@ class Demand:
 
 
 def container_of(shape: ExecutorShape) -> Amount:
-    """What an executor asks of YARN."""
+    """Return what an executor asks of YARN."""
     return Amount(shape.gpus, shape.cores, shape.heap_mib + shape.overhead_mib)
 
 
 def places_on(free: Amount, one: Amount, spread: bool) -> int:
-    """How many containers fit into what is free on a node."""
+    """Return how many containers fit into what is free on a node."""
     room = free.room_for(one)
     return min(room, 1) if spread else room
 
 
 def user_room(snapshot: Snapshot, used: Amount, one: Amount, wanted: int) -> int:
-    """Containers, at most `wanted`, that a user who has `used` is granted before the limit."""
+    """Return how many containers, at most `wanted`, a user who has `used` gets before the limit."""
     limit, cluster = snapshot.user.limit, snapshot.cluster
     if limit is None:
         return wanted
-    # With more containers it only ever comes closer to the limit.
+    # More containers only bring the user closer to the limit, so that a bisection finds it.
     return bisect.bisect_left(
         range(wanted), True, key=lambda more: dominates(used + one * more, limit, cluster)
     )

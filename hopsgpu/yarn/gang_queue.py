@@ -1,4 +1,4 @@
-"""The queue of waiting gangs, on the lake: files on which `hopsgpu.core.queue_policy` decides."""
+"""The queue of gangs on the lake: files on which `hopsgpu.core.queue_policy` decides."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _SHARED = 0o1777
 
 
 class Place:
-    """One gang's place in the line; use `stand_in_line`, which leaves it on every path.
+    """One gang's place in the queue of gangs; use `stand_in_line`, which leaves it on every path.
 
-    All methods raise StoreError where the lake refuses; what they had done by then stays known,
-    so that the next call goes on from there.
+    All methods raise StoreError if the lake refuses. What they have done by then is remembered, so
+    that the next call continues from there.
 
     Attributes:
-        ticket: what the others read.
-        owner: the user, as the lake knows it.
+        ticket: the ticket that the other gangs read.
+        owner: the user, by the lake's name.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Place:
 
     @property
     def is_filed(self) -> bool:
-        """Whether it stands in the line; who has the turn does not."""
+        """Return whether the ticket is in the queue; that of the gang with the turn is not."""
         return self._filed
 
     def file(self, ticket: Ticket) -> None:
-        """Begins to stand in the line, or stands in it again at the same place."""
+        """Put the ticket into the queue, or back into it at the same place."""
         self.give_back()
         self._name = f"draft-{self.ticket.id}"
         filed = self._renew()
@@ -79,33 +79,36 @@ class Place:
         self._filed = self._rename(self.ticket.name)
 
     def look(self) -> Line:
-        """The line as it is now; one's own file is renewed where that is due."""
+        """Return the queue as it is now; renew one's own file if that is due."""
         if time.monotonic() - self._renewed >= RENEW_SECONDS:
             self._renew()
         return self._line()
 
     def keep(self) -> bool:
-        """Renews the turn where that is due; False where others had thought its owner dead."""
+        """Renew the turn if that is due; return False if other gangs thought its owner dead."""
         if self._turn is None or time.monotonic() - self._renewed < RENEW_SECONDS:
             return True
         self._renew()
         return self._line().generation <= self._turn
 
     def update(self, ticket: Ticket) -> None:
-        """Has the ticket say something else: its bound, how often it was passed."""
+        """Make the ticket say something else: its bound, how often it was passed."""
         if ticket != self.ticket:
             self._rename(ticket.name)
             self.ticket = ticket
 
     def take(self, line: Line) -> bool:
-        """Takes the turn; False where another was quicker, and then it may have to be filed."""
+        """Take the turn; return False if another gang was quicker.
+
+        The ticket may then have to be filed again.
+        """
         generation = line.next_generation
         self._renew()
         if not self._rename(turn_name(generation)):
             return False
         self._filed, self._turn = False, generation
         if self._line().generation > generation:
-            # The line had gone on since it was looked at: this number was passed long ago.
+            # The queue has advanced since `line` was read: this number was passed long ago.
             self._turn = None
             self._remove()
             return False
@@ -113,7 +116,7 @@ class Place:
         return True
 
     def give_back(self) -> None:
-        """Lets the next one ask."""
+        """Give the turn back, so that the next gang can ask."""
         if self._turn is None:
             return
         turn = self._turn
@@ -122,7 +125,7 @@ class Place:
         (self._directory / asking_name(turn, self.ticket.application)).remove()
 
     def leave(self) -> None:
-        """Leaves the line; what a user's dead applications left in it goes too."""
+        """Leave the queue; also remove what dead applications of the same user left in it."""
         self.give_back()
         self._filed = False
         self._remove()
@@ -138,14 +141,15 @@ class Place:
         return [Entry(status.name, status.modified, status.owner) for status in found]
 
     def _now(self) -> int:
-        """The name node's clock: what it said of our file, and our clock's progress since.
+        """Return the NameNode's time: what it said of our file, plus our clock's progress since.
 
-        Late by what the asking took, never early: others are not thought dead by a slow lake.
+        The time is in milliseconds since the epoch. It is late by what that request took, and never
+        early: a slow lake does not make others look dead.
         """
         return int(time.monotonic() * 1000 + self._behind)
 
     def _renew(self) -> int:
-        """Touches one's own file; when that was, by the name node's clock."""
+        """Touch one's own file; return when that was, by the NameNode's clock."""
         self._touch(self._name)
         status = (self._directory / self._name).stat()
         self.owner = status.owner
@@ -169,15 +173,15 @@ class Place:
 
 
 def make_line(base: Lake, *names: str) -> Lake:
-    """The directory of a line, made for all users where it is not there yet.
+    """Return the directory of a queue of gangs, made for all users if it does not exist.
 
-    Sticky, so that nobody removes or renames another user's files.
+    It is sticky, so that nobody removes or renames another user's files.
     """
     directory = base
     for name in names:
         directory = directory / name
         directory.make()
-        # Whoever made it a moment ago sets the bits in a moment.
+        # If another user has just made it, that user is about to set the bits.
         with contextlib.suppress(StoreError):
             directory.share(_SHARED)
     return directory
@@ -185,7 +189,7 @@ def make_line(base: Lake, *names: str) -> Lake:
 
 @contextlib.contextmanager
 def stand_in_line(place: Place) -> Iterator[Place]:
-    """While inside, the place may be filed; it is left on every path."""
+    """Let the place be filed while inside; leave it on every path."""
     try:
         yield place
     finally:

@@ -17,40 +17,41 @@ class Facts:
     """Who holds what a gang waits for, and what is free.
 
     Attributes:
-        holders: "" where nobody does.
-        free: in the cluster, and in the queues whose limits are below that.
+        holders: who holds it; "" if nobody does.
+        free: what is free in the cluster, and in the queues whose limits are below the whole
+            cluster.
     """
 
     holders: str
     free: str
 
     def around(self, *why: str) -> str:
-        """One line: who holds the rest, why that is too much, what is free."""
+        """Return one line: who holds the rest, why that is too much, what is free."""
         return "; ".join(part for part in (self.holders, *why, self.free) if part)
 
 
 def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str = "") -> Facts:
-    """What is free, and who holds the rest.
+    """Return what is free, and who holds the rest.
 
-    Of GPUs where the gang wants some, else of cores and memory.
+    These are GPUs if the gang wants some, else cores and memory.
 
     Args:
-        snapshot: a look at the ResourceManager.
+        snapshot: a snapshot of the ResourceManager.
         demand: the whole gang.
-        held: how many of its executors the gang has.
-        told: path of a queue whose limit is told of already.
+        held: number of its executors that the gang has.
+        told: path of a queue whose limit the message names already.
     """
     with_gpus = demand.container.gpus > 0
     nodes, whole = snapshot.running, total(node.total for node in snapshot.running)
     used = total(node.used for node in nodes)
-    # "4 of 8 GPUs free, 0 of 4 in queue root.a".
+    # For example "4 of 8 GPUs free, 0 of 4 in queue root.a".
     what = "GPUs free" if with_gpus else "free"
     free = [f"{_of(whole - used, whole, with_gpus)} {what}"]
     if any(queue.path == told and whole.within(queue.maximum) for queue in snapshot.queues):
-        # What a queue has left that may have all there is, is what is free.
+        # If that queue may have the whole cluster, what it has left is what is free.
         free = []
     for queue in snapshot.queues[:-1]:
-        # Of one that may have all there is, what it has not does not tell what it can get.
+        # If a queue may have the whole cluster, what it lacks does not tell what it can get.
         if queue.path != told and not whole.within(queue.maximum):
             left = queue.maximum - queue.used
             free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
@@ -69,7 +70,7 @@ def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> 
     def key(amount: Amount) -> tuple[int, ...]:
         return amount.parts[:1] if with_gpus else amount.parts[1:]
 
-    # What the gang itself has is nobody's fault.
+    # What the gang itself has is not what it waits for.
     apps = [
         replace(app, used=app.used - own) if app.id == snapshot.application_id else app
         for app in snapshot.applications
@@ -82,7 +83,7 @@ def _holders(snapshot: Snapshot, used: Amount, own: Amount, with_gpus: bool) -> 
         shown.append(f"{len(said) - _HOLDERS_SHOWN} more")
     hidden = used - total(app.used for app in snapshot.applications)
     if key(hidden)[0] > 0:
-        # A node's share is used until the node has reported the container's end.
+        # A node's share counts as used until the node has reported the container's end.
         size = _size(hidden, with_gpus)
         shown.append(f"applications that are not shown or just ended ({size})")
     return f"held by {', '.join(shown)}" if shown else ""

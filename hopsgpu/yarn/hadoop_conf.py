@@ -1,7 +1,7 @@
-"""Hadoop's settings, read from its files as a client's JVM reads them, without one.
+"""Hadoop's settings, read from its files as a client's JVM reads them, but without a JVM.
 
-Source of the rules: Hadoop's class Configuration, and its documentation. Not read are Hadoop's
-own defaults, which lie in its jars, and system properties in `${…}`, which only a JVM has.
+Source of the rules: Hadoop's class Configuration, and its documentation. Hadoop's own defaults,
+which are in its jars, and system properties in `${…}`, which only a JVM has, are not read.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 
-# Later ones win.
+# Later files override earlier ones.
 _FILES = ("core-site.xml", "yarn-site.xml")
 _NAMES = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 _VARIABLE = re.compile(r"\$\{([^}$ ]+)\}")
 _ENVIRONMENT = re.compile(r"env\.(?P<name>\w+)(?:(?P<when>:?-)(?P<otherwise>.*))?")
-# Hadoop's own bounds; the second is ours, against files that include each other.
+# The first bound is Hadoop's own; the second is ours, against files that include each other.
 _MOST_SUBSTITUTIONS = 20
 _MOST_INCLUDES = 20
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:
-    """Whether environment variables say where a cluster's Hadoop configuration is."""
+    """Return whether environment variables say where a cluster's Hadoop configuration is."""
     return any(environ.get(name) for name in _NAMES)
 
 
 class HadoopConf:
-    """Properties by their names.
+    """Hadoop's properties by their names.
 
     Args:
-        properties: as the files have them.
-        environ: the environment variables that `${env.NAME}` means.
+        properties: the values as they are in the files.
+        environ: the environment variables that `${env.NAME}` refers to.
     """
 
     def __init__(self, properties: Mapping[str, str], environ: Mapping[str, str]) -> None:
@@ -43,13 +43,16 @@ class HadoopConf:
 
     @classmethod
     def load(cls, environ: Mapping[str, str] | None = None) -> HadoopConf:
-        """Those of the cluster that HADOOP_CONF_DIR, or YARN_CONF_DIR, points at, as for Spark.
+        """Load the properties of the cluster that HADOOP_CONF_DIR and YARN_CONF_DIR point at.
+
+        Spark finds its cluster in the same way.
 
         Args:
-            environ: of this process by default.
+            environ: environment variables; this process's by default.
 
         Raises:
-            ConfigError: neither is set, or they hold no yarn-site.xml or one that is unreadable.
+            ConfigError: neither variable is set, they point at no yarn-site.xml, or a file is
+                unreadable.
         """
         environ = os.environ if environ is None else environ
         given = [environ[name] for name in _NAMES if environ.get(name)]
@@ -59,7 +62,7 @@ class HadoopConf:
                 " Hadoop configuration (for the development cluster:"
                 ' eval "$(hopsgpu cluster env)")'
             )
-        # They stand on a JVM's class path, where the first file of a name is the one.
+        # The directories are on a JVM's class path, where the first file of a name counts.
         places = [Path(place) for value in given for place in value.split(os.pathsep) if place]
         found = [_first(places, name) for name in _FILES]
         if found[-1] is None:
@@ -70,9 +73,9 @@ class HadoopConf:
         return cls(_merged(path for path in found if path is not None), environ)
 
     def get(self, name: str) -> str | None:
-        """A property's value with its `${…}` filled in, or None where no file has it.
+        """Return a property's value with its `${…}` filled in, or None if no file has it.
 
-        A variable that nobody knows stays as it is.
+        A variable that is not known stays as it is.
         """
         value = self._properties.get(name)
         if value is None:
@@ -111,7 +114,7 @@ def _merged(paths: Iterator[Path]) -> dict[str, str]:
 
 
 def _properties(path: Path, depth: int) -> Iterator[tuple[str, str, bool]]:
-    """(name, value, whether it is final) of a file, and of what it includes, in their order."""
+    """Yield (name, value, whether it is final) of a file and of its includes, in their order."""
     try:
         if depth > _MOST_INCLUDES:
             raise ConfigError(f"{path} is included by itself")
@@ -140,7 +143,7 @@ def _inside(element: ET.Element, path: Path, depth: int) -> Iterator[tuple[str, 
 def _property(element: ET.Element) -> Iterator[tuple[str, str, bool]]:
     said = dict(element.attrib)
     said.update((child.tag, child.text or "") for child in element)
-    # Hadoop takes an empty one for none.
+    # Hadoop treats an empty value as none.
     if said.get("name") and said.get("value"):
-        # Who asks for addresses and switches trims them in Hadoop too.
+        # Hadoop, too, trims addresses and switches when it reads them.
         yield said["name"].strip(), said["value"].strip(), said.get("final") == "true"

@@ -1,4 +1,4 @@
-"""Why a node's executors were lost, where the ResourceManager gave up the node itself."""
+"""The reason why a node's executors were lost, if the ResourceManager gave up the node itself."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _BACK = (
 def why_lost(
     reason: str, host: str, nodes: Callable[[], Sequence[Node]], ended: Callable[[], str]
 ) -> str:
-    """Why an executor was lost, with what the ResourceManager says of its node.
+    """Return why an executor was lost, with what the ResourceManager says of its node.
 
     Args:
-        reason: Spark's, or "" where it knows none.
-        host: the executor's.
+        reason: Spark's reason, or "" if Spark knows none.
+        host: the executor's host.
         nodes: asks the ResourceManager for its nodes.
-        ended: asks it why the application has ended; "" while that runs.
+        ended: asks it why the application has ended; returns "" while the application runs.
 
     Returns:
-        The reason alone where neither the node nor the application's end is to blame.
+        The reason alone, if neither the node nor the application's end is to blame.
     """
     try:
         # All executors end with the application, whose master may have been on a lost node.

@@ -1,8 +1,9 @@
-"""What the NodeManagers say over REST: of their GPUs product, memory and driver; containers' logs.
+"""The NodeManagers' REST interface: product, memory and driver of GPUs, and containers' logs.
 
-Sources: the Hadoop documentation, "NodeManager REST API's"; for the GPUs' fields Hadoop's
-NMGpuResourceInfo, GpuDeviceInformation and PerGpuDeviceInformation, whose names are written in
-two ways: as in the XML of nvidia-smi ("product_name"), or as the classes' fields ("productName").
+Sources: the Hadoop documentation, "NodeManager REST API's"; for the GPUs' fields, Hadoop's
+NMGpuResourceInfo, GpuDeviceInformation and PerGpuDeviceInformation. The names of their fields are
+written in two ways: as in the XML of nvidia-smi ("product_name"), or as the classes' fields
+("productName").
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.yarn.rest_client import get_json, get_text
 from hopsgpu.yarn.snapshot import Node
 
-# To connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some seconds on
-# eight GPUs without persistence mode.
+# Limits to connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some
+# seconds on eight GPUs without persistence mode.
 _SECONDS = (2.0, 5.0)
 _AT_ONCE = 64
-# Neither a driver nor a GPU changes while its NodeManager runs, and each question costs the node
-# a run of nvidia-smi. One that did not answer would hold up each look.
+# Neither a driver nor a GPU changes while its NodeManager runs, and each request costs the node a
+# run of nvidia-smi. A NodeManager that did not answer would delay each overview.
 _REMEMBERED_SECONDS = 300.0
 _AGAIN_SECONDS = 30.0
 _PATH = "/ws/v1/node/resources/yarn.io%2Fgpu"
@@ -36,9 +37,9 @@ class Device:
     """A GPU that YARN has on a node.
 
     Attributes:
-        name: the product's, as "NVIDIA A100-SXM4-80GB"; "" where it is not told.
-        memory_mib: MiB; None where that is not told.
-        uuid: NVIDIA's; "" where it is not told.
+        name: name of the product, such as "NVIDIA A100-SXM4-80GB"; "" if it is not reported.
+        memory_mib: its memory in MiB; None if it is not reported.
+        uuid: NVIDIA's UUID; "" if it is not reported.
     """
 
     name: str
@@ -52,7 +53,7 @@ class Devices:
 
     Attributes:
         gpus: those that YARN gives out.
-        driver: NVIDIA's version, as "550.54.15"; "" where it is not told.
+        driver: version of NVIDIA's driver, such as "550.54.15"; "" if it is not reported.
     """
 
     gpus: tuple[Device, ...]
@@ -64,7 +65,7 @@ class Told:
     """What NodeManagers answered.
 
     Attributes:
-        devices: by node id, of those that told.
+        devices: the GPUs by node id, of the NodeManagers that reported them.
         problems: by node id, why the others did not.
     """
 
@@ -73,13 +74,13 @@ class Told:
 
 
 class NodeManagers:
-    """Asks NodeManagers for their GPUs, and remembers what they told; for less if they did not.
+    """A client that asks NodeManagers for their GPUs, and remembers answers longer than failures.
 
     Args:
-        setting: a property of Hadoop's configuration, or None. `yarn.http.policy` tells whether
-            they speak HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts, for nodes
-            whose names only YARN's own JVMs know, as those of the development cluster.
-        clock: in seconds.
+        setting: returns a property of Hadoop's configuration, or None. `yarn.http.policy` says
+            whether they speak HTTPS. `hopsgpu.hosts` names a file in the form of /etc/hosts, for
+            nodes whose names only YARN's own JVMs know, such as those of the development cluster.
+        clock: returns the time in seconds.
 
     Raises:
         ConfigError: the hosts file cannot be read.
@@ -93,14 +94,14 @@ class NodeManagers:
         self._scheme = "https" if setting("yarn.http.policy") == "HTTPS_ONLY" else "http"
         self._addresses = _addresses(setting(_HOSTS))
         self._clock = clock
-        # By node id, with when it is to be asked again.
+        # Answers by node id, each with the time from which the node is asked again.
         self._known: dict[str, tuple[float, Devices | str]] = {}
 
     def devices(self, nodes: Sequence[Node]) -> Told:
-        """The GPUs of nodes; all are asked at once, each for some seconds at most."""
+        """Return the GPUs of nodes; ask all nodes at once, each for some seconds at most."""
         now = self._clock()
         self._known = {name: known for name, known in self._known.items() if known[0] > now}
-        # One without an address is gone.
+        # A node without an address is gone.
         asked = [node for node in nodes if node.web and node.id not in self._known]
         if asked:
             with ThreadPoolExecutor(min(len(asked), _AT_ONCE), "hopsgpu-nodes") as pool:
@@ -116,29 +117,29 @@ class NodeManagers:
         )
 
     def address(self, node: Node) -> str:
-        """The URL of a NodeManager, that has one, without a path."""
+        """Return the URL of a NodeManager that has one, without a path."""
         return self.base(node.web)
 
     def base(self, web: str) -> str:
-        """The URL of what YARN calls host:port, without a path."""
+        """Return the URL of what YARN calls host:port, without a path."""
         host, _, port = web.rpartition(":")
         return f"{self._scheme}://{self._addresses.get(host, host)}:{port}"
 
     def log(self, web: str, container: str, name: str, most_bytes: int) -> str:
-        """The end of a file of a container's log.
+        """Return the end of a file of a container's log.
 
         Args:
-            web: the NodeManager's host:port.
-            container: its id.
-            name: of the file, as "stderr".
-            most_bytes: of it.
+            web: host:port of the NodeManager.
+            container: the container's id.
+            name: name of the file, such as "stderr".
+            most_bytes: how many bytes of it at most.
 
         Raises:
             HopsGpuError: the NodeManager does not answer, or has no such log (any more).
         """
         path = f"/ws/v1/node/containers/{container}/logs/{name}?size=-{most_bytes}"
         told = get_text(self.base(web) + path, _SECONDS)
-        # With lines about the file before it and after it.
+        # The answer has lines about the file before and after the content.
         _, before, inside = told.partition("\nLogContents:\n")
         content, after, _ = inside.rpartition("\nEnd of LogType:")
         if not before:
@@ -161,7 +162,7 @@ class NodeManagers:
 
 
 def devices_of(answer: object) -> Devices:
-    """The GPUs in a NodeManager's answer; none where it does not describe them."""
+    """Return the GPUs in a NodeManager's answer; none if the answer does not describe them."""
     whole = answer if isinstance(answer, Mapping) else {}
     said = whole.get("gpuDeviceInformation") or {}
     given = {_minor(device) for device in _listed(whole.get("totalGpuDevices"))}
@@ -173,7 +174,7 @@ def devices_of(answer: object) -> Devices:
             uuid=_text(gpu.get("uuid")),
         )
         for gpu in listed
-        # nvidia-smi lists those too that the administrator keeps from YARN.
+        # nvidia-smi also lists the GPUs that the administrator keeps from YARN.
         if not given or _minor(gpu) in given
     )
     return Devices(gpus, _text(_field(said, "driver_version", "driverVersion")))
@@ -184,7 +185,7 @@ def _field(said: _Answer, *names: str) -> Any:
 
 
 def _listed(found: Any) -> list[_Answer]:
-    # A list of one can come as the one itself.
+    # A list of one element can come as the element itself.
     return [found] if isinstance(found, Mapping) else list(found or [])
 
 
@@ -198,7 +199,7 @@ def _minor(device: _Answer) -> int | None:
 
 
 def _memory(gpu: _Answer) -> int | None:
-    # Old Hadoop tells of "bar1_memory_usage" instead, which is not the GPU's memory.
+    # Old Hadoop reports "bar1_memory_usage" instead, which is not the GPU's memory.
     usage = _field(gpu, "fb_memory_usage", "gpuMemoryUsage") or {}
     whole = _mib(_field(usage, "total", "totalMemoryMiB"))
     if whole is not None:
@@ -209,13 +210,13 @@ def _memory(gpu: _Answer) -> int | None:
 
 
 def _mib(found: Any) -> int | None:
-    """MiB of 40960 or "40960 MiB"; Hadoop's -1 is not told."""
+    """Return the MiB of 40960 or "40960 MiB"; None for Hadoop's -1, which means not known."""
     number = str(found).split(" ")[0]
     return int(number) if number.isdigit() else None
 
 
 def _addresses(path: str | None) -> dict[str, str]:
-    """Names → addresses of a hosts file."""
+    """Return the addresses in a hosts file, by name."""
     if not path:
         return {}
     try:

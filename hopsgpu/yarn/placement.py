@@ -1,4 +1,4 @@
-"""Where a gang's executors are best asked for: pure."""
+"""The hosts on which a gang best asks for its executors. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from hopsgpu.yarn.snapshot import Snapshot
 
 
 def preferred_hosts(demand: Demand, snapshot: Snapshot) -> tuple[str, ...]:
-    """A host for each executor, as far as there is room now.
+    """Return a host for each executor, as far as there is room now.
 
-    Spread takes nodes that differ; otherwise each executor goes to the fullest node that has
-    room for it, so that large nodes stay whole for those who need them.
+    With `spread`, the nodes differ; otherwise each executor goes to the fullest node that has room
+    for it, so that large nodes stay whole for gangs that need them.
 
     Args:
         demand: the executors.
-        snapshot: a look at the ResourceManager.
+        snapshot: a snapshot of the ResourceManager.
 
     Returns:
-        Hosts, one per executor. Where not all find room it is left to YARN and empty; but if only
-        some hosts will do it is those in turn, the one with the most free GPUs first.
+        Hosts, one per executor. If not all executors find room, the result is empty and YARN
+            chooses; but if only some hosts will do, the result is those in turn, the one with the
+            most free GPUs first.
     """
     one = snapshot.granted(demand.container)
     free = {node.host: node.total - node.used for node in snapshot.running}

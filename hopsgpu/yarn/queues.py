@@ -1,4 +1,4 @@
-"""Queues by their names: the one an application is in, and whether one can be submitted to."""
+"""YARN's queues by name: the one that an application is in, and whether one takes applications."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hopsgpu.yarn.snapshot import Queue
 
 
 def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
-    """A queue and its parents, up to the root.
+    """Return a queue and its parents, up to the root.
 
     Args:
-        queues: all of them.
-        name: its path, or its last part.
+        queues: all queues.
+        name: the queue's path, or the last part of it.
 
     Raises:
-        HopsGpuError: none has the name, or several have.
+        HopsGpuError: no queue has the name, or several have it.
     """
     found = _named(queues, name)
     if len(found) != 1:
@@ -31,19 +31,20 @@ def chain_of(queues: Sequence[Queue], name: str) -> tuple[Queue, ...]:
 
 
 def _named(queues: Sequence[Queue], name: str) -> list[Queue]:
-    # The CapacityScheduler takes "x" for "root.p.x", and does not know "p.x".
+    # The CapacityScheduler accepts "x" for "root.p.x", but does not know "p.x".
     exact = [queue for queue in queues if queue.path == name]
     return exact or [queue for queue in queues if queue.path.rpartition(".")[2] == name]
 
 
 def check_queue(name: str, queues: Sequence[Queue]) -> None:
-    """Whether an application can be submitted to a queue.
+    """Check that an application can be submitted to a queue.
 
-    A queue that does not exist passes where the scheduler would make it, and as "default", which
+    A queue that does not exist passes if the scheduler would make it, or if it is "default", which
     the CapacityScheduler's mappings may turn into another.
 
     Raises:
-        CapacityError: unknown, ambiguous, a parent, or it or a parent of it does not run.
+        CapacityError: the queue is unknown, ambiguous or a parent, or it or a parent of it does not
+            run.
     """
     found = _named(queues, name)
     if not found:

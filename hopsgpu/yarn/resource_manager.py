@@ -35,12 +35,12 @@ from hopsgpu.yarn.rest_answers import (
 from hopsgpu.yarn.rest_client import NoAnswer, get_json, put_json
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Rounding, Snapshot
 
-# To connect, and to be answered.
+# Limits to connect, and to be answered.
 _SECONDS = (3.0, 10.0)
 _KILL_SECONDS = (3.0, 5.0)
-# Of applications whose GPUs are told by their containers only.
+# At most so many applications are asked for their containers, because only these show their GPUs.
 _MOST_ASKED = 8
-# For the overview, of those with GPUs.
+# The same for the overview, for applications with GPUs.
 _MOST_DETAILED = 64
 _AT_ONCE = 8
 _APPS = "/ws/v1/cluster/apps?states=RUNNING&deSelects=resourceRequests,timeouts"
@@ -52,8 +52,8 @@ class Held:
     """Containers that an application has, and asks for, under one priority.
 
     Attributes:
-        containers: ids of those granted and not yet ended.
-        pending: how many more are asked for.
+        containers: ids of those that are granted and have not ended.
+        pending: how many more it asks for.
     """
 
     containers: tuple[str, ...]
@@ -61,10 +61,10 @@ class Held:
 
 
 def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
-    """Base URLs of the ResourceManagers' web addresses, from Hadoop's configuration.
+    """Return the base URLs of the ResourceManagers' web addresses, from Hadoop's configuration.
 
     Args:
-        setting: a property's value, or None.
+        setting: returns a property's value, or None.
     """
     secure = setting("yarn.http.policy") == "HTTPS_ONLY"
     name = "yarn.resourcemanager.webapp" + (".https.address" if secure else ".address")
@@ -90,7 +90,7 @@ def _web_address(
 
 @contextlib.contextmanager
 def understood() -> Iterator[None]:
-    """While inside, an answer of another form than YARN's becomes an error of its own.
+    """Turn an answer that has another form than YARN's into an error that says so.
 
     Raises:
         HopsGpuError: a proxy, or another service, answered with JSON of its own.
@@ -107,33 +107,35 @@ def understood() -> Iterator[None]:
 
 
 class ResourceManager:
-    """Asks the ResourceManager; the active one of several answers."""
+    """A client of the ResourceManager; of several, the active one answers."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         self.addresses = addresses
         self._rounds: Rounding | None = None
-        # Of several the active one; a host that is down would be waited for at each question.
+        # The active one of several, asked first: else each request would wait for a host that is
+        # down.
         self._answered: str | None = None
 
     @understood()
     def nodes(self) -> tuple[Node, ...]:
-        """All nodes, whatever their state."""
+        """Return all nodes, whatever their state."""
         return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
     @understood()
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
-        """One look at all that decides what an application can get.
+        """Return a snapshot of all that decides what an application can get.
 
-        Three requests to a CapacityScheduler, once two more; the FairScheduler's applications
-        do not tell their GPUs and are asked one by one, some of them.
+        It takes three requests to a CapacityScheduler, two more the first time, and one more if
+        nodes have labels. The FairScheduler's applications do not report their GPUs; some of them
+        are asked one by one.
 
         Args:
-            application_id: ours, running.
-            user: who runs it.
+            application_id: our application's id; it must be running.
+            user: the user who runs it.
             partition: the node label that is asked for; None for the application's own.
 
         Raises:
-            HopsGpuError: no answer, or the application is not among the running ones.
+            HopsGpuError: there is no answer, or the application is not among the running ones.
         """
         apps = self.ask(_APPS)
         ours = app_answer(apps, application_id)
@@ -164,7 +166,7 @@ class ResourceManager:
         label: str,
         shared: frozenset[str],
     ) -> Snapshot:
-        """What a user without an application finds in a leaf queue."""
+        """Return what a user without an application finds in a leaf queue."""
         inside = total(n.total for n in nodes if n.state == "RUNNING" and n.partition == label)
         rounding = self._rounding(said)
         return Snapshot(
@@ -179,12 +181,13 @@ class ResourceManager:
 
     @understood()
     def overview(self, user: str) -> Overview:
-        """One look at the nodes, queues and applications, and at what a user would find.
+        """Return the nodes, queues and applications, and what a user would find.
 
-        Beside the requests of a snapshot one for each application that has GPUs, up to a bound.
+        Beside the requests of a snapshot, it takes one for each application that has GPUs, up to a
+        bound.
 
         Raises:
-            HopsGpuError: no answer.
+            HopsGpuError: there is no answer.
         """
         apps, said, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
         labels = {node.partition for node in nodes if node.total.gpus} or {""}
@@ -214,21 +217,21 @@ class ResourceManager:
 
     @understood()
     def user(self) -> str | None:
-        """Whom the ResourceManager takes the caller for; None where it does not tell."""
+        """Return the user whom the ResourceManager sees in the caller; None if it does not say."""
         try:
             said = self.ask("/ws/v1/cluster/userinfo")
-        except HopsGpuError:  # before Hadoop 3.3 there was no such question
+        except HopsGpuError:  # Hadoop before 3.3 has no such path
             return None
-        # With its name around it in the documentation, without in 3.5.
+        # The documentation shows the answer inside an object of its name; 3.5 sends it without.
         return said.get("clusterUserInfo", said).get("requestedUser") or None
 
     @understood()
     def queues(self) -> tuple[Queue, ...]:
-        """All queues, each parent before its children, for nodes without a label."""
+        """Return all queues, each parent before its children, for nodes without a label."""
         return queues_of(self.ask(_SCHEDULER), "", self.nodes())
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
-        """What applications have, by id; without those that have just ended or hide it."""
+        """Return the containers of applications, by id; omit those that just ended or hide them."""
         found = {}
 
         def ask(application_id: str, attempt: str) -> None:
@@ -242,13 +245,13 @@ class ResourceManager:
         return found
 
     def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
-        # Only requests without a label are served from idle nodes that have one.
+        # YARN serves only requests without a label from idle nodes that have one.
         if label or not any(node.partition for node in nodes):
             return frozenset()
         return shared_partitions(self.ask("/ws/v1/cluster/get-node-labels"))
 
     def _rounding(self, scheduler: Any) -> Rounding:
-        """Asked once: a ResourceManager reads it when it starts."""
+        """Return the rounding, asked for once: a ResourceManager reads it when it starts."""
         if self._rounds is None:
             fair = scheduler["scheduler"]["schedulerInfo"]["type"] == "fairScheduler"
             names = MINIMUMS + INCREMENTS if fair else MINIMUMS
@@ -260,7 +263,7 @@ class ResourceManager:
         return None if said is None else said == "true"
 
     def _configured(self, name: str) -> int | None:
-        """A number of the ResourceManager's configuration; None where it is not told."""
+        """Return a number of the ResourceManager's configuration; None if it does not report it."""
         said = self._property(name)
         try:
             return None if said is None else int(said)
@@ -274,33 +277,34 @@ class ResourceManager:
             return None
 
     def gpus(self) -> tuple[int, int]:
-        """(used, total) GPUs of the running nodes."""
+        """Return the (used, total) GPUs of the running nodes."""
         running = [node for node in self.nodes() if node.state == "RUNNING"]
         return sum(n.used.gpus for n in running), sum(n.total.gpus for n in running)
 
     @understood()
     def gpus_ending(self) -> int:
-        """GPUs whose container the scheduler has let go and whose node still has it.
+        """Return the number of GPUs that the scheduler has released but their nodes have not.
 
-        A node's share is free for others only once the node has reported the end; of the
-        whole cluster, whoever's they are. 0 under a FairScheduler, which does not tell.
+        Others can get a node's share only once the node has reported the container's end. The
+        number is that of the whole cluster, whoever had the GPUs. It is 0 under a FairScheduler,
+        which does not report it.
         """
         metrics = self.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
         used = metrics.get("totalUsedResourcesAcrossPartition")
         if not used:
-            return 0  # a FairScheduler does not tell
+            return 0  # a FairScheduler does not report it
         scheduled = amount_of(used)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
     @understood()
     def held(self, application_id: str, priority: int) -> Held:
-        """What an application has under a priority; Spark's is the resource profile's id."""
+        """Return what an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
         attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
         listed = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers")
         containers = (listed or {}).get("container", [])
-        # One request is repeated for its host, its rack and any place ("*").
+        # YARN repeats one request for its host, its rack and any place ("*").
         pending = sum(
             int(request["numContainers"])
             for request in app.get("resourceRequests", [])
@@ -311,7 +315,7 @@ class ResourceManager:
 
     @understood()
     def end_of(self, application_id: str) -> str:
-        """How an application ended and why, in YARN's words; "" while it runs."""
+        """Return how an application ended and why, in YARN's words; "" while it runs."""
         app = self._app(application_id)
         if app["state"] not in ENDED:
             return ""
@@ -319,24 +323,24 @@ class ResourceManager:
 
     @understood()
     def standing(self, application_id: str) -> Standing:
-        """How an application stands."""
+        """Return the state of an application."""
         return standing_of(self._app(application_id))
 
     @understood()
     def tagged(self, tag: str) -> Standing | None:
-        """The application with a tag (`spark.yarn.tags`), or None."""
+        """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
         found = (listed.get("apps") or {}).get("app") or [None]
         return None if found[0] is None else standing_of(found[0])
 
     def kill(self, application_id: str, user: str) -> None:
-        """Has YARN end an application.
+        """Make YARN end an application.
 
         Args:
-            user: whose it is; without Kerberos YARN takes the caller for whom this names.
+            user: the application's owner; without Kerberos, YARN takes the caller for this user.
 
         Raises:
-            HopsGpuError: none of the addresses takes it, and why.
+            HopsGpuError: none of the addresses accepts the request; the message says why.
         """
         path = f"/ws/v1/cluster/apps/{application_id}/state?user.name={quote(user)}"
         refused = []
@@ -350,10 +354,10 @@ class ResourceManager:
         raise HopsGpuError("; ".join(refused) or "the ResourceManager has no web address")
 
     def ask(self, path: str) -> Any:
-        """The JSON answer to a path, from whichever of the addresses is active.
+        """Return the JSON answer to a path, from whichever of the addresses is active.
 
         Raises:
-            HopsGpuError: none answers, or not with JSON.
+            HopsGpuError: no address answers, or none with JSON.
         """
         problems = []
         for address in sorted(self.addresses, key=lambda one: one != self._answered):

@@ -43,28 +43,28 @@ class Amount:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """GPUs, cores, MiB."""
+        """Return GPUs, cores, MiB."""
         return (self.gpus, self.cores, self.memory_mib)
 
     def within(self, bound: Amount) -> bool:
-        """Whether it is at most the bound, in each resource."""
+        """Return whether it is at most the bound, in each resource."""
         return all(own <= most for own, most in zip(self.parts, bound.parts, strict=True))
 
     def least(self, other: Amount) -> Amount:
-        """The smaller of each resource."""
+        """Return the smaller amount of each resource."""
         return Amount(*map(min, self.parts, other.parts))
 
     def most(self, other: Amount) -> Amount:
-        """The larger of each resource."""
+        """Return the larger amount of each resource."""
         return Amount(*map(max, self.parts, other.parts))
 
     def room_for(self, container: Amount) -> int:
-        """How many such containers fit into it, at least 0."""
+        """Return how many such containers fit into it, at least 0."""
         pairs = zip(self.parts, container.parts, strict=True)
         return max(min((own // one for own, one in pairs if one > 0), default=0), 0)
 
     def rounded_up(self, step: Amount) -> Amount:
-        """Each resource up to a multiple of the step's; a step of 0 rounds nothing."""
+        """Round each resource up to a multiple of the step's; a step of 0 rounds nothing."""
         pairs = zip(self.parts, step.parts, strict=True)
         return Amount(*(-(-own // one) * one if one > 0 else own for own, one in pairs))
 
@@ -73,18 +73,18 @@ NOTHING = Amount(0, 0, 0)
 
 
 def total(amounts: Iterable[Amount]) -> Amount:
-    """Their sum."""
+    """Return the sum of amounts."""
     return sum(amounts, NOTHING)
 
 
 def amount_of(resource: Mapping[str, Any] | None) -> Amount:
-    """An Amount from REST's `resourceInformations`; absent means none."""
+    """Return the Amount in REST's `resourceInformations`; an absent resource counts as 0."""
     values = _values(resource)
     return Amount(values.get(GPU, 0), values.get(CORES, 0), values.get(MEMORY, 0))
 
 
 def others_of(resource: Mapping[str, Any] | None) -> frozenset[str]:
-    """Names of the further resources of which there are any."""
+    """Return the names of the further resources of which there are any."""
     values = _values(resource)
     return frozenset(name for name in values.keys() - {GPU, CORES, MEMORY} if values[name] > 0)
 
@@ -95,19 +95,19 @@ def _values(resource: Mapping[str, Any] | None) -> dict[str, int]:
 
 
 def multiplied_down(amount: Amount, factor: float) -> Amount:
-    """Each resource times a factor, rounded down as the CapacityScheduler does.
+    """Multiply each resource by a factor, and round down as the CapacityScheduler does.
 
-    It keeps the factor as a 32-bit float: ten times 0.7 is 6.
+    The CapacityScheduler keeps the factor as a 32-bit float: ten times 0.7 is 6.
     """
     single: float = struct.unpack("f", struct.pack("f", factor))[0]
     return Amount(*(math.floor(part * single) for part in amount.parts))
 
 
 def dominates(used: Amount, limit: Amount, cluster: Amount) -> bool:
-    """Whether `used` is more than `limit` to DominantResourceCalculator.
+    """Return whether `used` is more than `limit` to DominantResourceCalculator.
 
-    The largest share of the cluster is compared, then the next: it may well be more of one
-    resource, and it is not more where all shares are equal.
+    It compares the largest shares of the cluster, then the next: `used` may exceed the limit in one
+    resource without being more, and it is not more if all shares are equal.
     """
     return _shares(used, cluster) > _shares(limit, cluster)
 

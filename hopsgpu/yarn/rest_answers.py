@@ -1,6 +1,7 @@
 """The ResourceManager's REST answers, read as values. Pure.
 
-Both schedulers' queues are read as the same Queue; a FifoScheduler has one queue, the cluster.
+The queues of both schedulers are read as the same class Queue; a FifoScheduler has one queue, the
+cluster.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _MASTER = re.compile(r"/container_(?:e\d+_)?(\d+_\d+)_(\d+)_\d+/")
 
 
 def nodes_of(answer: Answer) -> tuple[Node, ...]:
-    """All nodes, from `/nodes`."""
+    """Return all nodes, from `/nodes`."""
     return tuple(
         Node(
             id=node["id"],
@@ -44,7 +45,7 @@ def nodes_of(answer: Answer) -> tuple[Node, ...]:
 
 
 def shared_partitions(answer: Answer) -> frozenset[str]:
-    """Partitions whose idle nodes anybody may get, from `/get-node-labels`."""
+    """Return the partitions whose idle nodes anybody may get, from `/get-node-labels`."""
     return frozenset(
         label["name"]
         for label in answer.get("nodeLabelInfo") or []
@@ -53,7 +54,7 @@ def shared_partitions(answer: Answer) -> frozenset[str]:
 
 
 def queues_of(answer: Answer, partition: str, nodes: Sequence[Node]) -> tuple[Queue, ...]:
-    """All queues in a partition, from `/scheduler`; each parent before its children."""
+    """Return all queues in a partition, from `/scheduler`; each parent before its children."""
     said = answer["scheduler"]["schedulerInfo"]
     running = [node.total for node in nodes if node.state == "RUNNING"]
     biggest = NOTHING
@@ -75,7 +76,7 @@ def _capacity(queue: Answer, above: str, partition: str, biggest: Amount) -> Ite
     path = f"{above}.{queue['queueName']}" if above else queue["queueName"]
     below = [list(_capacity(q, path, partition, biggest)) for q in _children(queue, "queues")]
     capacities = _in_partition(queue.get("capacities"), "queueCapacitiesByPartition", partition)
-    # The root has no usage of its own in the answer.
+    # The answer has no usage for the root itself.
     inside = total(queues[0].used for queues in below)
     asked = [queues[0].pending for queues in below]
     yield Queue(
@@ -106,7 +107,7 @@ def _fair(queue: Answer, biggest: Amount) -> Iterator[Queue]:
         used=used,
         largest=amount_of(queue.get("maxContainerAllocation")).least(biggest),
         children=not leaf,
-        # The demand is what is used and what is asked for.
+        # The demand is the sum of what is used and what is asked for.
         pending=None if wanted is None else (amount_of(wanted) - used).most(NOTHING),
     )
     for child in below:
@@ -139,12 +140,12 @@ def _pending(resources: Answer | None, partition: str) -> Amount | None:
 def user_of(
     answer: Answer, queue: Queue, name: str, partition: str, inside: Amount, smallest: Amount
 ) -> User:
-    """A user's share of a leaf queue, from `/scheduler`.
+    """Return a user's share of a leaf queue, from `/scheduler`.
 
     Args:
-        answer: the scheduler's.
-        queue: the leaf.
-        name: the user's.
+        answer: the scheduler's answer.
+        queue: the leaf queue.
+        name: the user's name.
         partition: the node label.
         inside: all that the partition has.
         smallest: the smallest container.
@@ -154,7 +155,7 @@ def user_of(
     said: Answer = next((user for user in users if user["username"] == name), {})
     factor = float(leaf.get("userLimitFactor", -1))
     limit = None
-    # Without a guarantee, as with -1, only the queue's maximum bounds a user.
+    # Without a guarantee, or with a factor of -1, only the queue's maximum bounds a user.
     if factor != -1 and queue.guaranteed != NOTHING:
         guaranteed = queue.guaranteed
         base = smallest if dominates(smallest, guaranteed, inside) else guaranteed
@@ -179,12 +180,12 @@ Containers = Sequence[Container]
 def apps_of(
     answer: Answer, partitions: frozenset[str], containers: Mapping[str, Containers]
 ) -> tuple[App, ...]:
-    """Running applications, from `/apps`.
+    """Return the running applications, from `/apps`.
 
     Args:
-        answer: the applications'.
-        partitions: what they have in these is counted.
-        containers: of applications that do not tell it, by their ids.
+        answer: the answer of `/apps`.
+        partitions: the partitions in which what they have is counted.
+        containers: containers of applications that do not report what they have, by application id.
     """
     return tuple(
         App(
@@ -213,12 +214,12 @@ def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | 
 
 
 def silent_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
-    """Applications that may have GPUs and do not tell: ids of some, with that of their attempt.
+    """Return applications that may have GPUs but do not report them: ids with their attempts' ids.
 
     Args:
-        answer: of `/apps`.
-        own: id of our application, which is always among them.
-        most: how many to name; those with the most GPU-seconds.
+        answer: the answer of `/apps`.
+        own: id of our application, which is always among them if it does not report its GPUs.
+        most: how many to return at most; those with the most GPU-seconds.
     """
     found = {}
     for app in (answer.get("apps") or {}).get("app", []):
@@ -232,12 +233,13 @@ def silent_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
 
 
 def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str, str]:
-    """Applications that have GPUs, or may have and do not tell: ids with that of their attempt.
+    """Return applications that have GPUs, or may have some unreported: ids with attempts' ids.
 
     Args:
-        answer: of `/apps`.
-        partitions: what they have in these is counted.
-        most: how many to name; those with the most GPUs, then those that do not tell.
+        answer: the answer of `/apps`.
+        partitions: the partitions in which what they have is counted.
+        most: how many to return at most; those with the most GPUs, then those that do not report
+            them.
     """
     having = [app for app in apps_of(answer, partitions, {}) if app.used.gpus]
     having.sort(key=lambda app: app.used.gpus, reverse=True)
@@ -253,10 +255,10 @@ def _attempt_of(app: Answer) -> str | None:
 
 
 def containers_of(answer: Answer | None) -> Containers:
-    """Containers of an application's attempt."""
+    """Return the containers of an application's attempt."""
     return tuple(
         Container(
-            # Old ResourceManagers tell the second only (Hadoop's ContainerInfo).
+            # Old ResourceManagers report only the second (Hadoop's ContainerInfo).
             node=container.get("nodeId") or container.get("assignedNodeId") or "",
             id=container["containerId"],
             size=_allocated(container),
@@ -273,17 +275,17 @@ def _allocated(container: Answer) -> Amount:
 
 
 def app_answer(answer: Answer, application_id: str) -> Answer | None:
-    """One application's part of `/apps`."""
+    """Return one application's part of `/apps`, or None."""
     listed = (answer.get("apps") or {}).get("app", [])
     return next((app for app in listed if app["id"] == application_id), None)
 
 
 def master_of(app: Answer, containers: Containers) -> Master | None:
-    """The application master's container, from an application's part of `/apps`.
+    """Return the application master's container, from an application's part of `/apps`.
 
     Args:
         app: the application's part.
-        containers: its containers, where it does not tell what its master has.
+        containers: its containers, if it does not report what its master has.
     """
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     size = total(amount_of(usage.get("amUsed")) for usage in usages)
@@ -294,10 +296,10 @@ def master_of(app: Answer, containers: Containers) -> Master | None:
 
 
 def rounding_of(conf: Mapping[str, int | None], fair: bool) -> Rounding:
-    """What containers are rounded up to, from the ResourceManager's own configuration.
+    """Return what containers are rounded up to, from the ResourceManager's own configuration.
 
     Args:
-        conf: values of MINIMUMS and INCREMENTS; None for one that is not set or not told.
+        conf: values of MINIMUMS and INCREMENTS; None for one that is not set or not reported.
         fair: whether the FairScheduler runs.
     """
     cores, memory = (conf.get(name) for name in MINIMUMS)

@@ -1,4 +1,4 @@
-"""HTTP to Hadoop's daemons: REST, with Kerberos (SPNEGO) where they want it.
+"""HTTP to Hadoop's daemons: REST, with Kerberos (SPNEGO) if they require it.
 
 Sources: RFC 4559 (Negotiate); the Hadoop documentation, "Authentication for Hadoop HTTP
 web-consoles".
@@ -23,23 +23,23 @@ _MOST_SAID = 200
 
 
 class NoAnswer(HopsGpuError):
-    """A daemon did not answer as it was asked to; the message is the reason, in a few words."""
+    """The error of a daemon that did not answer as asked; the message gives the reason briefly."""
 
 
 def get_json(url: str, seconds: tuple[float, float]) -> Any:
-    """What a daemon answers to a GET.
+    """Return a daemon's answer to a GET.
 
-    No proxy is asked, whatever the environment says. The certificates of a private authority
-    (REQUESTS_CA_BUNDLE) and ~/.netrc are those that the library requests reads.
+    No proxy is asked, whatever the environment says. The library requests reads the certificates of
+    a private authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
 
     Args:
-        url: the whole of it.
-        seconds: to connect, and to be answered.
+        url: the complete URL.
+        seconds: limits to connect, and to be answered.
 
     Raises:
-        NoAnswer: nobody there, an error, or no JSON.
-        ConfigError: Kerberos is wanted, and the package for it is not installed.
-        HopsGpuError: Kerberos is wanted, and there is no ticket or it is refused.
+        NoAnswer: nobody answers, or the answer is an error or no JSON.
+        ConfigError: the daemon requires Kerberos, and the package for it is not installed.
+        HopsGpuError: it requires Kerberos, and there is no ticket or it refuses the ticket.
     """
     import requests
 
@@ -51,7 +51,7 @@ def get_json(url: str, seconds: tuple[float, float]) -> Any:
 
 
 def get_text(url: str, seconds: tuple[float, float]) -> str:
-    """The same of what is no JSON, as a log.
+    """Return a daemon's answer to a GET that is no JSON, such as a log.
 
     Raises:
         NoAnswer, ConfigError, HopsGpuError: as get_json().
@@ -60,11 +60,11 @@ def get_text(url: str, seconds: tuple[float, float]) -> str:
 
 
 def put_json(url: str, body: object, seconds: tuple[float, float]) -> None:
-    """Has a daemon take a JSON value; what it answers is not looked at.
+    """Send a JSON value to a daemon with a PUT; ignore its answer.
 
     Raises:
-        NoAnswer, ConfigError, HopsGpuError: as get_json(); it may have taken it all the same where
-            the answer did not come in time.
+        NoAnswer, ConfigError, HopsGpuError: as get_json(); if the answer did not come in time, the
+            daemon may have accepted the value all the same.
     """
     _answer("PUT", url, seconds, body=body)
 
@@ -88,7 +88,8 @@ def _answer(
     try:
         answer = ask()
         if _wants_kerberos(answer):
-            # A new one for each question: it keeps a state for each host, and threads ask at once.
+            # A new object for each request: it keeps a state for each host, and threads ask at
+            # once.
             answer = ask(_kerberos(url))
             if _wants_kerberos(answer):
                 raise HopsGpuError(
@@ -114,7 +115,7 @@ def _kerberos(url: str) -> AuthBase:
             f"{_base(url)} wants Kerberos (SPNEGO), and requests-gssapi cannot be imported"
             f" ({error}): pip install 'hopsgpu[kerberos]', then run kinit"
         ) from None
-    # The daemon has just asked, so the ticket is sent at once.
+    # The daemon has just asked for it, so the ticket is sent at once.
     auth: AuthBase = package.HTTPSPNEGOAuth(opportunistic_auth=True)
     return auth
 
@@ -125,7 +126,7 @@ def _base(url: str) -> str:
 
 
 def _status(answer: Response) -> str:
-    """The status, and what Hadoop says beside it."""
+    """Return the HTTP status, and what Hadoop says beside it."""
     status = f"HTTP {answer.status_code} {answer.reason}".rstrip()
     try:
         said = " ".join(str(answer.json()["RemoteException"]["message"]).split())
@@ -135,7 +136,7 @@ def _status(answer: Response) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """In a few words: requests wraps the cause three times, each with addresses in memory."""
+    """Return the reason briefly: requests wraps the cause three times, with addresses in memory."""
     import requests
 
     if isinstance(error, requests.HTTPError) and error.response is not None:

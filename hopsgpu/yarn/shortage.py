@@ -1,4 +1,4 @@
-"""What a gang waits for now: the tightest bound. Pure."""
+"""The tightest bound, which is what a gang waits for now. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hopsgpu.yarn.demand import Demand, places_on, user_room
 from hopsgpu.yarn.resources import Amount, total
 from hopsgpu.yarn.snapshot import Node, Queue, Snapshot
 
-# The last is no word that has another form for several.
+# The last has no other form in the plural.
 _NAMES = ("GPU", "core", "MiB")
 _NODES_SHOWN = 4
 
@@ -21,8 +21,8 @@ class Shortage:
     """The tightest bound now.
 
     Attributes:
-        bound: what it is.
-        text: in words with numbers; "" for Bound.NONE.
+        bound: the kind of bound.
+        text: the bound in words with numbers; "" for Bound.NONE.
         queue: path of the queue whose limit it is, for Bound.QUEUE and Bound.USER.
     """
 
@@ -32,12 +32,12 @@ class Shortage:
 
 
 def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
-    """What keeps the executors that a gang still lacks from being granted all at once, now.
+    """Return what keeps YARN from granting all executors that a gang still lacks at once, now.
 
     Args:
         demand: the whole gang.
-        snapshot: a look at the ResourceManager.
-        held: how many of its executors the gang has; the snapshot counts them as used.
+        snapshot: a snapshot of the ResourceManager.
+        held: number of its executors that the gang has; the snapshot counts them as used.
     """
     wanted = demand.executors - held
     found, on_nodes = _bounds(demand, snapshot, wanted)
@@ -45,19 +45,20 @@ def shortage(demand: Demand, snapshot: Snapshot, held: int = 0) -> Shortage:
     if room >= wanted:
         return Shortage(Bound.NONE, "")
     if on_nodes[0] < wanted:
-        # Others' queues and users have a part in it, whatever else there is.
+        # The nodes lack room too, which depends on other queues and users, whatever else bounds the
+        # gang.
         return replace(tightest, bound=on_nodes[1].bound)
     return tightest
 
 
 def obtainable(container: Amount, snapshot: Snapshot) -> tuple[int, Shortage]:
-    """How many executors would be granted now, and the tightest bound, beyond which none would.
+    """Return how many executors YARN would grant now, and the tightest bound, which stops more.
 
-    Nobody else asks meanwhile, and nothing is preempted.
+    This assumes that nobody else asks meanwhile, and that nothing is preempted.
 
     Args:
-        container: of each, with a GPU at least.
-        snapshot: a look at the ResourceManager.
+        container: what each executor asks for, with at least one GPU.
+        snapshot: a snapshot of the ResourceManager.
     """
     most = total(node.total for node in snapshot.running).gpus // container.gpus
     found, _ = _bounds(Demand(container, most + 1), snapshot, most + 1)
@@ -69,12 +70,12 @@ _Bound = tuple[int, Shortage]
 
 
 def _bounds(demand: Demand, snapshot: Snapshot, wanted: int) -> tuple[list[_Bound], _Bound]:
-    """Each bound with its room for executors, and which of them is that of the nodes."""
+    """Return each bound with its room for executors, and again the bound of the nodes."""
     one = snapshot.granted(demand.container)
     free = {node: node.total - node.used for node in snapshot.running}
     places = {node: places_on(amount, one, demand.spread) for node, amount in free.items()}
     beside = sum(room for node, room in places.items() if node.partition != snapshot.partition)
-    # The first of equals is told: more room on nodes would not help against one's queue.
+    # The first of equal bounds is reported: more room on nodes would not help against the queue.
     found = [_queue(queue, one, wanted, beside) for queue in snapshot.queues[:-1]]
     found.append(_user(snapshot, one, wanted, beside))
     on_nodes = sum(places.values()), _nodes(demand, free, places, one, wanted)
@@ -120,11 +121,11 @@ def _nodes(
     wanted: int,
 ) -> Shortage:
     spare, whole = total(free.values()), one * wanted
-    # What is scarce by nature is named first.
+    # The resource that is scarce by nature is named first.
     for name, have, want in zip(_NAMES, spare.parts, whole.parts, strict=True):
         if have < want:
             text = f"{have} of {_counted(want, name)} needed {_are(want)} free"
-            # How many GPUs are free is told of beside it.
+            # The rest of the message says how many GPUs are free.
             return Shortage(
                 Bound.CLUSTER, f"needs {_counted(want, name)}" if name == _NAMES[0] else text
             )
@@ -158,7 +159,7 @@ def _scattered(free: dict[Node, Amount], one: Amount, wanted: int) -> str:
 
 
 def _each(free: dict[Node, Amount], one: Amount) -> str:
-    """Each node's free part: its GPUs, or cores and memory where no GPU is wanted."""
+    """Return each node's free part: its GPUs, or cores and memory if no GPU is wanted."""
     if one.gpus:
         said = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
     else:

@@ -1,4 +1,4 @@
-"""One look at the ResourceManager, as values: nodes, queues, the user's limit, applications.
+"""A snapshot of the ResourceManager as values: nodes, queues, the user's limit, applications.
 
 Source of the fields: answers of Hadoop 3.5.0, kept in tests/unit/hadoop_answers.
 """
@@ -19,13 +19,13 @@ class Node:
 
     Attributes:
         id: host and port.
-        host: its name.
-        state: "RUNNING" alone gets containers.
+        host: name of the host.
+        state: its state; only a "RUNNING" one gets containers.
         total: what it has.
         used: what its containers have.
-        partition: its node label, "" without one.
-        web: host and port of its HTTP interface; "" where it has none now.
-        health: what its health check reported last; "" where all is well.
+        partition: its node label; "" if it has none.
+        web: host and port of its HTTP interface; "" if it has none now.
+        health: what its health check reported last; "" if all is well.
         others: names of the resources that it has beside GPUs, cores and memory.
     """
 
@@ -45,16 +45,16 @@ class Queue:
     """A queue, in one partition.
 
     Attributes:
-        path: from the root, as "root.a".
-        state: "RUNNING", "DRAINING" (no new applications) or "STOPPED"; the FairScheduler's
-            queues always run.
+        path: its path from the root, such as "root.a".
+        state: "RUNNING", "DRAINING" (no new applications) or "STOPPED"; the FairScheduler's queues
+            always run.
         leaf: whether applications can be in it.
         maximum: its effective maximum.
         guaranteed: its effective minimum.
         used: what all applications in it have, with what is reserved for them.
         largest: the largest container that it grants.
-        children: whether it makes queues that are asked for below it.
-        pending: what applications in it ask for and do not have; None where that is not told.
+        children: whether the scheduler makes queues below it that are asked for.
+        pending: what applications in it ask for and do not have; None if that is not reported.
     """
 
     path: str
@@ -73,10 +73,10 @@ class User:
     """What a user has in a queue.
 
     Attributes:
-        name: of the user.
+        name: the user's name.
         used: what the user's applications in the queue have.
-        limit: above it the user gets no more container, however idle the queue; the one with
-            which it is passed is still granted. None for no limit.
+        limit: the amount above which the user gets no more containers, however idle the queue is;
+            the container that exceeds it is still granted. None for no limit.
     """
 
     name: str
@@ -89,12 +89,12 @@ class App:
     """A running application.
 
     Attributes:
-        id: YARN's.
-        name: that its user gave.
-        user: who runs it.
+        id: YARN's application id.
+        name: the name that its user gave.
+        user: the user who runs it.
         queue: path of its queue.
-        used: what its containers have; nothing where access control hides it.
-        started: when it was submitted, seconds since the epoch.
+        used: what its containers have; nothing if access control hides it.
+        started: when it was submitted, in seconds since the epoch.
     """
 
     id: str
@@ -111,9 +111,9 @@ class Container:
 
     Attributes:
         node: id of its node.
-        id: YARN's.
-        size: of it.
-        granted: when it was, seconds since the epoch.
+        id: YARN's container id.
+        size: its resources.
+        granted: when it was granted, in seconds since the epoch.
     """
 
     node: str
@@ -124,11 +124,11 @@ class Container:
 
 @dataclass(frozen=True)
 class Master:
-    """The container of our application master, there as long as the application is.
+    """The container of our application master, which exists as long as the application does.
 
     Attributes:
         node: id of its node.
-        size: of the container.
+        size: resources of the container.
     """
 
     node: str
@@ -141,7 +141,7 @@ class Rounding:
 
     Attributes:
         smallest: the smallest container.
-        step: containers are multiples of it.
+        step: the amount of which containers are multiples.
     """
 
     smallest: Amount = NOTHING
@@ -150,21 +150,21 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One look at the ResourceManager, for one application, or for a user in a queue.
+    """A snapshot of the ResourceManager, for one application, or for a user in a queue.
 
     Attributes:
-        application_id: ours; "" for a user who has none yet.
-        partition: the node label for which we ask, "" for none.
-        nodes: all, whatever their state.
+        application_id: our application's id; "" for a user who has none yet.
+        partition: the node label for which we ask; "" for none.
+        nodes: all nodes, whatever their state.
         shared: other partitions whose idle nodes we may get, beside every queue's limit.
-        queues: the application's queue, or the one that is meant, first, then its parents up to
-            the root.
-        user: ours, in that queue.
-        applications: all that run and that we are shown.
-        master: our application master's container; None where it is not shown.
-        rounding: of containers.
-        hosts: the only ones that will do; None for all.
-        avoided: what gets no rank.
+        queues: the application's queue, or the queue in question, first; then its parents up to the
+            root.
+        user: our user, in that queue.
+        applications: all running applications that we are shown.
+        master: our application master's container; None if it is not shown.
+        rounding: rounding of containers.
+        hosts: the only hosts that will do; None for all.
+        avoided: hosts and GPUs that get no rank.
     """
 
     application_id: str
@@ -181,7 +181,7 @@ class Snapshot:
 
     @property
     def running(self) -> tuple[Node, ...]:
-        """Nodes on which we can get containers that will do, with what will do of them."""
+        """Return the nodes whose containers will do, without their GPUs that are to be avoided."""
         lost = Counter(host for host, _ in self.avoided.gpus)
         return tuple(
             replace(node, total=node.total - Amount(lost[node.host], 0, 0))
@@ -193,52 +193,52 @@ class Snapshot:
         )
 
     def without(self, avoid: Avoid) -> Snapshot:
-        """The same for a gang of which no rank may have this; YARN's shares are of all."""
+        """Return the same for a gang whose ranks avoid something; YARN's shares still count it."""
         return replace(self, avoided=self.avoided | avoid)
 
     def only(self, hosts: frozenset[str] | None) -> Snapshot:
-        """The same for a gang that wants these nodes only; None for any."""
+        """Return the same for a gang that wants these nodes only; None for any."""
         return replace(self, hosts=hosts)
 
     @property
     def cluster(self) -> Amount:
-        """All that the scheduler has, in every partition."""
+        """Return all that the scheduler has, in every partition."""
         return total(node.total for node in self.nodes if node.state == "RUNNING")
 
     @property
     def largest(self) -> Amount:
-        """The largest container that the queue grants."""
+        """Return the largest container that the queue grants."""
         return self.queues[0].largest
 
     def master_on(self, node: Node) -> Amount:
-        """What our application master takes of a node."""
+        """Return what our application master takes of a node."""
         mine = self.master is not None and self.master.node == node.id
         return self.master.size if self.master is not None and mine else NOTHING
 
     @property
     def master_in_queue(self) -> Amount:
-        """What our application master takes of the queues in our partition."""
+        """Return what our application master takes of the queues in our partition."""
         inside = (node for node in self.nodes if node.partition == self.partition)
         return total(self.master_on(node) for node in inside)
 
     def granted(self, container: Amount) -> Amount:
-        """What YARN grants to one who asks for a container: rounded up, within the largest."""
+        """Return what YARN grants for a requested container: rounded up, within the largest."""
         up = container.most(self.rounding.smallest).rounded_up(self.rounding.step)
         return up.least(self.largest).most(container)
 
 
 @dataclass(frozen=True)
 class Overview:
-    """One look at the whole of YARN, for a user.
+    """A snapshot of the whole of YARN, for a user.
 
     Attributes:
-        nodes: all, whatever their state.
-        queues: by node label, of the labels that nodes with GPUs have; each parent before its
+        nodes: all nodes, whatever their state.
+        queues: the queues by node label, for the labels of nodes with GPUs; each parent before its
             children.
         standings: what the user would find in each leaf queue, by node label.
-        applications: all that run and that the caller is shown.
-        containers: by application id, of those that have GPUs and tell it.
-        acls: whether queues have access control; None where that is not told.
+        applications: all running applications that the caller is shown.
+        containers: containers by application id, of applications that have GPUs and report it.
+        acls: whether queues have access control; None if that is not reported.
     """
 
     nodes: tuple[Node, ...]

@@ -1,1 +1,1 @@
-"""Gangs on this machine alone, for a Spark session on a local master."""
+"""Gangs on this machine alone, for a Spark session with a local master."""

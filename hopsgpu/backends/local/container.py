@@ -1,9 +1,10 @@
-"""The process that is a gang's one container on this machine: its GPUs' leases, and its agent.
+"""A container on this machine: a process that leases GPUs and runs an agent.
 
-It runs `python -m hopsgpu.backends.local.container` in its own directory. Its first line of input
-is the request (`Wanted`, as JSON; so the run's secret is on no command line). It writes a line of
-JSON for each thing that the driver should know: {"waiting": …}, {"warning": …} or {"problem": …,
-"kind": …}. It ends when the driver disconnects, closes its input, or is gone.
+The driver starts it as `python -m hopsgpu.backends.local.container`, in a directory of its own. The
+first line of its input is the request (`Wanted` as JSON), so that the run's secret is not on a
+command line. The process reports to the driver with lines of JSON on stdout: {"waiting": …},
+{"warning": …} or {"problem": …, "kind": …}. It ends when the driver disconnects, closes its input,
+or is gone.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ class Wanted:
     """The driver's request for a container.
 
     Attributes:
-        driver: where it listens.
+        driver: address and secret of the driver's control channel.
         gpus: number of GPUs.
-        gpu_type: words of their product name, or None.
+        gpu_type: words that the GPUs' product name must contain; None for any GPU.
         avoided: addresses of GPUs not to use.
-        pid: pid of the driver.
+        pid: process ID of the driver.
     """
 
     driver: Driver
@@ -50,7 +51,7 @@ class Wanted:
     pid: int
 
     def dump(self) -> bytes:
-        """Return a line that `load` reads; it contains the run's secret."""
+        """Return the request as a line that `load` reads; it contains the run's secret."""
         driver = vars(self.driver) | {"secret": self.driver.secret.hex()}
         return json.dumps({**vars(self), "driver": driver}).encode() + b"\n"
 
@@ -65,7 +66,7 @@ class Wanted:
 
 
 def main() -> int:
-    """Serve until the driver needs no more; return the exit code."""
+    """Serve until the driver no longer needs the container; return the exit code."""
     wanted = Wanted.load(sys.stdin.buffer.readline())
     own = Path.cwd()
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
@@ -79,16 +80,16 @@ def main() -> int:
         return 1
     finally:
         if os.getppid() != wanted.pid:
-            # Else it is the driver that removes them.
+            # A driver that still runs removes the directories itself.
             shutil.rmtree(own, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another container of the gang is not gone yet
+            with contextlib.suppress(OSError):  # another container may still use it
                 own.parent.rmdir()
     return 0
 
 
 @contextlib.contextmanager
 def _gpus(wanted: Wanted) -> Iterator[None]:
-    """Lease the container's GPUs while inside."""
+    """Lease the container's GPUs while inside the context."""
     if not wanted.gpus:
         yield
         return
@@ -111,7 +112,7 @@ def _gpus(wanted: Wanted) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _refreshed(leases: Leases) -> Iterator[None]:
-    """Protect the leases' files from cleaners of old files."""
+    """Refresh the leases' files while inside, so that cleaners of old files do not remove them."""
     over = threading.Event()
 
     def refresh() -> None:
@@ -128,13 +129,13 @@ def _refreshed(leases: Leases) -> Iterator[None]:
 
 
 def _wait(why: str) -> bool:
-    """Wait a little for GPUs; return False if the driver has closed our input, or is gone."""
+    """Wait a moment for GPUs; return False if the driver has closed our input, or is gone."""
     _tell(waiting=why)
     return not select.select([sys.stdin.buffer], [], [], _WAIT_SECONDS)[0]
 
 
 def _tell(**fields: Any) -> None:
-    # A driver that is gone needs to know nothing.
+    # A driver that is gone needs no report.
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), json.dumps(fields).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""A container's process, as the driver sees it."""
+"""The driver's side of a container's process."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class ContainerJob:
 
     Args:
         wanted: the request for the container.
-        directory: the container's, which exists.
+        directory: directory of the container, which exists.
         warn: receives warnings for people; called in a thread.
         package: path to import hopsgpu from; None for the driver's.
 
     Attributes:
         ended: event, set when the process is over.
-        waiting_for: what it waits for.
-        problem: why it could not serve, if it said so.
+        waiting_for: what the process waits for, in words.
+        problem: why the process could not serve, if it has reported that; else None.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class ContainerJob:
         self.problem: HopsGpuError | None = None
         self._warn = warn
         self._log = directory / _LOG
-        # The keys to the driver's JVM are not for ranks.
+        # Ranks must not get the secret of the driver's JVM.
         own = {k: v for k, v in os.environ.items() if not k.startswith("PYSPARK_GATEWAY")}
         ours = package_path() if package is None else str(package)
         path = os.pathsep.join(filter(None, (ours, os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as said:
-            # In a session of its own: a Ctrl-C is the driver's to answer.
+            # In a session of its own, so that only the driver receives a Ctrl-C.
             self._process = subprocess.Popen(
                 [sys.executable, "-m", container_module.__name__],
                 cwd=directory,
@@ -75,19 +75,22 @@ class ContainerJob:
             self._listening.start()
 
     def close(self) -> None:
-        """Tell it that it is not needed; if it has its GPUs, it ends when it is disconnected."""
+        """Close the process's input, which ends it if it still waits for GPUs.
+
+        A process that has its GPUs ends when the driver disconnects its agent.
+        """
         if self._process.stdin is not None:
             try:
                 self._process.stdin.close()
-            except BrokenPipeError:  # it has ended
+            except BrokenPipeError:  # the process has ended
                 return
 
     def kill(self) -> None:
-        """Kill it; its process daemon ends the ranks."""
+        """Kill the process; its process daemon then ends the ranks."""
         self._process.kill()
 
     def reason(self, seconds: float) -> str:
-        """Return why it ended, for people; wait up to so many seconds for it."""
+        """Return why the process ended, in words; wait up to `seconds` for its end."""
         self.ended.wait(seconds)
         if self.problem is not None:
             return str(self.problem)
@@ -107,7 +110,7 @@ class ContainerJob:
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
-        except BrokenPipeError:  # it has ended; `reason` says how
+        except BrokenPipeError:  # the process has ended; `reason` says how
             return
 
     def _listen(self) -> None:

@@ -30,7 +30,7 @@ _END_SECONDS = 30.0
 
 
 class LocalElasticLease(ElasticLease):
-    """A search's executors; use `elastic_here`, which always ends them."""
+    """The lease of a search on this machine; use `elastic_here`, which always ends it."""
 
     def __init__(
         self, request: Request, server: ControlServer, driver: Driver, directory: Path
@@ -64,7 +64,7 @@ class LocalElasticLease(ElasticLease):
             self._end(job)
 
     def _waiting(self) -> list[ContainerJob]:
-        """Return the executors that are not here yet, the latest first."""
+        """Return the jobs whose executors are not here yet, the latest first."""
         here = [self._jobs[key] for key in (*self.here, *self._aside)]
         return [job for job in reversed(self._live.values()) if not any(job is h for h in here)]
 
@@ -110,7 +110,7 @@ class LocalElasticLease(ElasticLease):
         """Do nothing: the process ends with its agent, and `want` starts another."""
 
     def _come(self) -> None:
-        """Do nothing: an executor takes no longer than the start of a process."""
+        """Do nothing: no time limit and no request depends on an executor's arrival here."""
 
     def _why_lost(self, reason: str, host: str) -> str:
         return reason
@@ -127,7 +127,7 @@ class LocalElasticLease(ElasticLease):
         deadline = time.monotonic() + _END_SECONDS
         never = threading.Event()
         while self.held > len(self.here) and time.monotonic() < deadline:
-            # Again and again: one may connect only now.
+            # Repeated, because an executor may connect only now.
             self.server.end_all()
             never.wait(_EVENT_SECONDS)
         for job in self._leaving:
@@ -145,10 +145,10 @@ class LocalElasticLease(ElasticLease):
 def elastic_here(
     request: Request, *, user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[LocalElasticLease]:
-    """Provide what starts a search's executors, and end all of them on every path.
+    """Provide the lease of a search, which starts executors; end all of them on every path.
 
     Args:
-        request: the search's.
+        request: the search's request.
         user, heartbeat, ports: as for `lease_here`.
 
     Raises:

@@ -1,8 +1,8 @@
-"""Leases of this machine's GPUs for one gang: all that it needs, or soon none.
+"""The leases of this machine's GPUs for one gang: all that it needs, or none in the end.
 
-The locks are those of the nodes' discovery script, so a GPU is assigned once, whoever runs here.
-One gang of the machine collects GPUs at a time, and keeps them until it has all, so two gangs never
-wait for each other.
+The locks are those of the nodes' discovery script, so each GPU is assigned only once, whichever
+program runs here. Only one gang of the machine collects GPUs at a time, and it keeps them until it
+has all of them, so two gangs never wait for each other's GPUs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TURN = "turn"
 
 
 class Abandoned(Exception):
-    """The GPUs are no longer needed."""
+    """The signal that the GPUs are no longer needed."""
 
 
 def take_gpus(
@@ -36,16 +36,17 @@ def take_gpus(
 
     Args:
         wanted: number of GPUs.
-        gpu_type: words of their product name, or None.
+        gpu_type: words that their product name must contain; None for any GPU.
         avoided: addresses of GPUs not to use.
-        leases: leases to take.
+        leases: leases of this process, to which the GPUs are added.
         directory: directory of the leases.
-        wait: waits a little, given the reason; returns False if the GPUs are no longer needed.
+        wait: waits a moment, given the reason; returns False if the GPUs are no longer needed.
         warn: receives warnings for people.
 
     Raises:
         Abandoned: `wait` returned False.
-        CapacityError, ConfigError, DiscoveryError: the machine does not have so many.
+        CapacityError, ConfigError: the machine does not have so many usable GPUs of the type.
+        DiscoveryError: the machine's GPUs cannot be listed.
     """
     gpus = own_gpus()
     check_gpus(wanted, gpus, gpu_type, avoided)

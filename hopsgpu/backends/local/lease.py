@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 
 _HERE = "127.0.0.1"
 _EVENT_SECONDS = 0.1
-# SIGTERM, 5 s, SIGKILL, and what they have saved on its way to the lake.
+# Ranks get SIGTERM, after 5 s SIGKILL; then what they have saved is uploaded to the lake.
 _END_SECONDS = 30.0
 
 
 class LocalLease(Owner):
-    """Starts and ends the container; use `lease_here`, which always ends it."""
+    """The owner of a gang's container on this machine; use `lease_here`, which always ends it."""
 
     def __init__(
         self, request: Request, server: ControlServer, driver: Driver, directory: Path
@@ -91,11 +91,11 @@ class LocalLease(Owner):
         return self._job
 
     def _greeted(self, job: ContainerJob, patience: Patience) -> Container:
-        """Wait for the container.
+        """Wait until the container introduces itself, and return it.
 
         Raises:
-            GangTimeout, Cancelled: as `Patience.check`.
-            ConfigError, CapacityError, DiscoveryError, HopsGpuError: it cannot serve.
+            GangTimeout, Cancelled: as for `Patience.check`.
+            ConfigError, CapacityError, DiscoveryError, HopsGpuError: the container cannot serve.
         """
         name = f"{self.request.run_id}-{self._started}"
         patience.tell((), job.waiting_for)
@@ -109,13 +109,13 @@ class LocalLease(Owner):
             patience.tell((), job.waiting_for)
 
     def end_jobs(self) -> None:
-        """End the container with its ranks, whatever its state."""
+        """End the container and its ranks, whatever its state."""
         job, self._job = self._job, None
         if job is None:
             return
         job.close()
         deadline = time.monotonic() + _END_SECONDS
-        # Again and again: it may connect only now.
+        # Repeated, because the container may connect only now.
         self._server.end_all()
         while not job.ended.wait(_EVENT_SECONDS) and time.monotonic() < deadline:
             self._server.end_all()
@@ -127,7 +127,7 @@ class LocalLease(Owner):
             job.ended.wait()
 
     def release(self) -> None:
-        """End everything; the GPUs are free on return."""
+        """End the container and its ranks; the GPUs are free on return."""
         self.request.watcher.state(GangState.RELEASING, ())
         began = time.monotonic()
         self.end_jobs()
@@ -137,7 +137,7 @@ class LocalLease(Owner):
 
 
 def _keep(keys: Collection[int]) -> bool:
-    """Implement `Lease.let_go` without releasing: the only container stays."""
+    """Implement `Lease.let_go` without a release: the only container stays."""
     return False
 
 
@@ -145,11 +145,11 @@ def _keep(keys: Collection[int]) -> bool:
 def lease_here(
     request: Request, *, user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[LocalLease]:
-    """Provide what starts the container of a gang, and end it on every path.
+    """Provide the owner of a gang's container, and end the container on every path.
 
     Args:
-        request: the launch's.
-        user: user at the lake; None if the lake knows it (Kerberos).
+        request: the launch's request.
+        user: name of the user for the lake; None if the lake knows it (Kerberos).
         heartbeat: seconds without a sign of life after which either end considers the other lost.
         ports: ports for the control channel; None for any.
 
@@ -171,7 +171,7 @@ def lease_here(
 def here_served(
     user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[tuple[ControlServer, Driver]]:
-    """Run a control channel on this machine; also yield what its containers need to connect.
+    """Serve a control channel on this machine; also yield what its containers need to connect.
 
     Args:
         user, heartbeat, ports: as for `lease_here`.
@@ -185,9 +185,10 @@ def here_served(
 
 
 def package_for(request: Request, directory: Path) -> Path | None:
-    """Return the path from which a container imports hopsgpu; None for the driver's.
+    """Return the path from which a container imports hopsgpu; None for the driver's path.
 
-    As on a node, the driver's other packages are not for the ranks' own Python.
+    If the ranks have a Python of their own, the path is that of a zip with hopsgpu: as on a node,
+    that Python must not see the driver's other packages.
     """
     env = None if request.warm is None else request.warm.python_env
     if env is None or env.interpreter is None:

@@ -1,4 +1,4 @@
-"""The resources of this machine, and whether a gang fits."""
+"""The resources of this machine, and the check whether a gang fits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NO_GPU = "this machine has no GPU, so the ranks run on its CPUs"
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine.
+    """The resources of this machine.
 
     Attributes:
         cores: number of cores that this process may use.
-        memory_mib: its memory in MiB.
-        gpus: its GPUs.
+        memory_mib: memory of the machine in MiB.
+        gpus: GPUs of the machine.
     """
 
     cores: int
@@ -41,7 +41,7 @@ def this_machine(*, gpus: bool = True) -> Machine:
     """Return the resources of this machine.
 
     Args:
-        gpus: whether to ask the driver for the GPUs, which takes some tenths of a second.
+        gpus: whether to ask the NVIDIA driver for the GPUs, which takes some tenths of a second.
 
     Raises:
         DiscoveryError: there is an NVIDIA driver, but it does not list its GPUs.
@@ -51,7 +51,7 @@ def this_machine(*, gpus: bool = True) -> Machine:
 
 
 def own_gpus() -> tuple[Device, ...]:
-    """Return the GPUs of this machine, bad ones too; none without an NVIDIA driver.
+    """Return the GPUs of this machine, bad ones included; empty without an NVIDIA driver.
 
     Raises:
         DiscoveryError: there is an NVIDIA driver, but it does not list its GPUs.
@@ -74,8 +74,8 @@ def usable(
 
     Args:
         gpus: all GPUs.
-        gpu_type: words of their product name, or None.
-        avoided: addresses of those because of which an earlier attempt failed.
+        gpu_type: words that their product name must contain; None for any GPU.
+        avoided: addresses of GPUs that made an earlier attempt fail.
     """
     good = (
         gpu
@@ -90,11 +90,11 @@ def usable(
 def check_gpus(
     wanted: int, gpus: Sequence[Device], gpu_type: str | None, avoided: Collection[str] = ()
 ) -> None:
-    """Check that a machine that has GPUs has enough of them for a gang.
+    """Check that this machine has enough usable GPUs for a gang that needs GPUs.
 
     Raises:
-        ConfigError: it has none of the type.
-        CapacityError: it has fewer.
+        ConfigError: the machine has no GPU of the type.
+        CapacityError: it has fewer usable GPUs than the gang needs.
     """
     if gpu_type is not None and not any(has_type(gpu.name, gpu_type) for gpu in gpus):
         there = ", ".join(sorted({repr(gpu.name) for gpu in gpus}))
@@ -117,14 +117,14 @@ def check_gpus(
 def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
     """Return a gang as it runs on a machine: all ranks in one container.
 
-    Only GPUs are reserved.
+    Only GPUs are reserved; cores and memory are not.
 
     Returns:
         The gang, on CPUs if the machine has no GPU; the shape of its container; and warnings.
 
     Raises:
         ConfigError: the machine has no GPUs of the requested type.
-        CapacityError: it has fewer GPUs than the gang needs.
+        CapacityError: the machine has fewer usable GPUs than the gang needs.
     """
     warnings = []
     if spec.gpus.per_worker and not machine.gpus:

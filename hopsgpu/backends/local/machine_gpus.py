@@ -1,4 +1,4 @@
-"""This machine's GPUs, in the form in which a cluster's are reported."""
+"""The report on this machine's GPUs, in the form of a report on a cluster's GPUs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
 
 
 def gpus_here(user: str) -> ClusterGpus:
-    """Return the GPUs of this machine; gangs use those that are leased.
+    """Return the GPUs of this machine; those that gangs have leased count as used.
 
     Args:
         user: the calling user.
 
     Raises:
-        DiscoveryError: they cannot be listed, or their leases cannot be read.
+        DiscoveryError: the GPUs cannot be listed, or their leases cannot be read.
     """
     gpus = own_gpus()
     try:
@@ -38,7 +38,7 @@ def gpus_here(user: str) -> ClusterGpus:
 def machine_gpus(
     gpus: Sequence[Device], leased: Collection[str], host: str, user: str, now: float
 ) -> ClusterGpus:
-    """Return what was found, as a cluster of one node without queues.
+    """Return the machine's GPUs as those of a cluster of one node without queues.
 
     Args:
         gpus: GPUs of the machine.
@@ -61,7 +61,7 @@ def machine_gpus(
         unhealthy=len(bad),
         health="; ".join(f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in bad),
     )
-    # Free for a gang all the same.
+    # GPUs that a process without a lease uses are still free for a gang.
     others = {gpu.address: foreign(gpu.processes) for gpu in gpus if gpu not in used}
     return ClusterGpus(
         time=now,
@@ -70,7 +70,7 @@ def machine_gpus(
         nodes_without=0 if gpus else 1,
         users=(),
         queues=(),
-        # A lease tells its process, and no application.
+        # A lease names a process, but no application.
         unexplained=len(used),
         acls=None,
         executor="",

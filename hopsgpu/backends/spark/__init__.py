@@ -1,1 +1,1 @@
-"""The executors of a Spark application. The only package that imports pyspark."""
+"""The executors of a Spark application, and all that hopsgpu asks of pyspark at the driver."""

@@ -1,4 +1,4 @@
-"""Acquisition of executors, by the plain job whose tasks hold them until the gang is whole."""
+"""Acquisition of executors by jobs of placeholders, which keep them until the gang is whole."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ASKING = "Spark is asking YARN"
 
 
 class Turn(Protocol):
-    """The turn in which a gang asks YARN."""
+    """A gang's turn to ask YARN for executors."""
 
     def keep(self) -> bool:
         """Renew the turn; return False if it was lost to others."""
@@ -39,25 +39,25 @@ class Turn(Protocol):
         """End the turn: YARN has granted everything, and others may ask."""
 
     def facts(self, held: int) -> Facts:
-        """Return who holds the rest, given the number of executors that YARN has granted."""
+        """Return who holds the other GPUs, given the number of executors that YARN has granted."""
 
 
 class Bringing:
-    """Waits until a placeholder on every executor is connected.
+    """The wait until each executor of a gang has a connected placeholder.
 
     Args:
-        application: application in which it runs.
+        application: application in which the gang runs.
         request: the request.
-        profile: profile of the executors.
+        profile: resource profile of the executors.
         server: server to which the placeholders connect.
         start: starts a job of so many placeholders.
-        patience: how long it may take.
-        turn: the turn in which it asks YARN.
+        patience: time limit of the acquisition.
+        turn: the turn in which the gang asks YARN.
 
     Attributes:
         jobs: all jobs of placeholders that were started.
-        parked: placeholders on executors that get no rank, so that YARN does not grant these again,
-            by peer number.
+        parked: executors that get no rank, by the peer number of their placeholders, which keep
+            them so that YARN does not grant them again.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Bringing:
         self._profile = profile
         self._server = server
         self._start = start
-        # All that are there must show themselves: an agent could come to one that has no holder.
+        # Every executor that is already there needs a placeholder: Spark could otherwise start an
+        # agent on an executor that has not introduced itself.
         there = len(application.jvm.executors(profile.id))
         log.info(
             "%s: %d executors asked of YARN, %d of which are there",
@@ -92,14 +93,16 @@ class Bringing:
         self._ended = EndedAgain()
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
-        # Why it waits: by what YARN was seen to have, and by who is here now.
+        # Returns why the gang waits: from YARN's last answer, and from the executors here now.
         self._why: Callable[[], str] = lambda: _ASKING
 
     def run(self) -> dict[int, Container] | None:
-        """Return the containers by peer number, or None if YARN granted only a part.
+        """Return the containers by peer number, or None if the turn ends without the whole gang.
+
+        The turn ends so if YARN granted only a part, or if others have taken the turn.
 
         Raises:
-            GangTimeout, Cancelled: as `Patience.check`.
+            GangTimeout, Cancelled: as for `Patience.check`.
             ConfigError: an executor cannot reach the driver, or lacks what ranks need.
             DiscoveryError: an executor does not have the requested GPUs.
             HopsGpuError: the job of placeholders failed.
@@ -171,29 +174,30 @@ class Bringing:
         log.info("executor held aside: %s: %s", container.container_id, reason)
         self._patience.held_aside(reason)
         self.parked[container.key] = container
-        # As many as are wanted must be left for what is not parked.
+        # Besides the parked ones, as many placeholders must be left as the gang wants.
         if len(self.parked) > sum(job.tasks for job in self.jobs) - self._request.executors:
             self.jobs.append(self._start(1))
 
     def _settled(self) -> bool:
-        """Return whether agents can only come to holders: none else is there, nor waits for a
-        place.
+        """Return whether agents can start only on executors that have a placeholder.
+
+        For that, no other executor may be there, and no other task may wait for an executor.
         """
         here = len(self._holders) + len(self.parked)
         if self.parked and here < sum(job.tasks for job in self.jobs):
-            # One that was parked has ended. Its task waits, and would take an agent's place; its
-            # job goes on for others that are parked.
+            # A parked executor has ended. Its task waits for another executor, and would take an
+            # agent's place; its job must continue for the other parked executors.
             return False
         return here >= len(self._application.jvm.executors(self._profile.id))
 
     def _refuse_hopeless(self) -> None:
-        """Raise the error of a task whose failure a retry by Spark cannot fix."""
+        """Raise the error of a failed task if a retry by Spark cannot fix it."""
         for job in self.jobs:
             for error in self._application.jvm.task_failures(job.tag):
                 refuse_hopeless(error)
 
     def _look(self) -> None:
-        """Ask the ResourceManager about this gang, or record why it does not answer."""
+        """Record what the ResourceManager says about this gang, or why it does not answer."""
         try:
             held = self._application.manager.held(self._application.id, self._profile.id)
         except HopsGpuError as error:
@@ -209,18 +213,18 @@ class Bringing:
         self._grants = replace(self._grants, allotted=allotted, since=since, lost=self._ended.count)
         if allotted >= self._request.executors:
             self._turn.granted()
-            # Who holds others is of no concern any more.
+            # It no longer matters who holds other GPUs.
             self._why = lambda: self._missing(held)
         else:
             facts = self._turn.facts(len(held.containers))
             self._why = lambda: facts.around(self._missing(held))
 
     def _missing(self, held: Held) -> str:
-        """Return where the executors are that have not arrived."""
+        """Return where the executors that have not arrived are, in words."""
         connected = len(self._holders)
         parts = []
         allotted = len(held.containers) - len(self.parked)
-        # YARN counts a request that it has granted until Spark's next heartbeat.
+        # YARN counts a granted request as pending until Spark's next heartbeat.
         if (pending := min(held.pending, self._request.executors - allotted)) > 0:
             parts.append(f"YARN has not granted {pending}")
         if (starting := allotted - connected) > 0:
@@ -237,7 +241,7 @@ class Bringing:
         shared = shared_hosts(self._holders.values())
         jvm = self._application.jvm
         for host in shared:
-            # Spark still wants as many, and asks again, with the node that its task prefers.
+            # Spark's target stays the same, so it requests others, on the nodes that tasks prefer.
             jvm.kill(jvm.executors_on(self._profile.id, host)[1:])
         if shared:
             log.info("executors that share a node are replaced: %s", ", ".join(shared))

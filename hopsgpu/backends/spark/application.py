@@ -1,4 +1,4 @@
-"""What hopsgpu keeps for one running Spark application on YARN."""
+"""The state that hopsgpu keeps for one running Spark application on YARN."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LABEL = "spark.yarn.executor.nodeLabelExpression"
 
 
 class Looks:
-    """Caches a snapshot for requests that follow soon."""
+    """A cache of the last snapshot, for requests that follow soon."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,17 +43,17 @@ class Looks:
 
 @dataclass
 class Application(SparkApplication):
-    """One SparkContext on YARN, and what its gangs share.
+    """One SparkContext on YARN, and the state that its gangs share.
 
     Attributes:
         manager: the ResourceManager.
         profiles: pool of resource profiles.
         package: the directory from which Spark serves hopsgpu to the executors.
-        acquiring: lock of the gang that acquires executors, until its barrier stage is active.
+        acquiring: lock held by the gang that acquires executors, until its barrier stage is active.
         looks: the last snapshot of the ResourceManager, shared by waiting gangs.
-        probing: lock of the launch that asks an executor about modules.
-        has_module: whether the executors' Python has a top-level module, for those already asked
-            about.
+        probing: lock held by the launch that asks an executor about modules.
+        has_module: whether the executors' Python has a top-level module, by name; only for modules
+            that were already asked about.
     """
 
     manager: ResourceManager
@@ -66,21 +66,21 @@ class Application(SparkApplication):
 
     @property
     def driver_address(self) -> str:
-        """The address at which executors reach the driver."""
+        """Return the address at which executors reach the driver."""
         return self.option("address") or self.jvm.setting("spark.driver.host") or "127.0.0.1"
 
     @property
     def labelled(self) -> bool:
-        """Whether executors are requested by a node label, with which YARN accepts no hosts."""
+        """Return whether executors are requested by a node label; YARN then accepts no hosts."""
         return bool(self.setting(_LABEL))
 
     @property
     def queue(self) -> str:
-        """The YARN queue that the application was submitted to."""
+        """Return the YARN queue that the application was submitted to."""
         return self.setting("spark.yarn.queue") or "default"
 
     def snapshot(self, most_seconds: float) -> Snapshot:
-        """Return the state of YARN, at most so many seconds old.
+        """Return the state of YARN, at most `most_seconds` old.
 
         Raises:
             HopsGpuError: the ResourceManager does not answer.
@@ -91,17 +91,17 @@ class Application(SparkApplication):
         )
 
     def why_lost(self, reason: str, host: str) -> str:
-        """Return why an executor on a host was lost: Spark's reason with what YARN says."""
+        """Return why an executor on a host was lost: Spark's reason and YARN's."""
         return why_lost(reason, host, self.manager.nodes, lambda: self.manager.end_of(self.id))
 
     @functools.cached_property
     def node_managers(self) -> NodeManagers:
-        """The NodeManagers, which describe their GPUs."""
+        """Return the NodeManagers, which describe their GPUs."""
         return NodeManagers(self.jvm.hadoop)
 
     @functools.cached_property
     def line(self) -> Lake:
-        """The directory in which all users' gangs of this cluster partition stand in line.
+        """Return the directory of the queue of gangs, of all users of this cluster partition.
 
         It is created if missing.
 
@@ -118,6 +118,6 @@ class Application(SparkApplication):
 
     @functools.cached_property
     def cluster(self) -> str:
-        """A name of this YARN that is unique among those that share the file system."""
+        """Return a name of this YARN, unique among the YARN clusters that share the file system."""
         named = self.jvm.hadoop("yarn.resourcemanager.cluster-id")
         return re.sub(r"[^\w.-]+", "-", named or self.manager.addresses[0].partition("//")[2])

@@ -1,4 +1,4 @@
-"""What all Spark applications that run gangs have in common."""
+"""The properties that all Spark applications with gangs have in common."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ class SparkApplication:
 
     @property
     def id(self) -> str:
-        """Spark's ID of the application; on YARN it is YARN's."""
+        """Return Spark's ID of the application; on YARN it is YARN's."""
         return str(self.context.applicationId)
 
     @property
     def ports(self) -> range | None:
-        """Ports for the control channel, as `spark.hopsgpu.ports` says ("40000-40100").
+        """Return the ports for the control channel; None for any.
+
+        The property `spark.hopsgpu.ports` names the first and the last, as in "40000-40100".
 
         Raises:
             ConfigError: the property is not two ports.
@@ -55,12 +57,12 @@ class SparkApplication:
 
     @property
     def interface(self) -> str | None:
-        """The nodes' network interface for gloo, NCCL and addresses; None for any."""
+        """Return the network interface for gloo, NCCL and the ranks' addresses; None for any."""
         return self.option("interface")
 
     @property
     def markers(self) -> dict[str, str]:
-        """YARN resources that mark nodes, by the type of their GPUs.
+        """Return the YARN resources that mark nodes, by the type of the nodes' GPUs.
 
         Raises:
             ConfigError: `spark.hopsgpu.markers` does not have the form "A100=gpu-a100".
@@ -69,7 +71,7 @@ class SparkApplication:
 
     @property
     def heartbeat(self) -> float:
-        """Seconds without a sign of life after which a driver or executor counts as lost.
+        """Return the seconds of silence after which a driver or an executor counts as lost.
 
         Raises:
             ConfigError: `spark.hopsgpu.heartbeat` is not a duration.
@@ -79,7 +81,7 @@ class SparkApplication:
 
     @property
     def retries_code_too(self) -> bool:
-        """Whether `retries` also apply to errors that all ranks raise at once.
+        """Return whether `retries` also apply to errors that all ranks raise at once.
 
         Raises:
             ConfigError: `spark.hopsgpu.retry` is neither "failures" nor "all".
@@ -94,7 +96,7 @@ class SparkApplication:
 
     @property
     def keeps_data(self) -> bool:
-        """Whether the data that launches write for `data=` stays on the lake afterwards.
+        """Return whether the data that launches write for `data=` stays on the lake afterwards.
 
         Raises:
             ConfigError: `spark.hopsgpu.keep_data` is neither "true" nor "false".
@@ -106,7 +108,7 @@ class SparkApplication:
 
     @property
     def log_level(self) -> str | None:
-        """How much hopsgpu logs, "info" or "debug"; None where nobody set it.
+        """Return how much hopsgpu logs, "info" or "debug"; None if nobody has set it.
 
         Raises:
             ConfigError: `spark.hopsgpu.log` is neither of the two.
@@ -115,31 +117,31 @@ class SparkApplication:
 
     @functools.cached_property
     def user(self) -> str:
-        """The submitting user, as YARN and HDFS know the name."""
+        """Return the submitting user's name in YARN and HDFS."""
         return self.jvm.user()
 
     @functools.cached_property
     def versions(self) -> dict[str, str]:
-        """Versions of Spark and Hadoop, as this driver has them."""
+        """Return the versions of Spark and Hadoop that this driver uses."""
         return {"spark": str(self.context.version), "hadoop": self.jvm.hadoop_version()}
 
     @functools.cached_property
     def added(self) -> Path:
-        """The directory of files that `addPyFile` and `--py-files` brought to the driver."""
+        """Return the directory of files that `addPyFile` and `--py-files` brought to the driver."""
         return Path(SparkFiles.getRootDirectory())
 
     @property
     def files(self) -> str | None:
-        """The default file system, `fs.defaultFS`."""
+        """Return the default file system, `fs.defaultFS`."""
         return self.jvm.hadoop("fs.defaultFS")
 
     @property
     def root(self) -> str:
-        """The root of runs and models: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's."""
+        """Return the root of runs and models: spark.hopsgpu.root, HOPSGPU_ROOT, or the user's."""
         return root_on(self.option("root"), self.files, self.user)
 
     def check_options(self) -> None:
-        """Refuse invalid options now rather than during a run.
+        """Check all options, so that an invalid one is refused now rather than during a run.
 
         Raises:
             ConfigError: an option is invalid; the message has its name, its value and what is
@@ -149,16 +151,17 @@ class SparkApplication:
         _ = self.log_level
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record says about the error that ended a run."""
+        """Return the text that a record shows for the error that ended a run."""
         return self.jvm.words_of(error)
 
     def setting(self, name: str) -> str | None:
-        """Return an administrator's or a user's Spark property, or None."""
+        """Return a Spark property, set by an administrator or a user, or None."""
         return self.jvm.setting(name)
 
     def option(self, name: str) -> str | None:
-        """Return the Spark property `spark.hopsgpu.<name>`, else its twin in the environment, or
-        None.
+        """Return the Spark property `spark.hopsgpu.<name>`; None if it is not set.
+
+        If the property is not set, the environment variable `HOPSGPU_<NAME>` counts.
         """
         twin = f"HOPSGPU_{name.upper().replace('.', '_')}"
         return self.setting(f"spark.hopsgpu.{name}") or os.environ.get(twin)

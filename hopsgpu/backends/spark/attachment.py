@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 
 def application_of(spark: SparkSession | None) -> Site:
-    """Return the application of a session, by default the active one; check its settings.
+    """Return the site of a session, by default of the active one; check its settings.
 
     Raises:
         ConfigError: there is no session, it has ended, or it cannot hold gangs.
     """
     if spark is not None and not isinstance(spark, SparkSession):
         raise ConfigError(f"spark={spark!r}: must be a classic SparkSession")
-    # Not the active session: that is a matter of each thread, and a context one of the process.
+    # Not the active session: a session is active in one thread, a context in the whole process.
     context = spark.sparkContext if spark is not None else SparkContext._active_spark_context
     if context is None:
         raise ConfigError(
@@ -39,12 +39,12 @@ def application_of(spark: SparkSession | None) -> Site:
             "this Spark application has ended: call spark.stop(), and create a session with"
             " hopsgpu.session(name)"
         )
-    # PySpark's own lock around its one context: two first launches make one Site.
+    # PySpark's own lock for its one context, so that two first launches create only one Site.
     with SparkContext._lock:
         found: Site | None = getattr(context, _ATTRIBUTE, None)
         if found is None:
             found = _application(context)
-            # Lives exactly as long as the context that it describes.
+            # As an attribute, the Site lives exactly as long as the context that it describes.
             setattr(context, _ATTRIBUTE, found)
     return found
 

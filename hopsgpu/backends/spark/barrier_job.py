@@ -1,4 +1,4 @@
-"""The two Spark jobs of a gang: placeholders that bring executors, and the barrier of agents."""
+"""The two Spark jobs of a gang: placeholders, which acquire executors, and the agents' barrier."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def supervise_in_task(driver: Driver) -> Callable[[Iterable[Any]], Iterator[Any]
 
 
 class GangJob:
-    """A Spark job of N tasks under a profile, in its own thread.
+    """A Spark job of N tasks with a resource profile, in its own thread.
 
-    The thread is a daemon, because it must not keep a failed script alive. `hosts`, one per task,
-    are where Spark first asks YARN for executors; if empty, YARN chooses.
+    The thread is a daemon, because it must not keep a failed script alive. `hosts` has one host
+    per task, on which Spark first asks YARN for an executor; if it is empty, YARN chooses.
 
     Attributes:
         tag: tag by which the job is cancelled.
@@ -86,7 +86,7 @@ class GangJob:
         self._thread.start()
 
     def reason(self, seconds: float) -> str:
-        """Return why the job failed, for people; wait up to so many seconds for the reason."""
+        """Return why the job failed, in words; wait up to `seconds` for its end."""
         self.ended.wait(seconds)
         if self.error is None:
             return "it ended by itself"
@@ -100,7 +100,7 @@ class GangJob:
             under = self._numbers().withResources(self._profile)
             mapped = under.barrier() if self._barrier else under
             mapped.mapPartitions(self._task).collect()
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the job
+        except Exception as error:  # noqa: BLE001 - passed to the code that waits for the job
             self.error = error
         finally:
             self.ended.set()
@@ -114,15 +114,15 @@ class GangJob:
 
 
 def reason_of(error: str) -> str:
-    """Return the part of Spark's error that says why: of a lost executor, of a task, or its first
-    line.
+    """Return the cause that Spark's error names.
+
+    That is the reason why an executor was lost, the error of a task, or else the first line.
     """
     if lost := re.search(
         r"ExecutorLostFailure.*?Reason: (.*?)(?:\n\s+at |\n\s*\n|Driver stacktrace|$)", error, re.S
     ):
         return " ".join(lost[1].split())
-    # Python draws the errors of a TaskGroup in a frame.
-    # py4j puts a colon before what Java threw.
+    # Python prints the errors of a TaskGroup in a frame; py4j puts a colon before a Java exception.
     stripped = (line.strip(" |+-\t").removeprefix(": ") for line in error.splitlines())
     lines = [text for text in stripped if text]
     raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b.*: ", line)]

@@ -1,6 +1,6 @@
-"""Load the classes that the JVMs of an application load, to archive them as class data.
+"""Load the classes that an application's JVMs load, so that they can be archived as class data.
 
-`python -m hopsgpu.backends.spark.class_data URL` is its own program, which
+This is a program, `python -m hopsgpu.backends.spark.class_data URL`, which
 hopsgpu/devcluster/class_archive.py starts on the development cluster.
 """
 
@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# Of what is not run here: the application master, the executors' way to the driver.
+# Classes of parts that do not run here: the application master, and the executors' connection to
+# the driver.
 _LOADED = {
     "spark-yarn_": ("org/apache/spark/",),
     "spark-core_": (
@@ -30,10 +31,10 @@ _LOADED = {
 
 
 def main(url: str) -> int:
-    """Do a little of what applications do, on one core of this machine.
+    """Do some of what applications do, on one core of this machine; return the JVM's exit code.
 
     Args:
-        url: a directory to write and remove.
+        url: URL of a directory, which is written and then removed.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark.sql import SparkSession
@@ -54,12 +55,12 @@ def main(url: str) -> int:
     client.stop()
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for name in _names(Path(jvm.java.lang.System.getenv("SPARK_HOME"), "jars")):
-        # One that lacks a class beside it is nobody's.
+        # No application uses a class that depends on a missing class.
         with suppress(Py4JJavaError):
             jvm.java.lang.Class.forName(name, False, loader)
     gateway = context._gateway
     spark.stop()
-    # It writes the archive when it ends, which it does when nobody is there any more.
+    # The JVM writes the archive when it ends, and it ends when its input is closed.
     gateway.proc.stdin.close()
     return int(gateway.proc.wait())
 

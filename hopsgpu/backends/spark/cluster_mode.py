@@ -1,4 +1,4 @@
-"""An application in cluster mode: submitted, followed, and ended with its submitting process."""
+"""An application in cluster mode: its submission, its states, and its end with the submitter."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 
 _LOOK_SECONDS = 1.0
-# A ResourceManager that starts again, or another that takes over.
+# Time for a ResourceManager to restart, or for another one to take over.
 _SILENT_SECONDS = 900.0
 _ENDING_SECONDS = 30.0
 _STOPPING_SECONDS = 10.0
 _LAST_BYTES = 64 * 1024
 _LAST_LINES = 30
-# Of a success, where nobody looks for what went wrong.
+# Fewer lines after a success, because nobody looks for an error.
 _LAST_LINES_OF_SUCCESS = 10
-# Spark's own messages that tell of no trouble. One of several lines has them between two rules
-# (=====); lines after any other are the script's, which writes to the same file.
+# Spark's own messages that report no trouble (DEBUG, INFO). A message of several lines has them
+# between two rules (=====); lines after any other message are the script's, which writes to the
+# same file.
 _STAMP = r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d "
 _OF_SPARK = re.compile(
     rf"^{_STAMP}(?:DEBUG|INFO) [^\n]*\n?(?:={{20,}}\n.*?(?:^={{20,}}\n?|(?=^{_STAMP})|\Z))?",
     re.MULTILINE | re.DOTALL,
 )
-# What YARN writes anew with each heartbeat of a node: the time, and how full the queue is.
+# The parts of a text that YARN changes with each heartbeat of a node: the time, and how full the
+# queue is.
 _PASSING = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was processed).*")
 Say = Callable[[str], None]
 
 
 class Attended:
-    """Submits one application to YARN and reports its state.
+    """One application that is submitted to YARN, and the reports of its state.
 
     Args:
         manager: the ResourceManager.
         nodes: the NodeManagers, for the driver's log.
         tag: unique tag of the application.
         say: receives lines for the person who waits.
-        clock: seconds.
+        clock: returns the time in seconds.
     """
 
     def __init__(
@@ -65,11 +67,11 @@ class Attended:
         """Run spark-submit, which returns once YARN has accepted the application.
 
         Raises:
-            HopsGpuError: YARN has not accepted it; the message has the end of spark-submit's
-                output.
+            HopsGpuError: YARN has not accepted the application; the message has the end of
+                spark-submit's output.
         """
         with tempfile.TemporaryFile("w+", errors="replace") as log:
-            # A Ctrl-C in the terminal is this process's to handle.
+            # In a session of its own, so that only this process receives a Ctrl-C in the terminal.
             with subprocess.Popen(
                 command,
                 env=dict(environ),
@@ -96,7 +98,7 @@ class Attended:
         return found
 
     def follow(self, application: Standing) -> Standing:
-        """Wait for the end, and report every change of the application's state.
+        """Wait for the application's end, report every change of its state, and return the last.
 
         Raises:
             HopsGpuError: the ResourceManager has not answered for a quarter of an hour, or has
@@ -122,17 +124,20 @@ class Attended:
             if (gist := _gist(text)) != told:
                 self._say(f"{self._clock() - self._began:6.1f} s: {text}")
                 told = gist
-            # YARN announces no change.
+            # YARN does not notify clients of a change.
             time.sleep(_LOOK_SECONDS)
 
     def tell_end(self, standing: Standing) -> None:
-        """Report how it ended, with the end of its driver's output: stdout after a success."""
+        """Report how the application ended, with the last lines of its driver's output.
+
+        After a success these are lines of stdout only; for a killed application there are none.
+        """
         how = standing.final if standing.state == "FINISHED" else standing.state
         if standing.has_succeeded:
             self._tell_last_words(standing, "stdout", _LAST_LINES_OF_SUCCESS)
             self._say(f"{self._clock() - self._began:6.1f} s: {standing.id} has ended: {how}")
             return
-        # Of one that was killed they tell how Spark met its end, and of no trouble of the script's.
+        # If the application was killed, they only show how Spark ended, and no error of the script.
         for name in ("stdout", "stderr") if standing.state != "KILLED" else ():
             self._tell_last_words(standing, name, _LAST_LINES)
         self._say(
@@ -142,7 +147,7 @@ class Attended:
 
     @contextlib.contextmanager
     def ended_with(self) -> Iterator[None]:
-        """While inside, end the application whenever this process leaves the context.
+        """End the application if this process leaves the context by an exception.
 
         An application that has ended, or was never accepted, is left alone.
         """
@@ -163,7 +168,7 @@ class Attended:
                     self._manager.kill(found.id, found.user)
                     asked = True
                     self._say_if_heard(f"ending {found.id}")
-            except HopsGpuError as error:  # a ResourceManager may be away for seconds
+            except HopsGpuError as error:  # a ResourceManager may not answer for some seconds
                 problem = str(error)
             if self._clock() >= until:
                 break
@@ -175,13 +180,13 @@ class Attended:
             )
 
     def _say_if_heard(self, text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone
+        with contextlib.suppress(OSError):  # the terminal may be gone
             self._say(text)
 
     def _log(self, standing: Standing) -> str:
         if not standing.log:
             return "none yet"
-        # Some names are known to YARN's own daemons only.
+        # Some host names are known only to YARN's own daemons, so `base` replaces them.
         path = standing.log.partition("//")[2].partition("/")[2]
         return f"{self._nodes.base(standing.web)}/{path}"
 
@@ -205,7 +210,7 @@ def _where(standing: Standing) -> str:
 
 
 def _gist(text: str) -> str:
-    """Return the part of a text that is news."""
+    """Return a text without the parts that change with each heartbeat of a node."""
     return _PASSING.sub("", text)
 
 

@@ -18,14 +18,13 @@ _STDERR = 2
 
 
 def gateway(conf: SparkConf) -> Any:
-    """Return a JVM for PySpark whose stderr comes by way of this process; None where PySpark makes
-    it.
+    """Start a JVM for PySpark whose stderr passes through this process; return its gateway.
 
-    Return None if no live display is possible: then PySpark starts the JVM, and Spark's log takes
-    no detour.
+    Return None if a JVM already exists, or if no live display is possible: then PySpark starts the
+    JVM, and Spark's log goes to stderr directly.
 
     Args:
-        conf: configuration with which PySpark itself would start it.
+        conf: configuration with which PySpark itself would start the JVM.
     """
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -35,7 +34,8 @@ def gateway(conf: SparkConf) -> Any:
         return None
     launch: Any = launch_gateway
     reading, writing = os.pipe()
-    # Read before there is a JVM: one that does not start says why, and one that says much waits.
+    # The thread reads before there is a JVM: a JVM that fails to start says why, and one that
+    # writes much blocks until its output is read.
     threading.Thread(
         target=_pass_on_from, args=(reading,), name="hopsgpu-spark-log", daemon=True
     ).start()
@@ -59,8 +59,8 @@ def pass_on(lines: Iterable[bytes]) -> None:
         if is_taken() and _is_shown(line):
             continue
         with contextlib.suppress(OSError):
-            # Not by the stream: Python that ends waits for no thread, and must not find it
-            # in the stream's lock.
+            # Not through sys.stderr: Python does not wait for this thread at its exit, and must
+            # not find that it holds the stream's lock.
             os.write(_STDERR, line)
 
 
@@ -68,6 +68,6 @@ def _is_shown(line: bytes) -> bool:
     """Return whether the live display has accepted the line."""
     try:
         sys.stderr.write(line.decode(errors="backslashreplace"))
-    except Exception:  # noqa: BLE001 - the JVM's words are to be had whatever a display comes to
+    except Exception:  # noqa: BLE001 - the line must appear, whatever error a display raises
         return False
     return True

@@ -1,4 +1,4 @@
-"""The control channel for executors of a Spark application: where they reach the driver."""
+"""The control channel over which a Spark application's executors reach the driver."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hopsgpu.linux import allow_descriptors
 def control_channel(
     application: Application, executors: int
 ) -> Iterator[tuple[ControlServer, Driver]]:
-    """Run a server with its own secret; also yield what its executors need to connect.
+    """Serve a control channel with its own secret; also yield what executors need to connect.
 
     Args:
         application: application of the executors.

@@ -1,4 +1,4 @@
-"""DataFrames written as Parquet by the executors of ETL, before any GPU is requested."""
+"""The writing of DataFrames as Parquet by ETL executors, before any GPU is requested."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from hopsgpu.data.argument import Datasets
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
 from hopsgpu.units import MIB, counted
 
-# A rank whose rows begin inside a row group decodes its head in vain.
+# Small row groups, because a rank whose rows begin inside a row group decodes its head in vain.
 _OPTIONS = {"parquet.block.size": str(8 * MIB), "compression": "snappy"}
 _LOOK_SECONDS = 0.2
 _TELL_SECONDS = 1.0
-# Tasks of a job that was cancelled may still write for so long.
+# Tasks of a cancelled job may still write for this long.
 _STOP_SECONDS = 5.0
 
 
@@ -59,12 +59,12 @@ def check_data(datasets: Datasets | None, application: Site) -> None:
     """Check that the DataFrames can be written in this application.
 
     Raises:
-        ConfigError: one is Spark Connect's, another application's, or a stream; or
-            `spark.hopsgpu.keep_data` is not a boolean.
+        ConfigError: a DataFrame belongs to Spark Connect or to another application, or is a stream;
+            or `spark.hopsgpu.keep_data` is not a boolean.
     """
     if datasets is None:
         return
-    _ = application.keeps_data  # refused now rather than in a run
+    _ = application.keeps_data  # an invalid value is refused now rather than during a run
     for name, frame in datasets.frames:
         what = datasets.label(name)
         if getattr(frame, "_jdf", None) is None:
@@ -98,7 +98,7 @@ class _Write:
             self._context.setJobGroup(self._tag, self._why)
             self._context.addJobTag(self._tag)
             _with_arrays(self._frame).write.options(**_OPTIONS).parquet(self._url)
-        except Exception as error:  # noqa: BLE001 - handed to whoever waits for the write
+        except Exception as error:  # noqa: BLE001 - passed to the code that waits for the write
             self.error = error
         finally:
             self.ended.set()
@@ -114,22 +114,22 @@ def write_frame(
     cancelled: threading.Event,
     told: Callable[[Written], None],
 ) -> None:
-    """Write a DataFrame as Parquet, with row groups of about 8 MB, and wait for it.
+    """Write a DataFrame as Parquet, with row groups of about 8 MB, and wait for the end.
 
     Columns of Spark ML's vectors are written as lists of float64.
 
     Args:
-        application: application in which it runs, under the session's own resource profile.
+        application: application that writes, with the session's own resource profile.
         frame: the DataFrame, checked by `check_data`.
         url: URL of a directory that does not exist.
-        what: its name in error messages.
+        what: name of the DataFrame in error messages.
         tag: unique tag of the Spark job.
         cancelled: event that cancels the write.
         told: receives the progress each second.
 
     Raises:
-        ConfigError: Spark cannot write it as Parquet.
-        Cancelled: it was cancelled; the Spark job is over.
+        ConfigError: Spark cannot write the DataFrame as Parquet.
+        Cancelled: the write was cancelled; the Spark job is over.
         HopsGpuError: the Spark job failed.
     """
     with application.jvm.wait_told():
@@ -137,7 +137,7 @@ def write_frame(
         tell_at = time.monotonic()
         while not write.ended.wait(_LOOK_SECONDS):
             if cancelled.is_set():
-                # Again and again: what Spark still plans has no job yet.
+                # Repeated, because a write that Spark still plans has no job yet.
                 application.jvm.cancel(tag)
             elif time.monotonic() >= tell_at:
                 told(Written(*application.jvm.progress(tag)))
@@ -145,7 +145,7 @@ def write_frame(
     error = write.error
     if error is None and not cancelled.is_set():
         return
-    # A task that goes on could make files where all has been removed.
+    # A task that still runs could create files in the directory after its removal.
     never = threading.Event()
     wait_until(lambda: not application.jvm.active_tasks(tag), never, _STOP_SECONDS, _LOOK_SECONDS)
     if cancelled.is_set():
@@ -157,7 +157,7 @@ def write_frame(
 
 
 def _with_arrays(frame: Any) -> Any:
-    """Return the frame with lists in place of Spark ML's vectors (structs in Parquet)."""
+    """Return the DataFrame with lists in place of Spark ML's vectors (structs in Parquet)."""
     vectors = {f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"}
     if not vectors:
         return frame

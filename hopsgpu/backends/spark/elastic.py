@@ -1,4 +1,4 @@
-"""A search's executors on YARN: one Spark job of one task each, requested in turn."""
+"""A search's executors on YARN: one Spark job of one task each, requested in the queue of gangs."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _GONE_SECONDS = 0.1
-# Nobody announces that a job has ended.
+# Polled, because nothing notifies the threads that a job has ended.
 _JOBS_SECONDS = 1.0
 _END_SECONDS = 10.0
-# An executor on which the agent ends again and again fails its job; so many in a row are no chance.
+# An executor whose agent fails repeatedly fails its job; so many failures in a row are no accident.
 _MOST_FAILED = 3
 
 
 class YarnElasticLease(JobsLease):
-    """A search's executors; must be released on every path.
+    """The lease of a search on YARN; it must be released on every path.
 
-    It has two threads: one requests executors, in the line of all waiting gangs; one confirms that
-    released executors are gone.
+    It has two threads: one requests executors, in the queue of gangs; one confirms that released
+    executors are gone.
     """
 
     def __init__(
@@ -62,10 +62,10 @@ class YarnElasticLease(JobsLease):
         self._application = application
         self._profile = profile
         self._driver = driver
-        # Asked once: each trial asks for tokens.
+        # Determined once, because each trial asks for tokens.
         self._is_kerberized = application.jvm.is_kerberized()
         self._looks_at = float("-inf")
-        # After so long YARN knows of it.
+        # After this time YARN knows of every request.
         self._settling = 2 * heartbeat_seconds(application.jvm)
         self._over = (threading.Event(), threading.Event())
 
@@ -84,13 +84,13 @@ class YarnElasticLease(JobsLease):
 
     def _grow(self) -> None:
         try:
-            # Until the first executor has come, which ends Spark's own words of it for good.
+            # Needed until the first executor arrives, which ends Spark's own message for good.
             with self._application.jvm.wait_told():
                 while self._is_missing():
                     self._ask()
         except HopsGpuError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - told to the search, that nobody asks any more
+        except Exception as error:  # noqa: BLE001 - the search must know that requests have ended
             why = f"executors could not be requested from Spark: {type(error).__name__}: {error}"
             self._fail(HopsGpuError(why))
 
@@ -98,7 +98,7 @@ class YarnElasticLease(JobsLease):
         """Wait until executors are missing; return False once the lease is closed.
 
         Raises:
-            HopsGpuError: their jobs fail repeatedly, or none arrives in time.
+            HopsGpuError: the executors' jobs fail repeatedly, or no executor arrives in time.
         """
         while True:
             self._forget_ended()
@@ -123,16 +123,16 @@ class YarnElasticLease(JobsLease):
         self._see_waiting()
 
     def _see_waiting(self) -> str:
-        """Check once a second where missing executors are; return "" if it did not check.
+        """Return where missing executors are; check once a second, and return "" in between.
 
-        Executors that fail repeatedly are given back, so that others go first.
+        Executors that fail repeatedly are given back, so that other gangs go first.
         """
         with self._changed:
             waiting = self._waiting()
         if not waiting or time.monotonic() < self._looks_at:
             return ""
         where = ""
-        with contextlib.suppress(HopsGpuError):  # asked again
+        with contextlib.suppress(HopsGpuError):  # the next check asks again
             where = self._look()[1]
         with self._changed:
             now, chance = time.monotonic(), random.random()  # noqa: S311
@@ -162,7 +162,7 @@ class YarnElasticLease(JobsLease):
     def _cancel(self, jobs: Collection[GangJob]) -> None:
         for job in jobs:
             self._coming.excuse()
-            # One that has come meanwhile is ended with it.
+            # An executor that has arrived meanwhile ends with its job.
             while not job.ended.wait(_LOOK_SECONDS):
                 with self._changed:
                     if self._closed:
@@ -180,7 +180,7 @@ class YarnElasticLease(JobsLease):
 
         Raises:
             ConfigError: their executors cannot reach the driver, or have another Python version.
-            HopsGpuError: several have failed in a row, without an executor that arrived.
+            HopsGpuError: several jobs have failed in a row, and no executor arrived in between.
         """
         with self._changed:
             over = [job for job in self._live.values() if job.ended.is_set()]
@@ -204,13 +204,13 @@ class YarnElasticLease(JobsLease):
                 self.request,
                 executors=at_once,
                 cancelled=self._leave,
-                # Of the first executor alone.
+                # The time limit holds for the first executor only.
                 timeout=self.request.timeout if self._asks_first else None,
                 watcher=WhyAlone(self.request.watcher, self),
             )
             patience = self._coming.patience(request, time.monotonic())
             grows = not self._asks_first
-        # Cancelled: it need not stand in the line any longer.
+        # Cancelled here means that it need not stay in the queue of gangs any longer.
         with (
             contextlib.suppress(Cancelled),
             queueing(self._application, request, patience, grows=grows) as place,
@@ -219,7 +219,7 @@ class YarnElasticLease(JobsLease):
             self._in_turn(place, patience, place.room(at_once, missing))
 
     def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
-        """Asks for so many, until YARN has granted them or does not for half a minute."""
+        """Request `count` executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
         until, least = time.monotonic() + PART_SECONDS, float("inf")
@@ -247,7 +247,8 @@ class YarnElasticLease(JobsLease):
             with self._changed:
                 granted = len(self._live) - missing
             patience.tell((), place.facts(granted).around(where))
-        # Others go first; those that were granted meanwhile find another job, or are let go.
+        # Other gangs go first. An executor that was granted meanwhile runs another job, or is
+        # released.
         with self._changed:
             waiting = [job for job in self._waiting() if job in started]
             given_up = self._surplus() if self._enough.is_set() else waiting
@@ -278,7 +279,7 @@ class YarnElasticLease(JobsLease):
         while self._is_leaving():
             try:
                 self._see_gone()
-            except (HopsGpuError, Py4JError):  # asked again; at the end all of them are
+            except (HopsGpuError, Py4JError):  # tried again; `release` waits for all at the end
                 with self._changed:
                     self._changed.wait(_JOBS_SECONDS)
 
@@ -294,8 +295,8 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             live, waits = len(self._live), bool(self._waiting())
         busy = jvm.busy(profile)
-        # A kill while Spark still wants as many brings new ones, and one that has just come is
-        # not busy yet.
+        # A kill makes Spark request new executors while its target still includes the killed ones,
+        # and an executor that has just arrived is not busy yet.
         if not waits and len(busy) <= live and jvm.target(profile) <= live:
             jvm.kill(e for e in jvm.executors(profile) if e not in busy)
         held = self._application.manager.held(self._application.id, profile).containers
@@ -304,7 +305,7 @@ class YarnElasticLease(JobsLease):
             self._changed.wait(_GONE_SECONDS)
 
     def release(self) -> bool:
-        """Release everything; return whether the ResourceManager confirmed it within 30 s."""
+        """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
         with self._changed:
             self._closed = True
             self._note()

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class JobsLease(ElasticLease):
-    """The state of these jobs, for all threads; the subclass requests and releases executors.
+    """The state of these jobs, for all threads; a subclass requests and releases executors.
 
     Attributes:
         why: why executors are waited for.
@@ -29,11 +29,11 @@ class JobsLease(ElasticLease):
         super().__init__(request, server)
         self.why = ""
         self._changed = threading.Condition()
-        # All that follows under its lock.
+        # Its lock guards all of the following.
         self._live: dict[str, GangJob] = {}
-        # Those too that were let go: at the end all must have ended.
+        # Includes the jobs of released executors: at the end all jobs must have ended.
         self._begun: list[GangJob] = []
-        # By the tag of its job the container of an agent that is connected.
+        # The container of each connected agent, by the tag of the agent's job.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._coming = Coming()
@@ -41,11 +41,11 @@ class JobsLease(ElasticLease):
         self._at_once = 1
         self._failed = 0
         self._closed = False
-        # When an executor was asked for, or given up, last.
+        # When an executor was last requested or given up.
         self._asked = float("-inf")
-        # Set while fewer are wanted than there are, or are asked for.
+        # Set while fewer executors are wanted than are here or requested.
         self._enough = threading.Event()
-        # Of the last asking: set where it need not stand in the line any longer.
+        # Set when the last request need not stay in the queue of gangs any longer.
         self._leave = threading.Event()
         self._asks_first = False
 
@@ -77,7 +77,7 @@ class JobsLease(ElasticLease):
         self._changed.notify_all()
 
     def _count(self) -> int:
-        """Return how many executors are here or requested, except excluded ones; under the lock."""
+        """Return how many executors, not held aside, are here or requested; under the lock."""
         return len(self._live) - self.aside
 
     def _job_of(self, hello: Message) -> Job | None:
@@ -85,7 +85,7 @@ class JobsLease(ElasticLease):
             job = self._live.get(str(hello["job"]))
             if job is not None:
                 self._ready[job.tag] = str(hello["container"])
-                # It was let go, and a task that waited has come to it.
+                # The executor was released, but a task that waited has started on it.
                 self._leaving.discard(self._ready[job.tag])
                 self._coming.saw(self._ready[job.tag])
                 self._failed = 0
@@ -96,7 +96,7 @@ class JobsLease(ElasticLease):
         with self._changed:
             self._coming.came()
             if self._asks_first:
-                # Others are asked for behind all gangs.
+                # Further executors are requested behind all gangs.
                 self._leave.set()
 
     def _let_go(self, leaving: Mapping[int, Container]) -> None:

@@ -12,17 +12,18 @@ from pyspark import SparkContext
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 
-# Those of ETL, which hold no GPU.
+# The profile of the ETL executors, which hold no GPU.
 _DEFAULT_PROFILE = 0
-# Python's start on an executor; one that has gone meanwhile would take longer to come again.
+# Time for Python to start on an executor. If the executor ends meanwhile, the task would wait for
+# another one, which takes longer.
 _ANSWER_SECONDS = 5.0
 
 
 def probe(application: Application, modules: Collection[str]) -> list[str] | None:
     """Return the top-level modules that an idle executor's Python lacks.
 
-    Return None if there is no such executor, or it does not answer soon: then a gang's first
-    executor reports them.
+    Return None if there is no such executor, or if it does not answer soon: then a gang's first
+    executor reports the modules.
     """
     jvm = application.jvm
     busy = jvm.busy(_DEFAULT_PROFILE)
@@ -34,7 +35,7 @@ def probe(application: Application, modules: Collection[str]) -> list[str] | Non
     def ask() -> None:
         try:
             told.extend(_ask(application.context, tag, list(modules)))
-        except Exception:  # noqa: BLE001 - cancelled, or it failed: then it is not known
+        except Exception:  # noqa: BLE001 - it was cancelled or failed: the answer is unknown
             told.clear()
         finally:
             answered.set()
@@ -53,7 +54,7 @@ def _ask(context: SparkContext, tag: str, modules: list[str]) -> list[list[str]]
 
 
 def lacking_in_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[list[str]]]:
-    """Return the task's function."""
+    """Return the task function that finds out which modules are missing."""
 
     def task(_: Iterable[Any]) -> Iterator[list[str]]:
         from hopsgpu.core.rank_requirements import lacking

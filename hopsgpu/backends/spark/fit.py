@@ -1,4 +1,4 @@
-"""What a launch requests from YARN, and whether YARN can grant it."""
+"""The containers that a launch requests from YARN, and the check whether YARN can grant them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hopsgpu.yarn.snapshot import Snapshot
 
 
 def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
-    """Return the containers of a gang.
+    """Return the containers of a gang, which YARN can grant.
 
     Raises:
         ConfigError: the application may not have so many executors, or no node has GPUs of the
@@ -45,7 +45,7 @@ def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> Non
     """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
 
     Raises:
-        CapacityError: it can never be granted so.
+        CapacityError: it can never be granted without them.
         HopsGpuError: the ResourceManager does not answer.
     """
     demand = demand_of(plan.shape, plan.executors, plan.spec.placement)
@@ -74,7 +74,7 @@ def _hosts(
     """Return the nodes that have GPUs of a type; None if any node will do.
 
     Raises:
-        ConfigError: no node has one, or none has the marker.
+        ConfigError: no node has GPUs of the type, or none has the marker.
     """
     if gpu_type is None:
         return None
@@ -94,7 +94,7 @@ def _hosts(
     }
     silent = [nodes[node].host for node in told.problems]
     if marker is not None and silent:
-        # The marker vouches for them, and what comes is looked at.
+        # The marker speaks for silent nodes, and each executor that arrives is checked.
         return frozenset(silent).union(
             host for host, names in models.items() if any(has_type(n, gpu_type) for n in names)
         )

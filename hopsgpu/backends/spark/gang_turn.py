@@ -1,4 +1,4 @@
-"""The line of gangs: a gang asks YARN when it is its turn, and when it seems to fit."""
+"""A gang's place in the queue of gangs: it asks YARN when it has the turn and seems to fit."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.4
 _SNAPSHOT_SECONDS = 1.0
-# A gang that does not seem to fit asks all the same after so long, and then ever more rarely:
-# YARN preempts, and clusters grow, only for those who ask.
+# A gang that does not seem to fit asks anyway after this time, and then ever more rarely, because
+# YARN preempts, and clusters grow, only for pending requests.
 _PROBE_SECONDS = 30.0
 _LONGEST_PROBE = 600.0
 
 
 class Queueing:
-    """One gang in the line; use `queueing`, which leaves the line on every path."""
+    """One gang in the queue of gangs; use `queueing`, which leaves the queue on every path."""
 
     def __init__(
         self, application: Application, request: Request, patience: Patience, place: Place | None
@@ -58,13 +58,13 @@ class Queueing:
 
     @contextlib.contextmanager
     def turn(self, has: int) -> Iterator[None]:
-        """Wait for the gang's turn, and hold it while inside, or until YARN has granted all.
+        """Wait for the gang's turn; hold it while inside, or until YARN has granted all executors.
 
         Args:
             has: number of the gang's executors that are already there.
 
         Raises:
-            GangTimeout, Cancelled: as `Patience.check`.
+            GangTimeout, Cancelled: as for `Patience.check`.
         """
         began, self._has_passed_on = time.monotonic(), False
         while not self._is_ours(has):
@@ -85,7 +85,7 @@ class Queueing:
             self._give_back()
 
     def keep(self) -> bool:
-        """Renew the turn; return False if it is lost, because others considered this gang dead."""
+        """Renew the turn; return False if it was lost because others considered this gang dead."""
         kept = True
 
         def keep(place: Place) -> None:
@@ -96,7 +96,7 @@ class Queueing:
         return kept
 
     def granted(self) -> None:
-        """YARN has granted all, and they only have to start: the next gang may ask."""
+        """Pass the turn on: YARN has granted all executors, and they only have to start."""
         if not self._has_passed_on:
             self._has_passed_on = True
             log.info("%s: all granted: the turn is passed on", self._request.run_id)
@@ -106,7 +106,7 @@ class Queueing:
         """Return who holds which GPUs, and what is free.
 
         Args:
-            held: number of its executors that YARN has granted.
+            held: number of the gang's executors that YARN has granted.
         """
         try:
             return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
@@ -117,12 +117,13 @@ class Queueing:
         """Return the best host for each executor; if empty, YARN chooses."""
         if self._request.placement is None and self._request.hosts is None:
             return ()
-        # YARN's client refuses a request with both, and Spark's application master ends by it.
+        # YARN's client refuses a request with both a node label and hosts, and that error ends
+        # Spark's application master.
         if self._application.labelled:
             return ()
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
-        except HopsGpuError:  # only a preference; whoever waits next says that YARN is silent
+        except HopsGpuError:  # only a preference; the next wait reports that YARN is silent
             return ()
         return preferred_hosts(dataclasses.replace(self._demand, executors=executors), snapshot)
 
@@ -130,12 +131,12 @@ class Queueing:
         """Return how many of the requested executors seem to fit now.
 
         Args:
-            least: number to request whatever is free.
+            least: number to request, whatever is free.
             most: largest number to request.
         """
         try:
             snapshot = self._snapshot(0.0)
-        except HopsGpuError:  # whoever asks for the least is told why that takes its time
+        except HopsGpuError:  # the wait for the executors reports that YARN is silent
             return least
 
         def fits(count: int) -> bool:
@@ -149,7 +150,7 @@ class Queueing:
         return self._application.snapshot(most_seconds).only(self._request.hosts)
 
     def _is_ours(self, has: int) -> bool:
-        """Check once, and report; return True when the gang should ask YARN now."""
+        """Return whether the gang should ask YARN now; if not, report why."""
         self._patience.check(Grants(connected=has))
         try:
             snapshot = self._snapshot(_SNAPSHOT_SECONDS)
@@ -166,15 +167,13 @@ class Queueing:
                 self._probe_at = time.monotonic() + self._probe_after
             return True
         facts = waiting_facts(snapshot, self._demand, has, missing.queue)
-        # Whoever stands before it is in its way first.
+        # A gang ahead in the queue is the first obstacle.
         why = [turn.why, facts.around(missing.text)]
         self._patience.tell((), "; ".join(part for part in why if part))
         return False
 
     def _look(self, missing: Shortage, snapshot: Snapshot, probe: bool) -> Turn:
-        """Return whether the turn was taken, by the line on the lake or, where there is none,
-        without.
-        """
+        """Return whether the turn was taken: in the queue on the lake, or without a queue."""
         alone = Turn(missing.bound is Bound.NONE or probe)
         if self._place is None:
             return alone
@@ -209,7 +208,10 @@ class Queueing:
         return Turn(False, "another gang was quicker")
 
     def _still(self, has: int, probe: bool) -> bool:
-        """Check again after taking the turn: the previous holder may have taken the rest."""
+        """Return whether the gang, which has the turn, still fits; if not, give the turn back.
+
+        The gang that had the turn before may have taken the rest. A probe is not checked again.
+        """
         if probe:
             return True
         try:
@@ -222,7 +224,7 @@ class Queueing:
         return missing.bound is Bound.NONE
 
     def _give_back(self) -> None:
-        # One's own takes are no passes of oneself.
+        # Its own turns do not count as other gangs that passed it.
         self._before = None
         self._on_the_lake(lambda place: place.give_back())
 
@@ -237,8 +239,9 @@ class Queueing:
             self._refused_since = None
 
     def _refused(self, error: StoreError, alone: Turn) -> Turn:
-        """Return the lake refuses: for a while that is waited for, and then the gang goes
-        without.
+        """Return what to do when the lake fails: wait for a while, then `alone`, without the queue.
+
+        After `LEASE_SECONDS` of failures the gang stays without the queue.
         """
         self._refused_since = self._refused_since or time.monotonic()
         if time.monotonic() - self._refused_since < LEASE_SECONDS:
@@ -253,13 +256,14 @@ class Queueing:
 def queueing(
     application: Application, request: Request, patience: Patience, *, grows: bool = False
 ) -> Iterator[Queueing]:
-    """Provide a gang's place in the line of its cluster; leave the line on every path.
+    """Provide a gang's place in the queue of gangs; leave the queue on every path.
 
     Args:
-        application: application in which it runs.
+        application: application in which the gang runs.
         request: the request.
-        patience: how long it may take.
-        grows: whether it is for more executors of a running search, which stands behind all gangs.
+        patience: time limit of the acquisition.
+        grows: whether the request is for more executors of a running search, which queues behind
+            all gangs.
     """
     with contextlib.ExitStack() as stack:
         place = None
@@ -286,8 +290,9 @@ def _without_line(error: StoreError) -> str:
 
 
 def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number in [least, most] that fits, where fewer fit if more do; else
-    `least`.
+    """Return the largest number in [least, most] that fits; `least` if none does.
+
+    If a number fits, every smaller number must fit too.
     """
     low, high = least, most
     while low < high:

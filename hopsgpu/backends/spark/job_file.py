@@ -1,9 +1,9 @@
 """The file that spark-submit runs in place of a user's script: it starts the script unchanged.
 
-Spark and YARN write a script's name and arguments into shell scripts of the node, where `{{PWD}}`
-is expanded and a backtick is executed; spark-submit itself drops carriage returns, and Java drops
-characters that its locale lacks. So they receive only this file, whose name has letters and digits;
-the script's name and arguments are inside, as bytes.
+Spark and YARN write a script's name and arguments into shell scripts of the node, which expand
+`{{PWD}}` and execute backticks; spark-submit itself drops carriage returns, and Java drops
+characters that its locale lacks. Therefore they receive only this file, whose name consists of
+harmless characters; the script's name and arguments are inside, as bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-# The process becomes `python script.py arguments`: nothing of this file is on the script's stack,
-# in its modules or between it and its signals.
+# The process becomes `python script.py arguments`, so that nothing of this file is on the script's
+# stack, in its modules, or between the script and its signals.
 _TEXT = '''\
 """Starts a script with its arguments; written by hopsgpu for spark-submit."""
 
@@ -41,7 +41,7 @@ except OSError as error:
 
 
 def job_file(script: Path, arguments: Sequence[str], *, with_source: bool) -> tuple[str, bytes]:
-    """Return the file's name, which depends on its content, and its content.
+    """Return the name of the file, which depends on the content, and the content.
 
     Args:
         script: a Python file of this machine.

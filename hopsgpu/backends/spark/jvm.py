@@ -1,6 +1,6 @@
 """All calls into Spark's JVM that PySpark does not offer.
 
-None of it may run in the main thread while a person can press Ctrl-C: py4j then closes the
+No call may run in the main thread while a person can press Ctrl-C, because py4j then closes the
 connections of all threads, and their calls run twice.
 """
 
@@ -20,22 +20,24 @@ from pyspark import SparkContext, SparkStageInfo
 from hopsgpu.backends.spark.log4j import silenced
 from hopsgpu.errors import HopsGpuError
 
-# What Spark's scheduler says every 15 s, until the application's first task runs.
+# Spark's scheduler logs this every 15 s, until the application's first task runs.
 _NO_RESOURCES = "Initial job has not accepted any resources"
 _DYNAMIC = "spark.dynamicAllocation.enabled"
-# The flip must not refuse anyone else's barrier job for longer, whatever happens.
+# The longest time for which dynamic allocation's flag is off, whatever happens: it concerns all
+# jobs of the application, and other gangs wait to flip it too.
 FLIP_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
 _MOST_TASKS = 10_000
-# A JVM that a signal ends breaks its connections off before its port is closed.
+# A JVM that a signal ends breaks its connections before it closes its port.
 _ENDING_SECONDS = 2.0
 _PROBE_SECONDS = 2.0
-# By hdfs, webhdfs and swebhdfs (DelegationTokenIdentifier, WebHdfsConstants).
+# Kinds of the tokens for hdfs, webhdfs and swebhdfs (Hadoop's DelegationTokenIdentifier and
+# WebHdfsConstants).
 _HDFS_TOKENS = ("HDFS_DELEGATION_TOKEN", "WEBHDFS delegation", "SWEBHDFS delegation")
 
 
 class Jvm:
-    """A SparkContext's JVM."""
+    """The JVM of a SparkContext."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
@@ -43,8 +45,9 @@ class Jvm:
         self._flipping = threading.Lock()
 
     def words_of(self, error: BaseException) -> str:
-        """Return what a record tells of an error that ended a run; of one that is not ours its
-        type too.
+        """Return the text that a record shows for an error that ended a run.
+
+        For an error that is not hopsgpu's, the text names the type, and says if the JVM has ended.
 
         Args:
             error: the error that ended the run.
@@ -56,19 +59,19 @@ class Jvm:
         return f"{ended} ({words})" if ended else words
 
     def ended_by(self, error: BaseException) -> str:
-        """Return that the JVM has ended, if an error of a call into it says no more; else "".
+        """Return that the JVM has ended, if that explains an error of a call into it; else "".
 
         Args:
             error: error of the call. If the JVM has ended, it only mentions a connection.
         """
-        # Of what Java threw the JVM itself has told.
+        # The JVM itself has reported what Java threw.
         lost = isinstance(error, OSError | Py4JError) and not isinstance(error, Py4JJavaError)
         if lost and wait_until(self._has_ended, threading.Event(), _ENDING_SECONDS, 0.1):
             return "the driver's JVM has ended: a signal ended spark-submit, or it crashed"
         return ""
 
     def _has_ended(self) -> bool:
-        """Return whether nothing listens any more at the port of the JVM's gateway."""
+        """Return whether nothing listens any more on the port of the JVM's gateway."""
         gateway = self._context._gateway
         if gateway is None:
             return False
@@ -77,7 +80,7 @@ class Jvm:
             socket.create_connection(address, _PROBE_SECONDS).close()
         except ConnectionRefusedError:
             return True
-        except OSError:  # it may only be slow, or this process have no descriptor left
+        except OSError:  # the JVM may only be slow, or this process may have no descriptor left
             return False
         return False
 
@@ -124,14 +127,12 @@ class Jvm:
         return bool(information.isSecurityEnabled())
 
     def hdfs_tokens(self) -> bytes:
-        """Return the submitter's delegation tokens for HDFS, as a Hadoop token file; b"" with
-        none.
-        """
+        """Return the submitter's HDFS delegation tokens as a Hadoop token file; b"" without any."""
         information = self._class("org.apache.hadoop.security.UserGroupInformation")
         return self._hdfs_part(information.getCurrentUser().getCredentials())
 
     def _hdfs_part(self, credentials: Any) -> bytes:
-        """Return the credentials for HDFS, without the tokens of YARN and other services."""
+        """Return the tokens for HDFS, without those of YARN and other services, as a token file."""
         held = credentials.getTokenMap()
         found = self._class("org.apache.hadoop.security.Credentials")()
         for alias in held.keySet():
@@ -169,17 +170,13 @@ class Jvm:
         return tuple(sorted(found, key=int))
 
     def busy(self, profile: int) -> tuple[str, ...]:
-        """Return ids of the executors of a resource profile that run a task, by Spark's
-        scheduler.
-        """
+        """Return the IDs of a profile's executors that, by Spark's scheduler, run a task."""
         running = self._scala.taskScheduler().runningTasksByExecutors()
         found = ((executor, running.get(executor)) for executor in self.executors(profile))
         return tuple(e for e, tasks in found if tasks.isDefined() and tasks.get())
 
     def numbers(self, hosts: Sequence[Sequence[str]]) -> Any:
-        """Return a Java RDD of the numbers from 0, one in each partition, with its preferred
-        hosts.
-        """
+        """Return a Java RDD of the numbers from 0, one per partition, with its preferred hosts."""
         to_seq = self._class("org.apache.spark.api.python.PythonUtils").toSeq
         pair = self._class("scala.Tuple2")
         rows = [
@@ -208,7 +205,7 @@ class Jvm:
             self._scala.schedulerBackend().killExecutors(seq, False, False, True)
 
     def cancel(self, tag: str) -> None:
-        """Cancel the jobs with a tag; works during the retries of the slot check too."""
+        """Cancel the jobs with a tag, even while Spark retries its check for free slots."""
         self._context.cancelJobsWithTag(tag)
 
     def stage_is_active(self, group: str) -> bool:
@@ -222,7 +219,7 @@ class Jvm:
         )
 
     def active_tasks(self, group: str) -> int:
-        """Return how many tasks of a group's job run now."""
+        """Return how many tasks of a group's jobs run now."""
         return sum(stage.numActiveTasks for stage in self._stages(group))
 
     def progress(self, group: str) -> tuple[int, int, int]:
@@ -246,7 +243,7 @@ class Jvm:
         return tuple(found)
 
     def _stages(self, group: str) -> list[SparkStageInfo]:
-        """Return what Spark's tracker reports about the stages of a group's job."""
+        """Return what Spark's tracker reports about the stages of a group's jobs."""
         tracker = self._context.statusTracker()
         infos = [
             tracker.getStageInfo(stage)
@@ -257,19 +254,19 @@ class Jvm:
         return [info for info in infos if info is not None]
 
     def wait_told(self) -> contextlib.AbstractContextManager[None]:
-        """While inside, keep Spark from logging that no executor has arrived.
+        """Keep Spark from logging that no executor has arrived, while inside the context.
 
-        For waits that hopsgpu explains itself: Spark's message refers to a cluster's page and
-        workers. It is not logged for other waiting jobs meanwhile either.
+        It is for waits that hopsgpu itself explains: Spark's message refers to a cluster's page and
+        workers. Meanwhile, Spark does not log the message for other waiting jobs either.
         """
         scheduler = str(self._scala.taskScheduler().getClass().getName())
         return silenced(self._context._jvm, scheduler, _NO_RESOURCES)
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:
-        """While inside, make Spark's check for barrier stages see dynamic allocation off.
+        """Make Spark's check for barrier stages see dynamic allocation as off, while inside.
 
-        The allocation manager read its own setting when the context started, and continues.
+        The allocation manager continues, because it read the setting when the context started.
         """
         conf = self._scala.conf()
         with self._flipping:
@@ -284,9 +281,9 @@ class Jvm:
 def wait_until(
     holds: Callable[[], bool], ended: threading.Event, seconds: float, step: float = _LOOK_SECONDS
 ) -> bool:
-    """Poll until something holds; return False if `ended` is set or the time is over first.
+    """Poll until a condition holds; return False if `ended` is set or the time is over first.
 
-    For states of Spark that have no notification.
+    It is for states of Spark that have no notification.
     """
     deadline = time.monotonic() + seconds
     while not holds():

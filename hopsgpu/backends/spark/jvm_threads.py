@@ -10,6 +10,6 @@ from pyspark import InheritableThread
 def start_daemon(name: str, body: Callable[[], None]) -> None:
     """Run a function in its own thread, which inherits the caller's Spark properties.
 
-    It is a daemon thread: a run must not keep a failed script, and its GPUs, alive.
+    The thread is a daemon, because a run must not keep a failed script, and its GPUs, alive.
     """
     InheritableThread(target=body, name=name, daemon=True).start()

@@ -1,7 +1,7 @@
-"""The lease: executors and their GPUs, held by one gang, all of them or none.
+"""The lease of a gang on YARN: all of its executors and their GPUs, or none.
 
-The order of each step, and why, is in docs/how-it-works.md. This is the only place that changes
-dynamic allocation's flag, and only for the submission of a barrier job.
+docs/how-it-works.md explains the order of the steps. Only this module changes the flag of dynamic
+allocation (by `Jvm.barriers_allowed`), and only to submit a barrier job.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
 
-# Executors are up and Python is: an agent only has to import and connect.
+# Executors and their Python already run: an agent only has to import modules and connect.
 _AGENTS_SECONDS = 120.0
 _HANDOVERS = 5
-# A task that was cancelled ends within spark.python.task.killTimeout (0.2 s) and Spark's word.
+# A cancelled task ends within spark.python.task.killTimeout (0.2 s) and the time in which Spark
+# passes the cancellation on.
 _STUCK_SECONDS = 5.0
 
 
 class GpuLease(Owner):
-    """Acquires, hands over and releases executors; use `lease_gpus`, which always releases."""
+    """The owner of a gang's executors on YARN; use `lease_gpus`, which always releases them.
+
+    It acquires executors, hands them over from placeholders to agents, and releases them.
+    """
 
     def __init__(
         self,
@@ -92,7 +96,7 @@ class GpuLease(Owner):
         return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
 
     def _back_off(self, given_back: int, patience: Patience) -> None:
-        """Let others go first, after a part of the gang was held too long."""
+        """Wait so that other gangs go first, after this gang has held a part for too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
         log.info(
             "%s: asks again in %.1f s; given back so far: %d times",
@@ -107,7 +111,7 @@ class GpuLease(Owner):
             self.request.cancelled.wait(EVENT_SECONDS)
 
     def _aside(self) -> int:
-        """Return the number of executors that are there and get no rank."""
+        """Return the number of executors of the last lease that are there and get no rank."""
         if self._lease is None:
             return 0
         there = (c for c in self._lease.containers if c.key not in self._lease.gone)
@@ -117,7 +121,10 @@ class GpuLease(Owner):
         return len(self._application.jvm.executors(self._profile.id))
 
     def _try(self, place: Queueing, patience: Patience) -> Lease | None:
-        """Take one turn: ask, wait and hand over; return None if YARN granted only a part."""
+        """Request, await and hand over executors in one turn; return None without the whole gang.
+
+        The turn ends so if YARN granted only a part, or if others have taken the turn.
+        """
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
             bringing = Bringing(
@@ -146,7 +153,7 @@ class GpuLease(Owner):
         )
 
     def end_jobs(self) -> None:
-        """End the tasks of an incomplete gang; its executors stay until they idle out."""
+        """End the tasks of an incomplete gang; its executors stay until Spark's idle timeout."""
         if not self._jobs:
             return
         self._server.end_all()
@@ -161,7 +168,7 @@ class GpuLease(Owner):
     def _kill_stuck(self) -> None:
         """Kill executors whose tasks do not end, because they are frozen or disconnected.
 
-        Spark would count on them, and request no others, until it misses their heartbeat.
+        Otherwise Spark would count on them, and request no others, until it misses their heartbeat.
         """
         jvm, profile, cancelled = self._application.jvm, self._profile.id, self.request.cancelled
         if wait_until(lambda: not jvm.busy(profile), cancelled, _STUCK_SECONDS):
@@ -199,9 +206,9 @@ class GpuLease(Owner):
         holding: Sequence[GangJob],
         parked: Mapping[int, Container],
     ) -> Lease | None:
-        """Replace the placeholders by the agents; return None if one was lost.
+        """Replace the placeholders by the agents; return None if the agents are not all there.
 
-        The parked placeholders hold their executors until the agents are there.
+        The parked placeholders keep their executors until the agents are there.
         """
         self._server.hang_up(holders)
         cancelled = self.request.cancelled
@@ -230,7 +237,7 @@ class GpuLease(Owner):
         agents = self._agents(job, holders)
         log.debug("%s: agents: %s", self.request.run_id, "none" if agents is None else len(agents))
         if agents is None or any(map(self.request.unwanted, agents.values())):
-            # The parked ones too: the next try parks what it finds anew.
+            # The parked placeholders end too: the next try parks such executors again.
             self._server.end_all()
             for ending in (job, *holding):
                 jvm.cancel(ending.tag)
@@ -263,7 +270,7 @@ class GpuLease(Owner):
         return parting.confirmed
 
     def _give_back(self, parked: Mapping[int, Container], holding: Sequence[GangJob]) -> None:
-        """Release what was held aside, when the gang needs no more."""
+        """Release the executors that were held aside, once the gang is whole."""
         if not parked:
             return
         self._server.hang_up(parked)
@@ -273,7 +280,7 @@ class GpuLease(Owner):
             jvm.kill(e for e in jvm.executors(profile) if e not in busy)
 
     def _agents(self, job: GangJob, late: Collection[int]) -> dict[int, Container] | None:
-        """Wait for the agents of a job; return None if it ended, or one does not arrive.
+        """Wait for the agents of a job; return None if the job ends, or an agent does not arrive.
 
         Args:
             job: the barrier job.
@@ -296,7 +303,7 @@ class GpuLease(Owner):
         return agents
 
     def release(self) -> bool:
-        """Release everything; return whether the ResourceManager confirmed it within 30 s."""
+        """Release all executors; return whether the ResourceManager confirmed it within 30 s."""
         watcher = self.request.watcher
         watcher.state(GangState.RELEASING, ())
         release = self._let_go()
@@ -309,7 +316,7 @@ class GpuLease(Owner):
 
 @contextlib.contextmanager
 def lease_gpus(application: Application, request: Request) -> Iterator[GpuLease]:
-    """Provide what acquires executors for a gang, and release all of them on every path.
+    """Provide the owner of a gang's executors, and release all of them on every path.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.

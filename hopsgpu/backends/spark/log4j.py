@@ -1,4 +1,4 @@
-"""A temporary filter of single messages in Spark's log, about which hopsgpu reports itself."""
+"""A temporary filter for single messages in Spark's log that hopsgpu replaces by its own."""
 
 from __future__ import annotations
 
@@ -12,35 +12,36 @@ from py4j.protocol import Py4JError
 
 @contextlib.contextmanager
 def silenced(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
-    """While inside, suppress some messages of a logger, whatever their cause.
+    """Suppress some messages of a logger while inside the context, whatever their cause.
 
     If Spark does not log with Log4j 2, nothing changes.
 
     Args:
         jvm: PySpark's view of the JVM.
         logger: name of the logger that writes them.
-        messages: their prefixes.
+        messages: prefixes of the messages.
     """
     try:
         config, deny = _config_of(jvm, logger), _filter(jvm, messages)
         config.addFilter(deny)
-    except (Py4JError, TypeError):  # a class that is not there is a package, and is called in vain
+    except (Py4JError, TypeError):  # py4j takes a missing class for a package, which has no calls
         yield
         return
     try:
         yield
     finally:
-        # That the JVM has ended meanwhile, or the interpreter does, is told by others.
+        # Other code reports that the JVM has ended meanwhile, or that the interpreter ends.
         with contextlib.suppress(Py4JError, OSError):
             config.removeFilter(deny)
 
 
 def _config_of(jvm: Any, logger: str) -> Any:
-    """Return the configuration that applies to a logger: mostly the root's.
+    """Return the configuration that applies to a logger: usually the root's.
 
-    Creating one of its own would change its level, which Spark takes for the user's choice.
+    A configuration of the logger's own would change its level, which Spark would take for the
+    user's choice.
     """
-    # Whose code runs here may have another class loader, and with it another configuration.
+    # The current thread may have another class loader, and with it another configuration.
     loader = jvm.java.lang.ClassLoader.getSystemClassLoader()
     context = jvm.org.apache.logging.log4j.LogManager.getContext(loader, False)
     return context.getConfiguration().getLoggerConfig(logger)

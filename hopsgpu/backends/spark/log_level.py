@@ -1,25 +1,25 @@
-"""The amount of Spark's log where the driver is a command that a person started."""
+"""The level of Spark's log if the driver is a command that a person started."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
-# The property by which Spark 3.5 and later sets it; it overrides a user's own configuration.
+# The property by which Spark 3.5 and later sets the level; it overrides a user's own configuration.
 LOG_LEVEL = "spark.log.level"
 QUIET = "WARN"
 _ENDINGS = ("properties", "xml", "yaml", "yml", "json", "jsn")
 _OPTIONS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 _VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
-# As Log4j 2 reads it of the environment.
+# The environment variable from which Log4j 2 reads the name of its configuration file.
 _FILE_VARIABLE = "LOG4J_CONFIGURATION_FILE"
-# -Dlog4j2.configurationFile=, -Dlog4j.configurationFile=, -Dlog4j.configuration=
+# The beginning of -Dlog4j2.configurationFile=, -Dlog4j.configurationFile= and
+# -Dlog4j.configuration=.
 _PROPERTY = "-Dlog4j"
 
 
 def quiet(properties: Mapping[str, str], environ: Mapping[str, str], home: Path) -> dict[str, str]:
-    """Return the property that has a driver say what a person needs; none where a user has own
-    logging.
+    """Return the property that makes a driver log only warnings; none if a user configures logging.
 
     spark-submit would log at INFO, 260 lines for a job of one stage; a driver in `python script.py`
     logs at WARN by Spark's default.

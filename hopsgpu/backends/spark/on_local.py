@@ -1,4 +1,4 @@
-"""Gangs of a Spark application on a local master: on this machine, without YARN."""
+"""Gangs of a Spark application with a local master: on this machine, without YARN."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hopsgpu.errors import CapacityError, DiscoveryError
 
 
 class OnLocal(SparkApplication):
-    """A `Site`: processes of this machine."""
+    """A `Site` whose gangs are processes of this machine."""
 
     def fit(self, spec: GangSpec) -> Fit:
         spec, shape, warnings = fit_here(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
@@ -38,7 +38,7 @@ class OnLocal(SparkApplication):
         check_gpus(plan.shape.gpus, own_gpus(), plan.spec.gpu_type, addresses)
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:
-        # Its container tells, which takes no longer to ask.
+        # The container's introduction says it, and a separate question would not be quicker.
         return ()
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
@@ -54,7 +54,9 @@ class OnLocal(SparkApplication):
 
 
 def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
-    """Return what gangs share with a local master; say on stderr what differs from YARN.
+    """Return the site of an application with a local master; print how it differs from YARN.
+
+    The line goes to stderr.
 
     Raises:
         ConfigError: an option is invalid.
@@ -72,9 +74,9 @@ def on_local(context: SparkContext, jvm: Jvm) -> OnLocal:
 
 
 def _has() -> str:
-    """Return what a gang can have here, for people."""
+    """Return the resources that a gang can have here, in words."""
     try:
         machine = this_machine()
-    except DiscoveryError as error:  # of a launch that wants GPUs it is the end
+    except DiscoveryError as error:  # only a launch that wants GPUs fails by it
         return str(error)
     return f"{machine}; ranks run on its {'GPUs' if machine.gpus else 'CPUs'}"

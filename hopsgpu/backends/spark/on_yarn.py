@@ -31,7 +31,7 @@ from hopsgpu.yarn.resources import GPU
 
 
 class OnYarn(Application):
-    """A `Site`: containers of YARN, through executors of this application."""
+    """A `Site` whose gangs run in containers of YARN, as executors of this application."""
 
     def fit(self, spec: GangSpec) -> Fit:
         return fit_on_yarn(spec, self)
@@ -58,7 +58,7 @@ class OnYarn(Application):
 
 @contextlib.contextmanager
 def _elastic(application: Application, request: Request) -> Iterator[YarnElasticLease]:
-    """Provide what acquires a search's executors, and release all of them on every path.
+    """Provide the lease of a search's executors, and release all of them on every path.
 
     Raises:
         ConfigError: the driver cannot listen for the executors.
@@ -75,10 +75,10 @@ def _elastic(application: Application, request: Request) -> Iterator[YarnElastic
 
 
 def on_yarn(context: SparkContext, jvm: Jvm) -> OnYarn:
-    """Return what gangs of an application on YARN share.
+    """Return the site of an application on YARN; check the application's settings.
 
     Raises:
-        ConfigError: its settings prevent gangs, or the Hadoop configuration here does not define
+        ConfigError: the settings prevent gangs, or the Hadoop configuration here does not define
             GPUs.
     """
     check_session(jvm.settings())

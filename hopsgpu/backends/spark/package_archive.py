@@ -1,4 +1,4 @@
-"""hopsgpu itself on the executors, so that it need not be installed on the nodes."""
+"""The shipping of hopsgpu to the executors, so that it need not be installed on the nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARCHIVES = "spark.yarn.dist.archives"
 PY_FILES = "spark.yarn.dist.pyFiles"
 MARKERS = "spark.hopsgpu.markers"
 PACKAGE = "hopsgpu-shipped.zip"
-# Of what is shipped, the packages that processes on the nodes import, with what is below them.
+# The shipped packages that processes on the nodes import, with their subpackages.
 _ON_NODES = (
     "agent",
     "artifacts",
@@ -38,10 +38,10 @@ _ON_NODES = (
 
 
 def with_entry(listed: str | None, uri: str) -> str:
-    """Return a comma-separated list of shipped files with one more, replacing one of its name.
+    """Return a comma-separated list of shipped files with one more; it replaces one of its name.
 
     YARN rejects two files of one name, and an administrator's spark-defaults.conf may ship another
-    version of what a driver ships itself.
+    version of a file that a driver itself ships.
 
     Args:
         listed: the files that are already shipped.
@@ -58,23 +58,24 @@ def _name(entry: str) -> str:
 
 
 def pack_package(target: Path) -> Path:
-    """Return a zip of hopsgpu and cloudpickle, so that neither need be on the nodes.
+    """Write a zip of hopsgpu and cloudpickle, which need not be on the nodes; return its path.
 
-    It also has the bytecode of the modules that processes on the nodes import: Python caches none
-    for modules in a zip, so each process would compile them again. A Python of another minor
-    version uses the sources.
+    The zip also has the bytecode of the modules that processes on the nodes import: Python caches
+    no bytecode for modules in a zip, so each process would compile them again. A Python of another
+    minor version uses the sources.
     """
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in ("hopsgpu", "cloudpickle"):
-            # A driver in YARN has them in such a zip itself.
+            # As resources, because a driver in YARN itself imports them from such a zip.
             for name, content in _files(package, resources.files(package)):
                 archive.writestr(name, content)
     return target
 
 
 def _files(path: str, directory: Traversable) -> Iterator[tuple[str, bytes]]:
-    """Yield the modules below a directory, as sources and bytecode, with their paths in the
-    archive.
+    """Yield the path in the archive and the content of each module below a directory.
+
+    The content is the source or the bytecode of the module.
     """
     for found in sorted(directory.iterdir(), key=lambda one: one.name):
         below = f"{path}/{found.name}"
@@ -99,7 +100,7 @@ def _bytecode(name: str, source: Path) -> bytes:
 
     Args:
         name: name of the source in the archive, which tracebacks show.
-        source: the source; Python has its bytecode already, or compiles it now.
+        source: the source; Python already has its bytecode, or compiles it now.
     """
     code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
     assert code is not None, "it has a source"

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 RELEASE_SECONDS = 30.0
 _ENDED_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
-# Spark's application master talks to YARN so often, unless a session says otherwise.
+# The interval in which Spark's application master talks to YARN, and its default.
 _HEARTBEAT = "spark.yarn.scheduler.heartbeat.interval-ms"
 _HEARTBEAT_MS = 3000
 _ENDING_SECONDS = 5.0
@@ -32,7 +32,7 @@ _PART_SECONDS = 10.0
 
 
 def heartbeat_seconds(jvm: Jvm) -> float:
-    """Return within what time the application master forwards a request to YARN."""
+    """Return the seconds within which the application master forwards a request to YARN."""
     told = jvm.setting(_HEARTBEAT) or ""
     return 2 * (int(told) if told.isdigit() else _HEARTBEAT_MS) / 1000
 
@@ -73,8 +73,8 @@ def let_go(
     letting = _Letting(application, profile, jobs, server, whole)
     try:
         release = letting.run()
-    except Exception as error:  # noqa: BLE001 - must not hide what ended the run; it is told
-        # The context was stopped meanwhile, or its JVM has died: YARN takes all it had.
+    except Exception as error:  # noqa: BLE001 - must not hide the error that ended the run
+        # The context was stopped meanwhile, or its JVM has died: YARN then reclaims all executors.
         release = Release(False, _unconfirmed(f"{type(error).__name__}: {error}"))
     if release.confirmed:
         log.info("executors released, and confirmed after %.1f s", time.monotonic() - began)
@@ -94,7 +94,7 @@ def let_part_go(
 ) -> Release:
     """End some of a gang's tasks and kill their executors, while the others continue.
 
-    A task of a barrier stage that has succeeded is not needed any more.
+    Spark no longer needs a task of a barrier stage that has succeeded.
 
     Args:
         application: application of the executors.
@@ -111,7 +111,7 @@ def let_part_go(
 
     def are_gone() -> bool:
         busy = jvm.busy(profile)
-        # A kill while Spark still wants as many brings new ones.
+        # A kill makes Spark request new executors while its target still includes the killed ones.
         if len(busy) == staying and jvm.target(profile) <= staying:
             jvm.kill(e for e in jvm.executors(profile) if e not in busy)
         return containers.isdisjoint(manager.held(application.id, profile).containers)
@@ -121,7 +121,7 @@ def let_part_go(
             lambda: cancelled.is_set() or are_gone(), job.ended, _PART_SECONDS, _LOOK_SECONDS
         )
     except (HopsGpuError, Py4JError) as error:
-        # They go with the others at the latest.
+        # They are released with the other executors at the latest.
         why = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         return Release(False, f"executors with nothing to publish could not be released ({why})")
     return Release(confirmed and not cancelled.is_set())
@@ -152,8 +152,8 @@ class _Letting:
         log.debug("%d Spark jobs are ended, within %g s", len(self._jobs), RELEASE_SECONDS)
         self._server.end_all()
         for job in self._jobs:
-            # Repeated: a job that is not submitted yet cannot be cancelled, and one of its tasks
-            # that begins late connects late.
+            # Repeated, because a job that is not submitted yet cannot be cancelled, and a task
+            # that starts late connects late.
             while not job.ended.wait(_ENDED_SECONDS) and time.monotonic() < self._deadline:
                 self._jvm.cancel(job.tag)
                 self._server.end_all()
@@ -161,8 +161,8 @@ class _Letting:
         if not self._until(self._confirmed):
             no_kill = "" if self._no_kill is None else f"; no direct kill: {self._no_kill}"
             return Release(False, _unconfirmed(self._shown + no_kill))
-        # Others' containers may be ending too, so this has a bound of its own.
-        with contextlib.suppress(HopsGpuError):  # asked a moment ago, and the kill is confirmed
+        # Containers of other applications may be ending too, so this wait has its own limit.
+        with contextlib.suppress(HopsGpuError):  # not essential: the kill is already confirmed
             ended = time.monotonic() + _ENDING_SECONDS
             self._until(lambda: not self._manager.gpus_ending() or time.monotonic() > ended)
         if self._no_kill is None:
@@ -179,9 +179,9 @@ class _Letting:
 
     def _kill(self) -> None:
         try:
-            # A kill while Spark still wants executors brings new ones.
+            # A kill makes Spark request new executors while it still wants some.
             if self._jvm.target(self._profile) == 0:
-                # Repeated: a container that was granted but had not registered comes later.
+                # Repeated, because an executor that was granted may register later.
                 self._jvm.kill(self._jvm.executors(self._profile))
         except Py4JError as error:
             self._no_kill = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
@@ -200,7 +200,7 @@ class _Letting:
     def _confirmed(self) -> bool:
         if not self._gone():
             return False
-        # Of a gang that was not whole Spark may still have a request on its way to YARN.
+        # If the gang was not whole, a request of Spark may still be on its way to YARN.
         if self._whole:
             return True
         return not self._never.wait(heartbeat_seconds(self._jvm)) and self._gone()

@@ -1,7 +1,7 @@
-"""Resource profiles: what an executor of a gang is, and which gang uses which profile.
+"""Resource profiles, which define the executors of gangs, and their assignment to gangs.
 
-Spark never forgets a profile and never merges equal ones, so they are pooled. At most one gang uses
-a profile, so no gang takes another's executors.
+Spark never discards a profile and never merges equal ones, so they are pooled. At most one gang
+uses a profile at a time, so no gang takes another's executors.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def build_profile(shape: ExecutorShape) -> ResourceProfile:
         executor.resource("gpu", shape.gpus, discoveryScript=script_for(shape.gpus))
         task.resource("gpu", shape.gpus)
     if shape.marker is not None:
-        # Spark wants an address of it, as of a GPU.
+        # Spark requires an address of the marker, as of a GPU.
         executor.resource(shape.marker, 1, discoveryScript=marker_script(shape.marker))
     return ResourceProfileBuilder().require(executor).require(task).build
 
 
 class ProfilePool:
-    """The profiles of one application."""
+    """The pool of one application's profiles."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -52,6 +52,6 @@ class ProfilePool:
             return idle.pop() if idle else build_profile(shape)
 
     def check_in(self, shape: ExecutorShape, profile: ResourceProfile) -> None:
-        """Return a profile to the pool, once the ResourceManager has nothing left of it."""
+        """Put a profile back into the pool, once the ResourceManager has no container of it."""
         with self._lock:
             self._idle[shape].append(profile)

@@ -1,4 +1,4 @@
-"""A SparkSession that can hold gangs."""
+"""The creation of a SparkSession that can hold gangs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 _STARTS = 3
 _HERE = "local[*]"
-# Nobody else talks to this application's JVM, and the machine may change its network.
+# No other machine talks to this application's JVM, and this machine may change its network.
 _LOCAL_DEFAULTS = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -55,7 +55,8 @@ _LOCAL_DEFAULTS = {
 # A frame of Spark's user interface in a Java stack, as py4j prints it.
 _IN_UI = "\tat org.apache.spark.ui."
 _CONTEXT = "org.apache.spark.SparkContext"
-# Logged with a Java stack, which is raised here too; and with the next start, of the one before.
+# Spark logs the first with a Java stack, which is also raised here, and the second at the next
+# start, about the start before.
 _FAILED = "Error initializing SparkContext"
 _FAILED_BEFORE = "Another SparkContext is being constructed (or threw an exception"
 
@@ -97,7 +98,7 @@ def session(
     show(level_of(given.get("spark.hopsgpu.log") or os.environ.get(LOG)))
     master = default_master(given, os.environ)
     if master is not None and not is_local(master):
-        # What can be refused is refused before a JVM is started.
+        # Settings that can be refused are refused before a JVM is started.
         check_session({**_ours(given), "spark.yarn.dist.archives": f"#{ALIAS}"})
     find_spark()
     from pyspark import SparkConf, SparkContext
@@ -114,7 +115,7 @@ def session(
         _check_running(dict(running.getConf().getAll()), given)
         return SparkSession.builder.getOrCreate()
     if master is None:
-        # spark-submit has started the JVM, which alone knows.
+        # spark-submit has started the JVM, and only the JVM knows the master.
         SparkContext._ensure_initialized()
         master = SparkConf().get("spark.master", _HERE)
     log.info("session asked for: master %s", master)
@@ -126,7 +127,7 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
 
     Args:
         given: the user's settings.
-        environ: of this process.
+        environ: environment of this process.
     """
     if "spark.master" in given:
         return given["spark.master"]
@@ -138,10 +139,10 @@ def default_master(given: Mapping[str, str], environ: Mapping[str, str]) -> str 
 
 
 def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSession:
-    """Return a session on a local master, and say what differs from YARN.
+    """Return a session with a local master; print to stderr how it differs from YARN.
 
     Raises:
-        ConfigError: an option `spark.hopsgpu.*` is invalid, and the session is stopped; or the
+        ConfigError: an option `spark.hopsgpu.*` is invalid (the session is then stopped), or the
             driver runs in YARN, which expects a context on YARN.
     """
     from pyspark import SparkConf, SparkContext
@@ -165,7 +166,7 @@ def _started_here(name: str, master: str, given: Mapping[str, str]) -> SparkSess
 
 
 def _ours(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's settings over those of a gang; both override spark-defaults."""
+    """Return a gang's settings, overridden by the user's; both override spark-defaults.conf."""
     return {"spark.master": "yarn", **SESSION_DEFAULTS, **given}
 
 
@@ -194,15 +195,15 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
             ' configuration (for the development cluster: eval "$(hopsgpu cluster env)");'
             " master='local[*]' runs on this machine"
         )
-    # The executors' Python is the driver's unless somebody said otherwise; Spark reads this
-    # variable, and not the property, when a plain script starts the context.
+    # The executors' Python is the driver's unless someone has set another one. When a plain script
+    # starts the context, Spark reads this variable and not the property.
     if "spark.pyspark.python" in given:
         os.environ["PYSPARK_PYTHON"] = given["spark.pyspark.python"]
     elif not submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = _ours(given)
-    # Starts the JVM as the context itself would. Only it knows spark-defaults.conf and what
-    # spark-submit was told, and files that those ship must go on being shipped.
+    # Starts the JVM as the context itself would. Only the JVM knows spark-defaults.conf and the
+    # arguments of spark-submit, and the files that these ship must still be shipped.
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     SparkContext._ensure_initialized(gateway=gateway(conf), conf=conf)
     environment = dict(SparkConf().getAll())
@@ -212,19 +213,19 @@ def _started(name: str, given: Mapping[str, str]) -> SparkSession:
         return found
     if submitted:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # What spark-submit was told, spark-defaults.conf among it, is the user's own word.
+        # The settings of spark-submit, including spark-defaults.conf, are the user's own.
         settings = settings | environment | dict(given)
     with tempfile.TemporaryDirectory(prefix="hopsgpu-ship-") as directory:
         shipped = environment | settings
         markers = parse_markers(shipped.get(MARKERS) or os.environ.get("HOPSGPU_MARKERS"))
         scripts = pack_scripts(Path(directory) / "hopsgpu-discovery.tar.gz", markers.values())
         settings[ARCHIVES] = with_entry(shipped.get(ARCHIVES), f"{scripts.as_uri()}#{ALIAS}")
-        # For the daemon, which is there before any task can bring it what Spark serves.
+        # For Spark's Python daemon, which starts before a task can bring it what Spark serves.
         package = pack_package(Path(directory) / PACKAGE)
         settings[PY_FILES] = with_entry(shipped.get(PY_FILES), package.as_uri())
         check_session(environment | settings)
         _check_queue((environment | settings).get("spark.yarn.queue", "default"))
-        # YARN has its copies when this returns.
+        # When this returns, YARN has its own copies of the files.
         return _created(_builder(name, settings))
 
 
@@ -238,7 +239,7 @@ def _builder(name: str, settings: Mapping[str, str]) -> SparkSession.Builder:
 
 
 def _check_queue(name: str) -> None:
-    """Refuse a queue that accepts no application, before one is submitted."""
+    """Check that a queue accepts applications, before one is submitted."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm
@@ -249,10 +250,10 @@ def _check_queue(name: str) -> None:
 def _created(builder: SparkSession.Builder) -> SparkSession:
     """Return the session; start again if Spark's user interface failed to start.
 
-    Spark attaches the pages of its UI while the application master's filter is added to them,
-    without a lock between the two. Now and then a start fails because of it (8 of 176, with three
-    at once on two cores), mostly with a ConcurrentModificationException, always in the UI. Spark
-    has then stopped that context, and the JVM accepts a new one.
+    Spark attaches the pages of its UI while it adds the application master's filter to them,
+    without a lock between the two. Some starts fail because of this (8 of 176, with three at once
+    on two cores), mostly with a ConcurrentModificationException, always in the UI. Spark has then
+    stopped that context, and the JVM accepts a new one.
     """
     from py4j.protocol import Py4JJavaError
     from pyspark import SparkContext
@@ -299,7 +300,7 @@ def _checked_conf(
 
 
 def find_spark() -> None:
-    """Make pyspark importable: the environment's, else the cluster's own (SPARK_HOME).
+    """Make pyspark importable: this environment's, else the cluster's own (SPARK_HOME).
 
     Raises:
         ConfigError: no Spark was found.

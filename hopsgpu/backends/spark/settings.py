@@ -16,12 +16,12 @@ from hopsgpu.units import counted
 _MISMATCH = "PYTHON_VERSION_MISMATCH"
 _DYNAMIC = "spark.dynamicAllocation."
 _PLUGIN = "spark.resources.discoveryPlugin"
-# Spark's default, which runs the script.
+# Spark's default plugin, which runs the discovery script.
 _OWN_PLUGIN = "org.apache.spark.resource.ResourceDiscoveryScriptPlugin"
 _ATTEMPTS = "spark.yarn.maxAppAttempts"
 _PYSPARK_MEMORY = "spark.executor.pyspark.memory"
 SUBMIT = "`hopsgpu submit --deploy-mode cluster`"
-# Read by spark-submit, or by the application master before it starts the driver.
+# Properties that spark-submit reads, or the application master before it starts the driver.
 _AT_SUBMISSION = re.compile(
     r"spark\.(master|submit\..*|pyspark\..*"
     r"|driver\.(memory.*|minMemoryOverhead|cores|extra.*|defaultJavaOptions)"
@@ -31,7 +31,7 @@ _AT_SUBMISSION = re.compile(
 
 _MASTERS = "it must be yarn, or local[*] or local[N] for this machine alone"
 
-# What our sessions set where the user has not; a user's own value is checked, not replaced.
+# Settings of our sessions unless the user sets them; a user's own value is checked, not replaced.
 SESSION_DEFAULTS: Mapping[str, str] = {
     _DYNAMIC + "enabled": "true",
     _DYNAMIC + "shuffleTracking.enabled": "true",
@@ -39,22 +39,22 @@ SESSION_DEFAULTS: Mapping[str, str] = {
     _DYNAMIC + "minExecutors": "0",
     _DYNAMIC + "initialExecutors": "0",
     "spark.executor.instances": "0",
-    # GPUs are seen gone within a heartbeat of the application master.
+    # The release of GPUs is visible within one heartbeat of the application master.
     "spark.yarn.scheduler.heartbeat.interval-ms": "250",
     "spark.python.task.killTimeout": "200ms",
-    # YARN counts the memory of ranks, whose keeper outlives the task that starts it.
+    # YARN must count the memory of ranks, whose process daemon outlives the task that starts it.
     "spark.python.daemon.module": "hopsgpu.spark.daemon",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
     "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
-    # A frozen driver lets its GPUs go after 20 × 10 s rather than 60 × 10 s.
+    # The GPUs of a frozen driver are released after 20 × 10 s rather than 60 × 10 s.
     "spark.executor.heartbeat.maxFailures": "20",
-    # Executors that ended long ago do not add up to the application's end.
+    # Executors that failed long ago do not count towards the limit that ends the application.
     "spark.executor.failuresValidityInterval": "10min",
     "spark.scheduler.mode": "FIFO",
     "spark.yarn.maxAppAttempts": "1",
     # In cluster mode the driver's Python is in the application master's container too.
     "spark.driver.minMemoryOverhead": "1g",
-    # Its bars would be drawn over the lines of ranks and progress.
+    # Spark's progress bars would overwrite the lines of ranks and progress.
     "spark.ui.showConsoleProgress": "false",
 }
 
@@ -66,7 +66,8 @@ def check_session(properties: Mapping[str, str]) -> None:
         properties: all properties that are set.
 
     Raises:
-        ConfigError: the message names every setting that prevents gangs, its value and what to set.
+        ConfigError: a setting prevents gangs; the message names every such setting, its value and
+            what to set.
     """
     setting = properties.get
     findings = [
@@ -100,11 +101,12 @@ def check_submitted(setting: Callable[[str], str | None], given: Mapping[str, st
         given: the settings that the driver requests.
 
     Raises:
-        ConfigError: the message names what spark-submit should have received.
+        ConfigError: a setting comes too late; the message names what spark-submit should have
+            received.
     """
     wanted = {name: value for name, value in given.items() if _AT_SUBMISSION.fullmatch(name)}
     if setting(_ATTEMPTS) is None:
-        # YARN's own default is 2.
+        # If it is not set, YARN's own default of 2 applies.
         wanted.setdefault(_ATTEMPTS, SESSION_DEFAULTS[_ATTEMPTS])
     late = {name: value for name, value in wanted.items() if setting(name) != value}
     if late:
@@ -123,7 +125,7 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
         ConfigError: `spark.dynamicAllocation.maxExecutors` is below the size of the gang.
     """
     most = setting(_DYNAMIC + "maxExecutors")
-    # Spark's default is no bound (2^31 - 1).
+    # Spark's default (2^31 - 1) is no limit.
     if most is not None and _number(most, executors) < executors:
         raise ConfigError(
             f"{_DYNAMIC}maxExecutors={most} is below the {counted(executors, 'executor')} of this"
@@ -132,15 +134,14 @@ def check_gang(setting: Callable[[str], str | None], executors: int) -> None:
 
 
 def check_python(executable: str, driver: str) -> None:
-    """Check whether the executors' Python can be of the driver's minor version, as far as its name
-    tells.
+    """Check that the name of the executors' Python does not contradict the driver's minor version.
 
     Args:
         executable: the Python that Spark starts on the nodes (PYSPARK_PYTHON).
-        driver: minor version of the driver's, as "3.11".
+        driver: minor version of the driver's Python, such as "3.11".
 
     Raises:
-        ConfigError: its name has another version.
+        ConfigError: the name of the executors' Python has another version.
     """
     named = re.fullmatch(r"python(\d+\.\d+)", executable.rpartition("/")[2])
     if named is not None and named[1] != driver:
@@ -154,7 +155,7 @@ def refuse_other_python(error: str) -> None:
         error: error of a task or a job.
 
     Raises:
-        ConfigError: it says so.
+        ConfigError: the error says so.
     """
     told = re.search(r"different version: (\S+) than that in driver: (\S+?),", error)
     if _MISMATCH in error and told is not None:

@@ -1,12 +1,12 @@
 """Checks for what the shells between a submission and its processes would change or execute.
 
-A container is started by a shell script that the NodeManager writes. Few properties reach it; they
-are refused if a shell would change them. Expansions that users expect are allowed: `$NAME`,
+A shell script that the NodeManager writes starts a container. Few properties reach this script;
+they are refused if a shell would change them. Expansions that users expect are allowed: `$NAME`,
 `${NAME}`, `{{NAME}}`, `<LOG_DIR>`.
 
-Sources: Hadoop's ContainerLaunch (`export NAME="value"`; `exec /bin/bash -c "command"`; `{{` is
-made `$` before, and `}}` is removed); Spark's YarnSparkHadoopUtil.escapeForShell (which escapes
-`$`, `"` and `'`, and neither backticks nor backslashes), Client and ExecutorRunnable;
+Sources: Hadoop's ContainerLaunch (`export NAME="value"`; `exec /bin/bash -c "command"`; before
+that, it replaces `{{` by `$` and removes `}}`); Spark's YarnSparkHadoopUtil.escapeForShell (which
+escapes `$`, `"` and `'`, but neither backticks nor backslashes), Client and ExecutorRunnable;
 bin/spark-class.
 """
 
@@ -19,25 +19,26 @@ from urllib.parse import unquote
 
 from hopsgpu.errors import ConfigError
 
-# Inside YARN's double quotes. Variables and what a backslash protects are meant.
+# A text inside YARN's double quotes. Variables, and characters after a backslash, are intended.
 _IN_QUOTES = re.compile(
     r"""\\[$`"] | \{\{\w+\}\} | \$[A-Za-z_] | \$\{[A-Za-z_](?=\w*([:%#/^,+=?-][^{}]*)?\})
     | (?P<bad> ` | " | \\\\ | \\\n | \\\Z | \$[($\[0-9!?#*@-] | \$\{ | \{\{ | \}\} )
     | .""",
     re.DOTALL | re.VERBOSE,
 )
-# Inside Spark's single quotes, which are inside YARN's double quotes.
+# A text inside Spark's single quotes, which are inside YARN's double quotes.
 _IN_COMMAND = re.compile(
     r"\{\{\w+\}\} | (?P<bad> ` | \\[$\"\\`] | \{\{ | \}\} ) | .", re.DOTALL | re.VERBOSE
 )
 _IN_NAMES = re.compile(r"(?P<bad> [`\"$\\\n] | \{\{ | \}\} ) | .", re.DOTALL | re.VERBOSE)
 _VARIABLE = re.compile(r"spark\.(?:executorEnv|yarn\.appMasterEnv)\.(?P<name>.*)", re.DOTALL)
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Words of Java's options, as Spark's Utils.splitCommandString takes them.
+# Quoted words of Java's options, as Spark's Utils.splitCommandString parses them.
 _QUOTED = re.compile(r"\"(?P<double>(?:\\.|[^\"\\])*)\"?|'(?P<single>[^']*)'?", re.DOTALL)
-# Of the variables of spark-submit, and of a client's driver, those that Spark hands to containers.
+# The environment variables of spark-submit, and of a driver in client mode, that Spark passes on to
+# containers.
 _HANDED_ON = ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONPATH", "SPARK_DIST_CLASSPATH")
-# As the C library calls the character set of the locale C.
+# The C library's names for the character set of the locale C.
 _ASCII = frozenset(("ANSI_X3.4-1968", "US-ASCII"))
 _EXPANDED = "which the shell that starts a container would change or execute"
 
@@ -46,9 +47,9 @@ def shell_findings(properties: Mapping[str, str]) -> list[str]:
     """Return the properties that would not reach the nodes unchanged, with what to do.
 
     Args:
-        properties: of the application.
+        properties: properties of the application.
     """
-    # Of a driver on this machine no shell of YARN's knows.
+    # No shell of YARN's sees the properties of a driver on this machine.
     here = properties.get("spark.submit.deployMode") != "cluster"
     findings = []
     for name, value in properties.items():
@@ -71,16 +72,16 @@ def check_line(
     arguments: Sequence[str],
     environ: Mapping[str, str],
 ) -> None:
-    """Refuse what spark-submit, or YARN after it, would not accept unchanged.
+    """Check that spark-submit, and YARN after it, accept everything unchanged.
 
     Args:
         line: the arguments of spark-submit.
-        properties: of the application.
-        arguments: those of the arguments that Spark writes to a command line of YARN.
+        properties: properties of the application.
+        arguments: the script's arguments that Spark writes into a command line of YARN.
         environ: the environment of spark-submit.
 
     Raises:
-        ConfigError: the message names what would change.
+        ConfigError: something would change; the message names it.
     """
     findings = shell_findings(properties)
     for name in _HANDED_ON:
@@ -101,7 +102,7 @@ def check_line(
 
 
 def _first(expanded: re.Pattern[str], text: str) -> str | None:
-    """Return the first part of a text that a shell would change."""
+    """Return the first part of a text that a shell would change, or None."""
     return next((found["bad"] for found in expanded.finditer(text) if found["bad"]), None)
 
 
@@ -121,7 +122,7 @@ def _words(options: str) -> str:
 
 
 def _names(entries: str) -> str:
-    """Return the names, in a container, of shipped files and of the links to them."""
+    """Return the names that shipped files, and the links to them, have in a container."""
     names = []
     for entry in entries.split(","):
         path, _, alias = entry.strip().partition("#")
@@ -130,7 +131,8 @@ def _names(entries: str) -> str:
     return " ".join(names)
 
 
-# Properties, what of their values gets into a shell, where in it that is, and what to do.
+# Each rule: which properties, the part of their value that a shell reads, what the shell would
+# change there, and what to do.
 _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str], ...] = (
     (
         _VARIABLE,
@@ -151,7 +153,7 @@ _RULES: tuple[tuple[re.Pattern[str], Callable[[str], str], re.Pattern[str], str]
         "leave it out",
     ),
     (
-        # SparkConf.isExecutorStartupConf: what an executor must know before it asks the driver.
+        # SparkConf.isExecutorStartupConf: what an executor must know before it can ask the driver.
         re.compile(r"spark\.(?:auth|rpc|network|ssl).*|spark\..*\.port|spark\.port\..*"),
         _as_it_is,
         _IN_COMMAND,

@@ -1,7 +1,7 @@
 """The arguments of spark-submit with which a script of any kind can hold gangs.
 
-It is the other half of yarn-scripts/hopsgpu-submit: what `hopsgpu.session()` would set and ship
-becomes part of spark-submit's command line.
+This module is the other half of yarn-scripts/hopsgpu-submit: it adds to spark-submit's command line
+what `hopsgpu.session()` would set and ship.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from hopsgpu.gpu.script_archive import ALIAS, pack_scripts
 from hopsgpu.packaging.modules import SHIPPED as MODULES
 from hopsgpu.packaging.modules import PackedModules, pack_modules, root_of_script
 
-# Of the driver in cluster mode, and of executors.
+# The Python paths of the driver in cluster mode, and of executors.
 _PYTHON_PATHS = ("spark.yarn.appMasterEnv.PYTHONPATH", "spark.executorEnv.PYTHONPATH")
 _KEPT_SECONDS = 7 * 24 * 3600.0
-# Of spark-submit's options those that take no value; org.apache.spark.launcher's
+# The options of spark-submit that take no value; org.apache.spark.launcher's
 # SparkSubmitOptionParser lists them.
 _SWITCHES = frozenset(
     (
@@ -46,7 +46,7 @@ _SWITCHES = frozenset(
         "--load-spark-defaults",
     )
 )
-# Those that say the same as a property.
+# The options that set a property.
 _APP_NAME = "spark.app.name"
 _OPTIONS = {"--deploy-mode": "spark.submit.deployMode", "--name": _APP_NAME}
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
@@ -100,7 +100,7 @@ def pack(
         directory / own if modules else None,
         directory / job[0] if job else None,
     )
-    # What is the user's is nobody else's to read.
+    # Other users must not be able to read the user's files.
     private = {shipped.modules: modules, shipped.job: job[1] if job else b""}
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -124,7 +124,7 @@ def pack(
 
 @contextlib.contextmanager
 def _replaced(target: Path) -> Iterator[Path]:
-    """Provide a new file that replaces the target atomically at the end."""
+    """Provide the path of a new file, which replaces the target atomically on exit."""
     fresh = target.with_name(f"{target.name}.{os.getpid()}")
     try:
         yield fresh
@@ -145,18 +145,18 @@ def _sweep(directory: Path) -> None:
 def modules_beside(script: str) -> PackedModules:
     """Return the modules beside a script, and those of this Python's `sys.path` that it imports.
 
-    Return None if the script is not a file of this machine.
+    The result has no roots if the script is not a file of this machine.
     """
     file = Path(script)
     return pack_modules([root_of_script(file)] if file.is_file() else [])
 
 
 def ship(directory: Path, properties: Mapping[str, str], script: Sequence[str]) -> Shipped:
-    """Pack what a script ships, and print a warning if that is incomplete.
+    """Write the files that a script ships, and print a warning if they are incomplete.
 
     Args:
         directory: target directory.
-        properties: of the application.
+        properties: properties of the application.
         script: empty, or the script and its arguments.
 
     Raises:
@@ -187,7 +187,7 @@ def submit_arguments(
     """Return the arguments of spark-submit.
 
     hopsgpu's arguments come first, so that the user's override them. Shipped files, and Python
-    paths to them, are joined with the user's and those of spark-defaults.conf, which they would
+    paths to them, are joined with those of the user and of spark-defaults.conf, which they would
     otherwise replace.
 
     Args:
@@ -202,7 +202,7 @@ def submit_arguments(
     properties = all_properties(options, defaults)
     named = {}
     if shipped.job is not None:
-        # Spark would take the file's name.
+        # Otherwise Spark would name the application after the job file.
         named = {_APP_NAME: Path(rest[0]).name} if _APP_NAME not in properties else {}
         rest = [shipped.job.as_uri()]
     archives = with_entry(properties.get(ARCHIVES), f"{shipped.scripts.as_uri()}#{ALIAS}")
@@ -216,7 +216,7 @@ def submit_arguments(
     ours, last = ([*_confs({**SESSION_DEFAULTS, **named})], [*_confs(joined)])
     words = [word for option in options for word in option]
     line = ["--master", "yarn", *ours, *words, *last, *rest]
-    # The arguments of a script that is on this machine are in the job's file.
+    # Empty if there is a job file, which contains the script's arguments.
     arguments = rest[1:] if in_cluster_mode(properties.get) else []
     check_line(line, {**properties, **joined}, arguments, os.environ)
     return line
@@ -253,7 +253,7 @@ def all_properties(
         option, _, inside = name.partition("=")
         given[option] = inside or "".join(value)
     if "--properties-file" in given and "--load-spark-defaults" not in given:
-        defaults = {}  # it is read in place of spark-defaults.conf
+        defaults = {}  # spark-submit reads it in place of spark-defaults.conf
     said = {_OPTIONS[name]: value for name, value in given.items() if name in _OPTIONS}
     return {**defaults, **_properties(options), **said}
 
@@ -273,14 +273,13 @@ def _properties(options: Sequence[tuple[str, ...]]) -> dict[str, str]:
 
 
 def spark_defaults(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the properties of spark-defaults.conf, where Spark looks for it; none where there is
-    none.
+    """Return the properties of the spark-defaults.conf that Spark reads; empty if there is none.
 
     Args:
         environ: environment with SPARK_CONF_DIR, or SPARK_HOME.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     home = environ.get("SPARK_HOME")
     conf = environ.get("SPARK_CONF_DIR") or (f"{home}/conf" if home else "")
@@ -294,19 +293,19 @@ def read_properties(file: Path) -> dict[str, str]:
     Source of the rules: the documentation of java.util.Properties.load.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}") from error
-    # A line whose last character is a backslash of its own goes on in the next.
+    # A line that ends with an unescaped backslash continues on the next line.
     whole = re.sub(r"(?<!\\)((?:\\\\)*)\\\n[ \t\f]*", r"\1", text)
     found = {}
     for line in whole.splitlines():
         match = re.match(r"[ \t\f]*(?![#!])((?:\\.|[^\\\s=:])+)[ \t\f]*[=:]?[ \t\f]*(.*)", line)
         if match is not None:
-            # Spark trims values, which Java does not.
+            # Spark trims values; Java does not.
             found[_unescaped(match[1])] = _unescaped(match[2]).strip()
     return found
 
@@ -320,10 +319,10 @@ def _unescaped(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Pack what a script ships, for yarn-scripts/hopsgpu-submit; return the exit code.
+    """Write the files that a script ships, for yarn-scripts/hopsgpu-submit; return the exit code.
 
-    `arguments` is `DIRECTORY [-- ARGUMENTS of spark-submit]`. The files are written to the
-    directory. With `--`, the arguments of spark-submit are printed as words of a shell, else the
+    `arguments` is `DIRECTORY [-- ARGUMENTS of spark-submit]`. The function writes the files to the
+    directory. With `--`, it prints the arguments of spark-submit as words of a shell, else the
     names of the written files.
     """
     if not arguments:

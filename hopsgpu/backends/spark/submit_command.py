@@ -27,14 +27,14 @@ _DRIVER_PYTHON = "spark.pyspark.driver.python"
 
 @dataclass(frozen=True)
 class Job:
-    """What a person wants to submit.
+    """A job that a person wants to submit.
 
     Attributes:
         script: a Python file of this machine.
-        arguments: its arguments.
-        deploy_mode: "client" or "cluster"; None for what `conf` or spark-defaults.conf say.
-        queue: YARN's queue, or None likewise.
-        name: name of the application; None for the script's.
+        arguments: arguments of the script.
+        deploy_mode: "client" or "cluster"; None for the mode of `conf` or spark-defaults.conf.
+        queue: YARN's queue; None for the queue of `conf` or spark-defaults.conf.
+        name: name of the application; None for the script's name.
         conf: more Spark properties.
         detach: whether the application outlives the command, which only cluster mode allows.
         tag: tag that identifies the application in YARN; in cluster mode spark-submit then does not
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Planned:
-    """How to submit it.
+    """A plan of how to submit a job.
 
     Attributes:
         mode: "client" or "cluster".
@@ -71,7 +71,7 @@ class Planned:
 def planned(
     job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
 ) -> Planned:
-    """Return how to submit a job.
+    """Return the plan of how to submit a job.
 
     Args:
         job: the job.
@@ -110,7 +110,7 @@ def planned(
     for name, value in said.items():
         words += ["--conf", f"{name}={value}"]
     check_line(words, properties, (), environ)
-    # The line is the same from wherever it is run.
+    # An absolute path, so that the command line is the same in every directory.
     given = (*words, str(Path(job.script).absolute()), *job.arguments)
     return Planned(mode, properties.get(_QUEUE, "default"), properties, given)
 
@@ -130,7 +130,7 @@ def _mode(job: Job, defaults: Mapping[str, str]) -> str:
 def _pythons(
     mode: str, given: Mapping[str, str], environ: Mapping[str, str], here: str
 ) -> dict[str, str]:
-    """Return which Python runs what, if the user has not set it."""
+    """Return the properties that name the executors' and the driver's Python, if not given."""
     found = {}
     if _PYTHON not in given:
         found[_PYTHON] = environ.get("PYSPARK_PYTHON") or here
@@ -144,7 +144,7 @@ def parse_conf(given: Sequence[str]) -> dict[str, str]:
     """Return properties from texts NAME=VALUE; the last one of a name counts.
 
     Raises:
-        ConfigError: one has another form, or its name is not a Spark property.
+        ConfigError: a text has another form, or its name is not a Spark property.
     """
     found = {}
     for text in given:
@@ -156,7 +156,7 @@ def parse_conf(given: Sequence[str]) -> dict[str, str]:
 
 
 def find_spark_submit(environ: Mapping[str, str]) -> Path:
-    """Return SPARK_HOME's spark-submit, else that of this Python's pyspark, else of the PATH.
+    """Return SPARK_HOME's spark-submit, else that of this Python's pyspark, else the PATH's.
 
     Raises:
         ConfigError: no spark-submit was found.

@@ -7,7 +7,7 @@ sends them from the driver's JVM to the agents, which write them to that file
 (`hopsgpu.agent.hadoop_tokens`). It also writes the driver's own file if the driver runs in a
 container, because the driver writes models and records with the same client.
 
-Written according to the documentation of Hadoop and Spark; not tested with a real KDC.
+The code follows the documentation of Hadoop and Spark; it is not tested with a real KDC.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hopsgpu.control.channel import Message
 if TYPE_CHECKING:
     from hopsgpu.backends.grant import Lease
 
-# Spark gets new ones at three quarters of the tokens' renewal interval, of 24 hours by default.
+# Spark gets new tokens at three quarters of their renewal interval, which is 24 hours by default.
 LOOK_SECONDS = 600.0
 
 
@@ -38,15 +38,15 @@ def read_tokens(jvm: Jvm) -> bytes:
 
 
 class Handover:
-    """Sends new tokens of the submitter to the agents of one attempt.
+    """The handover of the submitter's new tokens to the agents of one attempt.
 
-    An agent has the tokens once it confirms them: until then they are sent at every look.
+    An agent has the tokens once it confirms them; until then, every look sends them.
 
     Args:
         lease: the gang.
         run_id: ID of the run.
-        warnings: warnings of the run; a problem is added once.
-        clock: seconds.
+        warnings: warnings of the run; each problem is added once.
+        clock: returns the time in seconds.
         environment: environment of the driver.
     """
 
@@ -68,7 +68,7 @@ class Handover:
         self._kept: dict[int, str] = {}
 
     def kept(self, key: int, message: Message) -> None:
-        """Record that an agent has tokens, and which."""
+        """Record which tokens an agent has confirmed."""
         self._kept[key] = message["digest"]
 
     def look(self) -> None:

@@ -1,4 +1,4 @@
-"""Why executors have not arrived, in words."""
+"""The reasons, in words, why executors have not arrived."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hopsgpu.core.gang import GangState, backoff_seconds, end_again
 
 
 class EndedAgain:
-    """Containers that YARN granted and that have ended unexpectedly."""
+    """The containers that YARN granted and that have ended unexpectedly."""
 
     def __init__(self) -> None:
         self._held: set[str] = set()
@@ -21,11 +21,11 @@ class EndedAgain:
 
     @property
     def count(self) -> int:
-        """The number of these containers."""
+        """Return the number of these containers."""
         return len(self._lost)
 
     def look(self, held: Collection[str], came: Collection[str] = ()) -> None:
-        """Record which containers there are.
+        """Record which containers exist now.
 
         Args:
             held: IDs of the containers that YARN shows now.
@@ -36,7 +36,7 @@ class EndedAgain:
         self._lost = sorted(self._seen.difference(held, came, self._excused))
 
     def forget(self) -> None:
-        """Forget them, because an executor has arrived."""
+        """Forget these containers, because an executor has arrived."""
         self._seen, self._lost = set(), []
 
     def excuse(self, held: Collection[str] = ()) -> None:
@@ -48,7 +48,7 @@ class EndedAgain:
         self._excused |= self._held.union(held)
 
     def beside(self, *parts: str) -> str:
-        """Return the given parts, with a remark about the ended containers, for people."""
+        """Return the given parts as one text, with a remark about the ended containers."""
         lost = self._lost
         if lost:
             parts += (
@@ -59,7 +59,7 @@ class EndedAgain:
 
 
 class _PatienceOf(Patience):
-    """Adds a remark about the executors that ended to what it tells."""
+    """A `Patience` whose reports have a remark about the executors that ended."""
 
     def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
         super().__init__(request, since)
@@ -82,11 +82,12 @@ class Coming:
         self._patience: Patience | None = None
 
     def patience(self, request: Request, now: float) -> Patience:
-        """Return how long the executors requested now may take.
+        """Return the patience for the executors that are requested now.
 
         Args:
             request: their request, with a timeout if the search has no executor. The time starts
-                with the first request, however often it is repeated, and ends once one has arrived.
+                with the first request, however often it is repeated, and ends once an executor has
+                arrived.
             now: the clock's reading.
         """
         if request.timeout is not None and self._since is None:
@@ -98,7 +99,7 @@ class Coming:
         """Check that waiting may continue.
 
         Raises:
-            GangTimeout: none has arrived for too long.
+            GangTimeout: no executor has arrived in time.
         """
         if self._patience is not None:
             self._patience.check_time()
@@ -123,11 +124,11 @@ class Coming:
             self._patience.wait_for_ever()
 
     def excuse(self, held: Collection[str] = ()) -> None:
-        """Like `EndedAgain.excuse`."""
+        """Expect the present containers to end, as `EndedAgain.excuse` does."""
         self._ended.excuse(held)
 
     def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
-        """Return how many YARN has not granted, and where the missing ones are.
+        """Return how many executors YARN has not granted, and where the missing ones are.
 
         Args:
             held: IDs of the containers that YARN shows now.
@@ -140,14 +141,15 @@ class Coming:
         return missing, where
 
     def beside(self, why: str) -> str:
-        """Return a text with a remark about the ended executors, for people."""
+        """Return a text with a remark about the ended executors."""
         told = self._ended.beside(why)
         return told if self._ended.count or not self._before else f"{why}; before, {self._before}"
 
     def give_back(self, waiting: int, now: float, chance: float) -> str:
-        """Return why executors are given back now, so that others go first; "" if they are not.
+        """Return why executors are given back now; "" if they are not.
 
-        The reason is that they fail repeatedly. Earlier failures no longer count afterwards.
+        They are given back if they fail repeatedly, so that other gangs go first. Earlier failures
+        no longer count afterwards.
 
         Args:
             waiting: number of executors that have not arrived.
@@ -163,7 +165,7 @@ class Coming:
         return f"given back (time {self._given_back}), it asks again soon"
 
     def may_ask(self, now: float) -> bool:
-        """Return whether others have gone first for long enough."""
+        """Return whether other gangs have gone first for long enough."""
         return now >= self._asks_at
 
 
@@ -173,7 +175,7 @@ class _Owner(Protocol):
 
 @dataclass(frozen=True)
 class WhyAlone:
-    """A gang's watcher that passes on only why it waits, and warnings.
+    """A gang's watcher that passes on only the reason for waiting, and warnings.
 
     Args:
         watcher: receives the warnings.

@@ -23,7 +23,8 @@ def settings_inside(
         given: the settings that the driver requests.
 
     Raises:
-        ConfigError: the message says what spark-submit should have received or shipped.
+        ConfigError: a setting comes too late, or prevents gangs; the message says what spark-submit
+            should have received or shipped.
     """
     check_submitted(submitted.get, given)
     settings = {**ours, **submitted, **given}
@@ -34,9 +35,9 @@ def settings_inside(
 def act_for_submitter(context: SparkContext) -> None:
     """Make HDFS clients of a driver in YARN act for the submitter.
 
-    They use the submitter's Hadoop configuration. The driver's process is a container's, which runs
-    as the NodeManager's user, with that node's HADOOP_CONF_DIR. With Kerberos, the tokens that YARN
-    put there identify the submitter. In client mode there is nothing to do.
+    They use the submitter's Hadoop configuration. The driver's process belongs to a container,
+    which runs as the NodeManager's user, with that node's HADOOP_CONF_DIR. With Kerberos, the
+    tokens that YARN put there identify the submitter. In client mode there is nothing to do.
     """
     jvm = Jvm(context)
     if in_cluster_mode(jvm.setting):

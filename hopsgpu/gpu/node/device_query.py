@@ -1,6 +1,6 @@
-"""The program that `list_devices` runs: what the driver tells, as JSON on stdout.
+"""Print what the driver tells of the GPUs, as JSON on stdout: the program that `ask_driver` runs.
 
-A driver that hangs keeps this process and not the one that waits for it.
+A driver that hangs blocks this process, not the one that waits for it.
 """
 
 import importlib
@@ -22,17 +22,17 @@ from hopsgpu.gpu.node.devices import (
 
 
 def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing:
-    """The node's GPUs.
+    """Return the node's GPUs.
 
     Args:
         environ: may name the nvidia-smi to use.
-        seconds: that all may take, as far as nvidia-smi is asked.
-        with_nvml: whether to ask NVML first, where Python has `pynvml`.
+        seconds: time limit for everything; only the calls of nvidia-smi are held to it.
+        with_nvml: whether to ask NVML first, if Python has `pynvml`.
 
     Raises:
-        NoDriverError: there is neither.
+        NoDriverError: there is neither NVML nor nvidia-smi.
         HungDriverError: nvidia-smi did not answer in time.
-        DriverError: neither tells; says why of both.
+        DriverError: neither lists the GPUs; the message says why, for both.
     """
     until = time.monotonic() + seconds
     if not with_nvml or nvidia_smi.VARIABLE in environ:
@@ -55,14 +55,15 @@ def read(environ: Mapping[str, str], seconds: float, with_nvml: bool) -> Listing
 
 
 def main() -> None:
-    """Prints the listing, or why there is none.
+    """Print the listing, or why there is none.
 
-    Its arguments: the directory or archive of the package, the seconds, and NO_NVML or nothing.
+    The program's arguments are the directory or archive of the package, the seconds, and NO_NVML or
+    nothing.
     """
     seconds = float(sys.argv[2])
     try:
         answer = encode(read(os.environ, seconds, NO_NVML not in sys.argv[3:]))
     except DriverError as error:
         answer = encode(error)
-    # A line of its own, whatever else this process prints.
+    # On a line of its own, whatever else this process prints.
     print(f"\n{json.dumps(answer)}")

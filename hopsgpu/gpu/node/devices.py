@@ -1,4 +1,4 @@
-"""The GPUs of a node as its driver tells of them, in a time that is bounded."""
+"""The GPUs of a node as its driver reports them, within a time limit."""
 
 import contextlib
 import json
@@ -12,21 +12,21 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
 from hopsgpu.gpu.node.health import STATES, Readings, Verdict, judge
 
-# Without persistence mode the driver sets up each GPU anew, for seconds each.
+# Without persistence mode the driver sets up each GPU anew, which takes seconds for each.
 ANSWER_SECONDS = 60.0
 # The kernel module's list of a node's GPUs (NVIDIA's README, "The /proc Interface").
 DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")
 
-# Tells the program that lists them to leave out NVML.
+# Tells the program that lists the GPUs to leave out NVML.
 NO_NVML = "no-nvml"
 _INNER_SHARE = 0.9
 _MOST_SAID = 200
-# The server of CUDA's MPS computes for its clients, which are listed too.
+# Not counted: CUDA's MPS server computes for its clients, which are listed too.
 _MPS_SERVER = "nvidia-cuda-mps-server"
 
 
 class DriverError(Exception):
-    """The GPUs cannot be listed; says why."""
+    """The GPUs cannot be listed; the message says why."""
 
 
 class NoDriverError(DriverError):
@@ -48,13 +48,13 @@ class Device(NamedTuple):
     """A GPU, or a MIG device of one.
 
     Attributes:
-        address: UUID as CUDA_VISIBLE_DEVICES takes it; "PCI-" and the bus id of a GPU that does
-            not tell one.
-        name: of the product; "" where it is not told.
-        memory_mib: in MiB; 0 where it is not told.
-        driver: version.
-        readings: of its health.
-        processes: that compute on it, as far as they can be seen from here.
+        address: UUID, in the form that CUDA_VISIBLE_DEVICES takes; "PCI-" and the bus id for a GPU
+            that reports no UUID.
+        name: name of the product; "" if it is unknown.
+        memory_mib: memory in MiB; 0 if it is unknown.
+        driver: version of the driver.
+        readings: readings of its health.
+        processes: processes that compute on it, as far as they are visible from here.
     """
 
     address: str
@@ -66,16 +66,16 @@ class Device(NamedTuple):
 
     @property
     def verdict(self) -> Verdict:
-        """What is thought of it."""
+        """Return the verdict on its health."""
         return judge(self.readings)
 
     @property
     def rank(self) -> int:
-        """0 for a healthy one, more for a worse one."""
+        """Return 0 for a healthy GPU, more for a worse one."""
         return STATES.index(self.verdict.state)
 
     def as_json(self) -> Dict[str, Any]:
-        """What the agent reads of it in the container's directory."""
+        """Return what the agent reads of the GPU in the container's directory."""
         state, reason = self.verdict
         return {
             "address": self.address,
@@ -88,10 +88,10 @@ class Device(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """The GPUs that can be seen from here.
+    """The GPUs that are visible from here.
 
     Attributes:
-        devices: in the order of their PCI bus ids.
+        devices: the GPUs, in the order of their PCI bus ids.
         isolated: whether the node is known to have GPUs that cannot be used from here.
     """
 
@@ -100,15 +100,18 @@ class Listing(NamedTuple):
 
 
 def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
-    """The GPUs of this node; where its driver hangs or fails, those that the kernel lists, as bad.
+    """Return the GPUs of this node.
+
+    If its driver hangs or fails, they are the GPUs that the kernel lists, as bad ones.
 
     Args:
-        seconds: to wait for the driver, in all.
+        seconds: how long to wait for the driver, in all.
 
     Raises:
-        NoDriverError: no NVML and no nvidia-smi.
-        HungDriverError: it hangs, and the kernel lists no GPUs.
-        DriverError: it failed, or said what cannot be understood; and the kernel lists none.
+        NoDriverError: there is neither NVML nor nvidia-smi.
+        HungDriverError: the driver hangs, and the kernel lists no GPUs.
+        DriverError: the driver failed or its answer is unintelligible, and the kernel lists no
+            GPUs.
     """
     try:
         return ask_driver(seconds)
@@ -122,19 +125,21 @@ def list_devices(seconds: float = ANSWER_SECONDS) -> Listing:
 
 
 def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
-    """The GPUs of this node, by NVML where Python has `pynvml`, otherwise by nvidia-smi.
+    """Return the GPUs of this node, from NVML if Python has `pynvml`, otherwise from nvidia-smi.
+
+    If NVML fails, nvidia-smi is asked too.
 
     Args:
-        seconds: to wait for the driver, in all.
+        seconds: how long to wait for the driver, in all.
 
     Raises:
-        NoDriverError: no NVML and no nvidia-smi.
-        HungDriverError: it did not answer in time.
-        DriverError: it failed, or said what cannot be understood.
+        NoDriverError: there is neither NVML nor nvidia-smi.
+        HungDriverError: the driver did not answer in time.
+        DriverError: the driver failed, or its answer is unintelligible.
     """
     until = time.monotonic() + seconds
     why = ""
-    # Then without NVML: its library crashed, or a module calls itself pynvml that is another.
+    # The second try is without NVML: its library crashed, or another module has the name pynvml.
     for options in ((), (NO_NVML,)):
         left = until - time.monotonic()
         code, out, err = run_bounded([*_reading_program(left), *options], left)
@@ -149,27 +154,28 @@ def ask_driver(seconds: float = ANSWER_SECONDS) -> Listing:
 
 
 def _answer_in(out: str) -> str:
-    """A module that is imported may print something, before and at its end."""
+    """Return the line with the answer; an imported module may print lines before and after it."""
     return _last_line("\n".join(line for line in out.splitlines() if line.startswith("{")))
 
 
 def _reading_program(seconds: float) -> List[str]:
-    """A program of its own, since a call into a driver that hangs cannot be left.
+    """Return the command that asks the driver in a process of its own.
 
-    It is found where this module was, which may be an archive.
+    A process cannot abandon its own call into a driver that hangs. The program is found where this
+    module is, which may be an archive.
     """
     root = Path(__file__).resolve().parents[3]
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]);"
         "from hopsgpu.gpu.node.device_query import main; main()"
     )
-    # What it starts has to give up before it does.
+    # The commands that it starts must give up before its own time is over.
     inner = seconds * _INNER_SHARE
     return [sys.executable or "python3", "-B", "-c", program, str(root), str(inner)]
 
 
 def encode(answer: Union[Listing, DriverError]) -> Dict[str, Any]:
-    """What `list_devices` takes from the program that it runs."""
+    """Return the answer as JSON fields, which `ask_driver` reads from the program that it runs."""
     if isinstance(answer, DriverError):
         return {"error": type(answer).__name__, "reason": str(answer)}
     devices = [
@@ -182,7 +188,7 @@ def _decode(answer: Dict[str, Any]) -> Listing:
     if "error" in answer:
         kinds = {kind.__name__: kind for kind in (NoDriverError, HungDriverError)}
         raise kinds.get(answer["error"], DriverError)(answer["reason"])
-    # One that is listed twice is one all the same.
+    # A GPU that is listed twice counts once.
     devices = {one.address: one for one in map(_device, answer["devices"])}
     return Listing(tuple(devices.values()), answer["isolated"])
 
@@ -194,10 +200,10 @@ def _device(fields: Dict[str, Any]) -> Device:
 
 
 def foreign(processes: Iterable[Process]) -> Tuple[Process, ...]:
-    """Those processes that take a GPU from who leases it.
+    """Return the processes that take a GPU from its lessee.
 
-    One that cannot be seen from here is gone already, or another namespace's whose number means
-    nothing in this one.
+    A process that is not visible from here has ended, or belongs to another namespace, whose pids
+    mean nothing in this one.
     """
     named = (process for process in processes if not process.name.endswith(_MPS_SERVER))
     return tuple(process for process in named if _alive(process.pid))
@@ -205,7 +211,7 @@ def foreign(processes: Iterable[Process]) -> Tuple[Process, ...]:
 
 def _alive(pid: int) -> bool:
     try:
-        # Unlike /proc, which may be mounted with hidepid, this tells of others' processes too.
+        # Unlike /proc, which may be mounted with hidepid, this works for others' processes too.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -215,31 +221,31 @@ def _alive(pid: int) -> bool:
 
 
 def bus_ids(directory: Path = DRIVER_GPUS) -> Tuple[str, ...]:
-    """PCI bus ids of the GPUs that the kernel module has; reading them asks no GPU."""
+    """Return the PCI bus ids of the GPUs that the kernel module has, without asking a GPU."""
     try:
         return tuple(sorted(bus_id(gpu.name) for gpu in directory.iterdir()))
     except OSError:
-        return ()  # no driver, or one inside a container that shows none
+        return ()  # no driver, or a container that hides it
 
 
 def bus_id(text: str) -> str:
-    """A PCI bus id in the form that NVML has: a domain of eight digits."""
+    """Return a PCI bus id in NVML's form, with a domain of eight digits."""
     domain, _, rest = text.upper().partition(":")
     return f"{domain.zfill(8)}:{rest}"
 
 
 def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
-    """Runs a command that asks the driver, and leaves it behind if it hangs.
+    """Run a command that asks the driver, and abandon it if it hangs.
 
     Returns:
         Its exit code, its stdout and its stderr.
 
     Raises:
-        HungDriverError: after some seconds.
-        OSError: it cannot be started.
+        HungDriverError: the command takes longer than `seconds`.
+        OSError: the command cannot be started.
     """
-    # In a process group of its own, to be killed with what it has started; in no directory that
-    # YARN wants to remove; and without our stdout, for whose end Spark waits.
+    # In a process group of its own, to be killed with its children; in no directory that YARN
+    # wants to remove; and without our stdout, for whose end Spark waits.
     process = subprocess.Popen(
         command,
         cwd="/",
@@ -253,7 +259,7 @@ def run_bounded(command: Sequence[str], seconds: float) -> Tuple[int, str, str]:
     except BaseException as error:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        # A process in the driver's uninterruptible sleep does not end by that: not waited for.
+        # SIGKILL does not end a process in the driver's uninterruptible sleep: do not wait for it.
         process.poll()
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:

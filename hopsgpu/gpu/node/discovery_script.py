@@ -1,13 +1,13 @@
-"""Tells Spark which GPUs an executor may use.
+"""Tell Spark which GPUs an executor may use.
 
 Spark runs `gpus-N` of the archive that `hopsgpu.gpu.script_archive` packs, in the container's
-directory and without arguments; N is how many GPUs to give out. It needs Python 3.6 and the
-NVIDIA driver, and nothing installed of hopsgpu.
+directory and without arguments; N is the number of GPUs to give out. The script needs Python 3.6
+and the NVIDIA driver, but no installed hopsgpu.
 
-Prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark, exactly so many and the healthy ones
-first, and leaves what is known of them in the container's directory for the agent. A bad GPU, or
-one that another process computes on, is given out where there is no better one: YARN counts it,
-and an executor that failed for it would come again and again.
+It prints `{"name": "gpu", "addresses": [UUID, …]}` for Spark, exactly N addresses and those of
+healthy GPUs first, and leaves what is known of the GPUs in the container's directory for the agent.
+A bad GPU, or one that another process computes on, is given out if there is no better one: YARN
+counts it, and an executor that failed because of it would come again and again.
 """
 
 import contextlib
@@ -59,18 +59,18 @@ _SHELLS = frozenset(("sh", "bash", "dash", "ash", "ksh", "zsh", "busybox"))
 
 
 class DiscoveryFailure(Exception):
-    """Why no GPU is given out; Spark logs it and gives up the executor."""
+    """The reason why no GPU is given out; Spark logs it and gives up the executor."""
 
 
 class Patience(NamedTuple):
-    """How long to wait, each in seconds.
+    """The longest waits, in seconds.
 
     Attributes:
-        leased: for one of another executor: the ResourceManager can free a GPU before the
-            process that had it is gone.
-        busy: for a process without a lease to end, before its GPU is taken for a bad one.
-        bad: before a bad GPU is taken while a better one is another executor's.
-        driver: for the driver to answer.
+        leased: wait for a GPU that another executor has leased: the ResourceManager can free a GPU
+            before the process that had it has ended.
+        busy: wait for a process without a lease to end, before its GPU is taken for a bad one.
+        bad: wait before a bad GPU is taken while a better one is another executor's.
+        driver: wait for the driver's answer.
     """
 
     leased: float = 20.0
@@ -85,13 +85,13 @@ PATIENCE = Patience()
 def wanted(
     devices: Iterable[Device], had: Collection[str], busy: Collection[str], settled: bool
 ) -> List[str]:
-    """Addresses to try to lease, the best first.
+    """Return the addresses to try to lease, the best first.
 
     Args:
-        devices: of the node.
-        had: addresses that are leased already.
-        busy: addresses whose GPUs were found in use.
-        settled: whether a bad GPU is taken while a better one is another executor's.
+        devices: GPUs of the node.
+        had: addresses that this process has leased already.
+        busy: addresses of GPUs that were found in use.
+        settled: whether to take a bad GPU while a better one is another executor's.
     """
     free = sorted(
         (one for one in devices if one.address not in had and one.address not in busy),
@@ -103,7 +103,10 @@ def wanted(
 
 
 def in_use(devices: Iterable[Device], had: Collection[str]) -> Dict[str, Tuple[Process, ...]]:
-    """The leased GPUs that others compute on; on a bad one nothing is going to be computed."""
+    """Return the leased GPUs that others compute on, with the processes that do.
+
+    Bad ones do not count, because no rank will compute on them.
+    """
     return {
         one.address: one.processes
         for one in devices
@@ -118,20 +121,20 @@ def obtain(
     patience: Patience,
     environ: Mapping[str, str],
 ) -> Tuple[List[Device], bool]:
-    """Leases GPUs that nobody else has and nobody else computes on.
+    """Lease GPUs that nobody else has leased and nobody else computes on.
 
-    Where there are not so many, those that others compute on are given out as bad ones.
+    If there are too few, those that others compute on are given out as bad ones.
 
     Args:
         look: lists the node's GPUs.
-        environ: names the directory of the leases.
+        environ: may name the directory of the leases.
 
     Returns:
-        Exactly the amount, the healthy ones first, and whether the container is isolated.
+        Exactly `amount` GPUs, the healthy ones first, and whether the container is isolated.
 
     Raises:
-        DiscoveryFailure: there are not so many; says which there are and who has them.
-        DriverError: from `look`.
+        DiscoveryFailure: there are too few GPUs; the message says which there are and who has them.
+        DriverError: `look` raises it.
     """
     began = time.monotonic()
     listing = look()
@@ -142,12 +145,13 @@ def obtain(
         _take(leases, wanted(listing.devices, leases.held, busy, settled), amount)
         hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
         if hopeless or time.monotonic() - began >= patience.leased:
-            # As bad ones: YARN counts them, and an executor that failed would come back to them.
+            # Taken as bad ones: YARN counts them, and an executor that failed would come back to
+            # them.
             _take(leases, busy, amount)
             if len(leases.held) < amount:
                 raise DiscoveryFailure(_why(amount, listing, leases, busy, environ))
         if len(leases.held) == amount:
-            # Again, now that no other executor can start anything on them.
+            # List them again, now that no other executor can start anything on them.
             listing = look()
             found = [_usable(one, busy) for one in listing.devices if one.address in leases.held]
             using = in_use(found, leases.held)
@@ -160,7 +164,7 @@ def obtain(
                 if time.monotonic() - since >= patience.busy:
                     leases.release(address)
                     busy[address] = processes
-        # Another executor's end, and a process's, are nothing that anybody tells us of.
+        # Poll, since nothing reports the end of another executor, or of a process.
         time.sleep(_POLL_SECONDS)
 
 
@@ -171,14 +175,14 @@ def _take(leases: Leases, addresses: Iterable[str], amount: int) -> None:
 
 
 def _usable(device: Device, busy: Collection[str]) -> Device:
-    """A GPU as it is, or as a bad one where it was waited for in vain."""
+    """Return a GPU as it is, or as a bad one if the wait for its processes was in vain."""
     if device.address not in busy or not device.processes or device.verdict.state == BAD:
         return device
     return device._replace(readings=Readings(f"in use by process {named(device.processes)}"))
 
 
 def named(processes: Sequence[Process]) -> str:
-    """Processes with their users, for a person."""
+    """Return processes with their users, for people."""
     names = [
         f"{one.pid} ({', '.join(filter(None, (one.name, _user_of(one.pid)))) or 'unknown'})"
         for one in processes
@@ -187,7 +191,7 @@ def named(processes: Sequence[Process]) -> str:
 
 
 def _user_of(pid: int) -> str:
-    """Whose a process is; "" of one that cannot be seen from here."""
+    """Return who owns a process, or "" if the process is not visible from here."""
     try:
         uid = Path(f"/proc/{pid}").stat().st_uid
     except OSError:
@@ -224,16 +228,16 @@ def _why(
 
 
 def executor_among(above: Sequence[Ancestor]) -> int:
-    """Pid of the executor, whose end is to be that of its leases.
+    """Return the pid of the executor, whose end must be that of its leases.
 
-    Spark's executor is the nearest Java. Between it and the script there may be what a node has
-    as `python3`: a shell that ends with the script.
+    Spark's executor is the nearest Java process. Between it and the script there may be whatever a
+    node has as `python3`: a shell that ends with the script.
 
     Args:
-        above: the processes above the script, the nearest first; at least one.
+        above: ancestors of the script, the nearest first; at least one.
     """
     java = [one for one in above if _JAVA in one.names]
-    # Not to be seen as what it is, or run by hand.
+    # If no Java is visible, or the script was run by hand.
     other = [one for one in above if not one.names & _SHELLS and one.pid != 1]
     return [*java[:1], *other[:1], above[0]][0].pid
 
@@ -243,22 +247,22 @@ def _executor() -> Iterator[Watched]:
     above = ancestors()
     pid = executor_among(above)
     if not any(_JAVA in one.names for one in above):
-        # Whoever tries it by hand should know why the GPU is not free again.
+        # Whoever runs the script by hand should know why the GPU is not free again.
         print(
             f"hopsgpu discovery: no Java is above: leased until process {pid} ends", file=sys.stderr
         )
     with Watched(pid) as watched:
-        # Watched only now: it may have ended before, and its number be another's.
+        # It is watched only from now on: it may have ended before, and its pid be another's.
         if executor_among(ancestors()) != pid:
             raise ProcessLookupError("the executor that asked has ended")
         yield watched
 
 
 def leave(devices: Iterable[Device], isolated: bool) -> None:
-    """Writes for the agent, into the container's directory, what is known of its GPUs.
+    """Write what is known of the container's GPUs into its directory, for the agent.
 
     Raises:
-        DiscoveryFailure: it cannot be written.
+        DiscoveryFailure: the file cannot be written.
     """
     said = {"gpus": [device.as_json() for device in devices], "isolated": isolated}
     try:
@@ -270,7 +274,7 @@ def leave(devices: Iterable[Device], isolated: bool) -> None:
 
 
 def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
-    """The directory of the leases; the container's own where its GPUs are nobody else's."""
+    """Return the node's directory of leases, or, if it is unusable, an isolated container's own."""
     try:
         return lease_directory(environ)
     except (LeaseError, OSError):
@@ -289,16 +293,16 @@ def _discover(amount: int, patience: Patience) -> None:
         with keeping(leases, executor) as stay:
             leave(devices, isolated)
             said = {"name": "gpu", "addresses": [device.address for device in devices]}
-            # Not by print: a pipe that nobody reads has to be known before the keeper stays.
+            # Not print(): a pipe that nobody reads must be noticed before the keepers stay.
             os.write(sys.stdout.fileno(), json.dumps(said).encode() + b"\n")
             stay()
 
 
 def main(amount: int, patience: Patience = PATIENCE) -> int:
-    """Gives out GPUs, or says on stderr why not.
+    """Give out GPUs, or say on stderr why not.
 
     Args:
-        amount: of GPUs.
+        amount: number of GPUs.
         patience: how long to wait for better ones.
 
     Returns:

@@ -1,7 +1,7 @@
-"""Whether a GPU is fit for work: rules over what the driver tells of it, pure.
+"""Rules for whether a GPU is fit for work: pure functions of what the driver reports.
 
 A GPU is healthy, to be watched (it computes, and is given out after the healthy ones), or bad
-(what runs on it fails, or its results are not to be trusted).
+(what runs on it fails, or its results cannot be trusted).
 """
 
 from types import MappingProxyType
@@ -10,12 +10,12 @@ from typing import Iterator, Mapping, NamedTuple, Optional, Tuple
 HEALTHY = "healthy"
 WATCH = "watch"
 BAD = "bad"
-# From the best to the worst, and so the order in which GPUs are given out.
+# From the best to the worst, which is the order in which GPUs are given out.
 STATES = (HEALTHY, WATCH, BAD)
 
 # nvmlDeviceGpuRecoveryAction_t of nvml.h: value → (state, nvidia-smi's word, what to do). The
 # guide "GPU Memory Error Management" (Error Recovery and Response Flags) says of each whether
-# new work may start. A GPU to be drained and reset computes, at a reduced capacity.
+# new work may start. A GPU to be drained and reset still computes, at a reduced capacity.
 RECOVERY_ACTIONS: Mapping[int, Tuple[str, str, str]] = MappingProxyType(
     {
         0: (HEALTHY, "None", ""),
@@ -35,11 +35,11 @@ _MANY_RETIRED = 60
 
 
 class Verdict(NamedTuple):
-    """What is thought of a GPU.
+    """The verdict on a GPU's health.
 
     Attributes:
         state: HEALTHY, WATCH or BAD.
-        reason: with the numbers; "" where there is nothing to say.
+        reason: the reason, with the numbers; "" if there is none.
     """
 
     state: str
@@ -47,25 +47,25 @@ class Verdict(NamedTuple):
 
 
 class Readings(NamedTuple):
-    """What NVML or nvidia-smi told of a GPU's health; None for what it did not tell.
+    """The readings of a GPU's health from NVML or nvidia-smi; None for what was not reported.
 
     A MIG device has the readings of its GPU.
 
     Attributes:
-        problem: why the GPU cannot be asked, in the driver's words, or "".
+        problem: why the GPU cannot be queried, in the driver's words, or "".
         recovery_action: a key of RECOVERY_ACTIONS (drivers from R565 on).
         volatile_double_bit: uncorrectable ECC errors since the driver was loaded.
         aggregate_double_bit: the same over the GPU's life.
-        sram_threshold_exceeded: whether its SRAM had more of them than NVIDIA accepts.
+        sram_threshold_exceeded: whether its SRAM had more such errors than NVIDIA accepts.
         remapped_correctable: rows of memory remapped for correctable errors (from Ampere on).
-        remapped_uncorrectable: for uncorrectable ones.
-        remap_pending: whether a row waits for the GPU's reset to be remapped.
+        remapped_uncorrectable: rows of memory remapped for uncorrectable errors.
+        remap_pending: whether a row will be remapped when the GPU is reset.
         remap_failed: whether a remapping has ever failed.
-        retired_pages: pages of memory no longer used (before Ampere).
-        retirement_pending: whether a page waits for the driver to be reloaded to be retired.
-        hw_thermal: whether the hardware halves the clocks, or worse, for the temperature.
+        retired_pages: pages of memory that are no longer used (before Ampere).
+        retirement_pending: whether a page will be retired when the driver is reloaded.
+        hw_thermal: whether the hardware halves the clocks, or worse, because of the temperature.
         hw_power_brake: the same at the power supply's request.
-        sw_thermal: whether the driver lowers the clocks for the temperature.
+        sw_thermal: whether the driver lowers the clocks because of the temperature.
     """
 
     problem: str = ""
@@ -85,16 +85,16 @@ class Readings(NamedTuple):
 
 
 def judge(readings: Readings) -> Verdict:
-    """The verdict on a GPU; what was not told counts for nothing.
+    """Return the verdict on a GPU; readings that were not reported have no effect.
 
     The sources are NVIDIA's: the NVML API reference, and the guides "GPU Memory Error
     Management" (row remapping, recovery actions) and "Dynamic Page Retirement".
 
     Returns:
-        The worst of what the rules say, with all their reasons, the worst first.
+        The worst state that the rules give, with the reasons of all rules, the worst first.
     """
     if readings.problem:
-        # nothing else that is told of a GPU that does not answer can be trusted
+        # no other reading of a GPU that does not answer can be trusted
         return Verdict(BAD, readings.problem)
     said = [*_recovery(readings), *_errors(readings), *_memory(readings), *_clocks(readings)]
     said.sort(key=lambda verdict: -STATES.index(verdict.state))
@@ -103,7 +103,7 @@ def judge(readings: Readings) -> Verdict:
 
 
 def _recovery(readings: Readings) -> Iterator[Verdict]:
-    """NVML's own word, which counts for most: nvmlDeviceGpuRecoveryAction_t."""
+    """Yield the verdict of NVML itself, which counts most: nvmlDeviceGpuRecoveryAction_t."""
     action = readings.recovery_action
     if action is None or action == _NO_ACTION:
         return
@@ -113,14 +113,14 @@ def _recovery(readings: Readings) -> Iterator[Verdict]:
 
 
 def _errors(readings: Readings) -> Iterator[Verdict]:
-    """Uncorrectable ECC errors: nvmlDeviceGetTotalEccErrors, nvmlDeviceGetSramEccErrorStatus.
+    """Yield the verdicts on uncorrectable ECC errors.
 
-    Data was lost, and what goes on with the memory that lost it is to be feared: bad until the
-    GPU is reset, which clears the volatile count. But where the driver knows recovery actions
-    and wants none "the GPU can be immediately used again by starting a new GPU process" (GPU
-    Memory Error Management, Error Recovery and Response Flags). The count over its life says
-    that a GPU has had errors, not that it has one. The threshold of its SRAM is the one above
-    which NVIDIA takes it back.
+    The calls are nvmlDeviceGetTotalEccErrors and nvmlDeviceGetSramEccErrorStatus. Data was lost,
+    and what continues with that memory is in doubt: the GPU is bad until it is reset, which clears
+    the volatile count. But if the driver knows recovery actions and requires none, "the GPU can be
+    immediately used again by starting a new GPU process" (GPU Memory Error Management, Error
+    Recovery and Response Flags). The count over its life says that a GPU has had errors, not that
+    it has one now. The threshold of its SRAM is the one above which NVIDIA takes the GPU back.
     """
     if readings.sram_threshold_exceeded:
         yield Verdict(BAD, "more uncorrectable SRAM errors than NVIDIA's threshold: replace it")
@@ -133,11 +133,12 @@ def _errors(readings: Readings) -> Iterator[Verdict]:
 
 
 def _memory(readings: Readings) -> Iterator[Verdict]:
-    """Rows and pages of memory: nvmlDeviceGetRemappedRows, nvmlDeviceGetRetiredPages.
+    """Yield the verdicts on rows and pages of memory.
 
-    A remapping that failed leaves bad memory in use. One that is pending does not: until the
-    reset "unaffected applications can continue running without affecting accuracy and
-    performance, and new workloads can be launched", as the page is kept out of use.
+    The calls are nvmlDeviceGetRemappedRows and nvmlDeviceGetRetiredPages. A remapping that failed
+    leaves bad memory in use. One that is pending does not: until the reset "unaffected applications
+    can continue running without affecting accuracy and performance, and new workloads can be
+    launched", because the page is kept out of use.
     """
     rows = (
         f"{readings.remapped_uncorrectable or 0} rows remapped for uncorrectable errors,"
@@ -158,10 +159,10 @@ def _memory(readings: Readings) -> Iterator[Verdict]:
 
 
 def _clocks(readings: Readings) -> Iterator[Verdict]:
-    """Clocks held down: nvmlDeviceGetCurrentClocksEventReasons.
+    """Yield the verdicts on clocks that are held down: nvmlDeviceGetCurrentClocksEventReasons.
 
-    The GPU computes, and rightly, at half its clock or less: to be watched, as a slow rank
-    holds up its gang. It passes when the cause does.
+    The GPU computes correctly, at half its clock or less. It is to be watched, because a slow rank
+    delays its gang. The state passes with its cause.
     """
     if readings.hw_thermal:
         yield Verdict(WATCH, "the hardware slows it down for its temperature: see to its cooling")
@@ -172,11 +173,11 @@ def _clocks(readings: Readings) -> Iterator[Verdict]:
 
 
 class Xid(NamedTuple):
-    """A driver's error event.
+    """An error event of the driver.
 
     Attributes:
-        state: what it makes of the GPU; HEALTHY for one that the application causes.
-        meaning: in the words of NVIDIA's catalogue.
+        state: state of the GPU after it; HEALTHY if the application causes the event.
+        meaning: its meaning, in the words of NVIDIA's catalogue.
         action: what to do.
     """
 
@@ -189,8 +190,8 @@ _APPLICATION = "look for the cause in the program: the GPU is not to blame"
 _RESET = "nvidia-smi --gpu-reset, or reboot the node"
 
 # NVIDIA, "Analyzing Xid Errors with the Xid Catalog", its immediate actions. HEALTHY are those
-# that NVIDIA's k8s-device-plugin ignores as the application's (internal/rm/health.go); but 109,
-# which it ignores too, is one for which the catalogue wants a reset: it is watched.
+# that NVIDIA's k8s-device-plugin ignores as the application's (internal/rm/health.go). It ignores
+# 109 too, for which the catalogue requires a reset: here it is WATCH.
 XIDS: Mapping[int, Xid] = MappingProxyType(
     {
         13: Xid(HEALTHY, "graphics engine exception", _APPLICATION),
@@ -221,10 +222,10 @@ XIDS: Mapping[int, Xid] = MappingProxyType(
 
 
 def judge_xid(number: int) -> Verdict:
-    """The verdict on a GPU of which the driver has just told an event.
+    """Return the verdict on a GPU for which the driver has just reported an event.
 
     Args:
-        number: of the event; one that is not in XIDS has its GPU watched.
+        number: number of the event; for one that is not in XIDS, the GPU is to be watched.
     """
     unknown = Xid(WATCH, "not known to hopsgpu", "see NVIDIA's Xid catalogue")
     state, meaning, action = XIDS.get(number, unknown)

@@ -1,13 +1,14 @@
-"""The health check of a node's GPUs that YARN's NodeManager runs.
+"""Check the health of a node's GPUs: the script that YARN's NodeManager runs.
 
-`yarn-scripts/gpu-health-check` is this, with what it needs, in one file; see
+`yarn-scripts/gpu-health-check` is this module, with what it needs, in one file; see
 `hopsgpu.gpu.script_archive`. It is for `yarn.nodemanager.health-checker.script.path`: a line on
-stdout that begins with ERROR makes the node UNHEALTHY, and all its containers are lost, also
-those without a GPU. So it is printed only when no GPU of the node can be used, and nothing may be
-computing on one either. The output of a script that does not exit with 0 is ignored, and a script
-that takes longer than `yarn.nodemanager.health-checker.script.timeout-ms` makes the node
-UNHEALTHY (Hadoop's NodeHealthScriptRunner.reportHealthStatus): this one exits with 0, and gives up
-on the driver before that.
+stdout that begins with ERROR makes the node UNHEALTHY, and all its containers are lost, also those
+without a GPU. So the script prints ERROR only if no GPU of the node can be used, and nothing can
+still be computing on one either. YARN ignores the output of a script that does not exit with 0, and
+makes the node UNHEALTHY if the script takes longer than
+`yarn.nodemanager.health-checker.script.timeout-ms` (Hadoop's
+NodeHealthScriptRunner.reportHealthStatus). So this script exits with 0, and gives up on the driver
+before that time.
 """
 
 import contextlib
@@ -34,27 +35,27 @@ _SECONDS = 40.0
 _NVIDIA = "0x10de"
 _DISPLAY_CLASS = "0x03"
 _UNUSABLE = "ERROR no GPU of this node can be used"
-# A hang that is longer ago is not the last check's: Hadoop's default is a check in 10 minutes.
+# An older hang was not noted by the last check: Hadoop's default is a check every 10 minutes.
 _LAST_CHECK_SECONDS = 3600.0
 
 
 def hang_file() -> Path:
-    """What this user's checks leave for the next one while the driver hangs."""
-    # Not tempfile's, which fails where there is none: this must say how the GPUs are all the same.
+    """Return the file that this user's checks leave for the next one while the driver hangs."""
+    # Not tempfile, which fails without a usable directory: the check must report on GPUs even then.
     return Path(os.environ.get("TMPDIR") or "/tmp") / f"hopsgpu-gpu-check-{os.geteuid()}-hang"
 
 
 def _hung_before(file: Path) -> bool:
-    """Notes a hang; says whether the last check noted one too.
+    """Note a hang; return whether the last check noted one too.
 
-    In a directory that all users share: what another has put there tells nothing.
+    All users share the directory: a file that another user put there means nothing.
     """
     before = 0.0
-    with contextlib.suppress(OSError):  # there is none
+    with contextlib.suppress(OSError):  # there is no file
         found = file.lstat()
         if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
             before = found.st_mtime
-    with contextlib.suppress(OSError):  # a full disk, or another user's
+    with contextlib.suppress(OSError):  # the disk is full, or the file is another user's
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(str(file), flags, 0o600), "wb") as note:
             os.utime(note.fileno())
@@ -62,24 +63,24 @@ def _hung_before(file: Path) -> bool:
 
 
 def _forget(file: Path) -> None:
-    with contextlib.suppress(OSError):  # there is none, or it is another user's
+    with contextlib.suppress(OSError):  # there is no file, or it is another user's
         file.unlink()
 
 
 def report(seconds: float, hang: Path, pci_devices: Path = PCI_DEVICES) -> List[str]:
-    """What to print of this node's GPUs.
+    """Return the lines to print about this node's GPUs.
 
     Args:
-        seconds: to wait for the driver.
+        seconds: how long to wait for the driver.
         hang: file in which a check notes a hang for the next one.
-        pci_devices: the kernel's directory of them.
+        pci_devices: the kernel's directory of PCI devices.
     """
     try:
         devices = ask_driver(seconds).devices
     except DriverError as error:
         if not isinstance(error, HungDriverError):
             _forget(hang)
-        # Nodes without GPUs may be installed from the same image as those that have some.
+        # Nodes without GPUs may be installed from the same image as nodes with GPUs.
         if not _has_gpus(pci_devices):
             return [f"no GPUs: {error}"]
         return [_unanswered(error, hang)]
@@ -91,16 +92,16 @@ def report(seconds: float, hang: Path, pci_devices: Path = PCI_DEVICES) -> List[
 
 
 def _unanswered(error: DriverError, hang: Path) -> str:
-    """What to say where the driver tells of no GPU, and the node has some."""
+    """Return the line for a node that has GPUs, none of which the driver lists."""
     if isinstance(error, NoDriverError):
         return f"this node has a GPU, and nothing to ask for it: {error}"
     if isinstance(error, HungDriverError):
-        # A node whose disks or memory are at their limit answers late, once.
+        # A node whose disks or memory are at their limit may answer late once.
         return f"{_UNUSABLE}: {error}" if _hung_before(hang) else f"once may be nothing: {error}"
     if bus_ids():
-        # Its kernel module has them: after an upgrade of the libraries alone ("Driver/library
-        # version mismatch") what computes on them goes on, and is not to be killed for it. New
-        # containers get them as bad ones: see `list_devices`.
+        # The kernel module has the GPUs: after an upgrade of the libraries alone ("Driver/library
+        # version mismatch") running computations continue, and must not be killed for it. New
+        # containers get the GPUs as bad ones: see `list_devices`.
         return f"new containers cannot use the GPUs of this node: {error}"
     return f"{_UNUSABLE}: {error}"
 
@@ -111,7 +112,7 @@ def _line(device: Device) -> str:
 
 
 def _has_gpus(pci_devices: Path) -> bool:
-    """Whether the kernel sees an NVIDIA display controller on the PCI bus (class 03)."""
+    """Return whether the kernel sees an NVIDIA display controller (class 03) on the PCI bus."""
     try:
         devices = list(pci_devices.iterdir())
     except OSError:
@@ -130,10 +131,10 @@ def _read(path: Path) -> str:
 
 
 def main() -> int:
-    """Prints the report; an argument is how many seconds to wait for the driver.
+    """Print the report; the optional argument is how many seconds to wait for the driver.
 
     Returns:
-        0 always.
+        Always 0.
     """
     try:
         seconds = float(sys.argv[1]) if sys.argv[1:] else _SECONDS
@@ -141,7 +142,8 @@ def main() -> int:
     except (OSError, ValueError) as error:
         lines = [f"the GPUs could not be checked: {error}"]
     said = "\n".join(" ".join(line.split()) for line in lines)
-    # A NodeManager may run in a locale of ASCII: a script that fails there is not listened to.
+    # A NodeManager may run in an ASCII locale, in which printing fails; YARN ignores a script that
+    # fails.
     print(said.encode("ascii", "backslashreplace").decode("ascii"))
     return 0
 

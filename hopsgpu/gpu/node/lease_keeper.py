@@ -1,8 +1,8 @@
-"""The keepers: two small processes that have an executor's leases until the executor has ended.
+"""The keepers: two small processes that hold an executor's leases until the executor has ended.
 
-The discovery script cannot have them: it ends before the executor starts to work. The keepers
-share each lock, which goes with the last of them, and watch each other: where one is killed, the
-other forks a new one.
+The discovery script cannot hold them: it ends before the executor starts to work. The keepers
+share each lock, which the kernel drops with the last of them, and watch each other: if one is
+killed, the other forks a new one.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ from hopsgpu.gpu.node.leases import Leases
 _SYS_PIDFD_OPEN = 434  # the same number on all architectures that YARN runs on
 _POLL_SECONDS = 0.5
 _REFRESH_SECONDS = 10.0
-# Until there is room for the other keeper.
+# Between tries to fork the other keeper, until there is room for it.
 _RETRY_SECONDS = 0.1
-# In /proc/PID/stat after the command: the state, the parent, the number of threads, the start.
+# In /proc/PID/stat after the command: the state, the parent, the number of threads, the start time.
 _STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
 _READY, _GO = b"?", b"!"
 
 
 class Watched:
-    """A process whose end is watched, by a pidfd where the kernel has them (from Linux 5.3).
+    """A process whose end is watched, through a pidfd if the kernel has them (from Linux 5.3).
 
     Args:
-        pid: of the process.
-        with_pidfd: whether to use one.
+        pid: pid of the process.
+        with_pidfd: whether to use a pidfd.
 
     Raises:
         ProcessLookupError: there is no such process.
@@ -60,29 +60,29 @@ class Watched:
         self.close()
 
     def close(self) -> None:
-        """Stops to watch it."""
+        """Stop watching the process."""
         if self._pidfd is not None:
             os.close(self._pidfd)
             self._pidfd = None
 
     @property
     def descriptors(self) -> List[int]:
-        """What it is watched by."""
+        """Return the descriptor by which the process is watched, if there is one."""
         return [] if self._pidfd is None else [self._pidfd]
 
     def ends(self, seconds: float) -> bool:
-        """Whether it has ended, or ends within some seconds."""
+        """Return whether the process has ended, or ends within some seconds."""
         return bool(ended([self], seconds))
 
     def ended(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the process has ended."""
         if self._pidfd is not None:
             return bool(select.select([self._pidfd], [], [], 0.0)[0])
         return self._ended()
 
     def _ended(self) -> bool:
         if self._started is not None:
-            # also where the number is another process's by now
+            # also if the pid is another process's by now
             return _start_time(self.pid) != self._started
         try:
             os.kill(self.pid, 0)
@@ -94,7 +94,7 @@ class Watched:
 
 
 def ended(processes: Sequence[Watched], seconds: float) -> List[Watched]:
-    """Those that have ended, as soon as there are any or some seconds have passed."""
+    """Return the processes that have ended, as soon as there are any or the time is over."""
     until = time.monotonic() + seconds
     while True:
         over = [process for process in processes if process.ended()]
@@ -105,16 +105,16 @@ def ended(processes: Sequence[Watched], seconds: float) -> List[Watched]:
         if len(descriptors) == len(processes):
             select.select(descriptors, [], [], left)
         else:
-            # Nobody tells of the end of a process that is not a child.
+            # Without pidfds nothing reports the end of a process that is not a child.
             time.sleep(min(left, _POLL_SECONDS))
 
 
 def _pidfd_open(pid: int) -> Optional[int]:
-    """A descriptor that is readable once a process has ended; None where there is none."""
+    """Return a descriptor that is readable once a process has ended, or None if unsupported."""
     try:
         if hasattr(os, "pidfd_open"):
             return os.pidfd_open(pid)
-        # Python 3.8 and older; there are some that were built without this.
+        # Python 3.8 and older have no os.pidfd_open; some Pythons were built without ctypes.
         import ctypes
 
         libc = ctypes.CDLL(None, use_errno=True)
@@ -125,11 +125,11 @@ def _pidfd_open(pid: int) -> Optional[int]:
     except ProcessLookupError:
         raise
     except (ImportError, OSError):
-        return None  # an older kernel, or a container's filter of system calls
+        return None  # an older kernel, or a container that filters system calls
 
 
 class _Status(NamedTuple):
-    """Attributes: the name of its program, and what /proc/PID/stat says after that."""
+    """The name of a process's program, and the fields of /proc/PID/stat that follow it."""
 
     name: str
     fields: List[bytes]
@@ -137,7 +137,7 @@ class _Status(NamedTuple):
 
 def _status(pid: int) -> Optional[_Status]:
     try:
-        # The name, in parentheses, may hold anything.
+        # The name, in parentheses, may contain anything.
         begin, _, end = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
     except OSError:
         return None
@@ -145,22 +145,22 @@ def _status(pid: int) -> Optional[_Status]:
 
 
 def _start_time(pid: int) -> Optional[str]:
-    """The start of a process that has not ended, in the kernel's words; None of another."""
+    """Return a process's start time as the kernel writes it, or None if the process has ended."""
     status = _status(pid)
     if status is None:
         return None
-    # A zombie with threads is a process whose first thread alone has ended.
+    # A zombie with threads is a process of which only the first thread has ended.
     if status.fields[_STATE] in (b"Z", b"X") and int(status.fields[_THREADS]) <= 1:
         return None
     return status.fields[_START].decode()
 
 
 class Ancestor(NamedTuple):
-    """A process above this one.
+    """An ancestor of this process.
 
     Attributes:
-        pid: its.
-        names: of what it runs, as far as they are to be seen: the script, and the program.
+        pid: its pid.
+        names: names of what it runs, as far as they are visible: the script, and the program.
     """
 
     pid: int
@@ -168,9 +168,10 @@ class Ancestor(NamedTuple):
 
 
 def ancestors() -> List[Ancestor]:
-    """The processes above this one, the nearest first, as far as they are to be seen.
+    """Return the ancestors of this process, the nearest first, as far as they are visible.
 
-    Where /proc is mounted with hidepid those of other users are not, nor what is above them.
+    If /proc is mounted with hidepid, other users' processes are not visible, nor are the ancestors
+    of these.
     """
     found: List[Ancestor] = []
     pid = os.getppid()
@@ -188,15 +189,15 @@ def ancestors() -> List[Ancestor]:
 
 @contextlib.contextmanager
 def keeping(leases: Leases, executor: Watched) -> Iterator[Callable[[], None]]:
-    """Has two processes keep the leases until the executor has ended.
+    """Start two processes that hold the leases until the executor has ended.
 
-    Gives a call that makes them stay. Without that call they end with this context: an executor
-    that never learned of its GPUs, or a script that was killed, leaves nothing behind.
+    Yield a function that makes them stay. If it is not called, they end with this context: an
+    executor that never learned of its GPUs, or a script that was killed, leaves nothing behind.
 
     Raises:
-        OSError: they cannot be started, or were killed.
+        OSError: the processes cannot be started, or were killed.
     """
-    # Only the first keeper has the end to say that both are there; both read what to do.
+    # Only the first keeper says that both are ready; each reads from `order` whether to stay.
     is_ready, says_ready = os.pipe()
     order, orders = os.pipe()
     with os.fdopen(is_ready, "rb", 0) as ready, os.fdopen(orders, "wb", 0) as commands:
@@ -214,14 +215,14 @@ def keeping(leases: Leases, executor: Watched) -> Iterator[Callable[[], None]]:
 
 
 def _tell(commands: BinaryIO) -> None:
-    commands.write(_GO + _GO)  # a word for each
+    commands.write(_GO + _GO)  # one byte for each keeper
 
 
 def _keep(leases: Leases, executor: Watched, says_ready: int, order: int) -> None:
-    """A keeper's whole life, and that of the other one, which it forks."""
+    """Run a keeper until it ends; it forks the other keeper, which runs on from there."""
     try:
-        # Out of the container's process group, whose members YARN ends one after the other: the
-        # leases outlive the executor, not the other way round. It ends right after.
+        # Leave the container's process group, whose members YARN kills one after another: the
+        # leases must outlive the executor, not the other way round. The keeper ends right after it.
         os.setsid()
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -245,7 +246,7 @@ def _keep(leases: Leases, executor: Watched, says_ready: int, order: int) -> Non
 
 
 def _stay(leases: Leases, executor: Watched, other: Optional[Watched]) -> None:
-    """Both keepers' loop, until the executor has ended."""
+    """Hold the leases until the executor has ended, and replace the other keeper if it ends."""
     while True:
         watched = [executor] if other is None else [executor, other]
         over = ended(watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS)
@@ -254,35 +255,35 @@ def _stay(leases: Leases, executor: Watched, other: Optional[Watched]) -> None:
         if other is None or other in over:
             if other is not None:
                 other.close()
-            with contextlib.suppress(ChildProcessError):  # it was not forked by this one
+            with contextlib.suppress(ChildProcessError):  # this keeper did not fork it
                 os.waitpid(-1, os.WNOHANG)
             other = _other_keeper()
         leases.refresh()
 
 
 def _other_keeper() -> Optional[Watched]:
-    """Forks, and gives each of both the other; None where it cannot be had for now."""
+    """Fork; return, in each of the two processes, the other one, or None if it fails for now."""
     me = os.getpid()
     try:
         child = os.fork()
     except OSError:
-        return None  # no room for a process: the lease is not to end by that
+        return None  # no room for a process, which must not end the lease
     if child == 0:
-        os.setsid()  # a kill of one's session is not to be the other's
+        os.setsid()  # so that killing the session of one keeper spares the other
     try:
         other = Watched(child or me)
     except ProcessLookupError:
         return None
     if child == 0 and os.getppid() != me:
-        other.close()  # it has ended, and its number may be another's
+        other.close()  # it has ended, and its pid may be another's
         return None
     return other
 
 
 def _close_all_but(kept: Collection[int]) -> None:
-    """Whatever else the executor has handed down is its own."""
-    with contextlib.suppress(OSError):  # no /proc: then it stays
+    """Close all other descriptors, which the executor has handed down and which are its own."""
+    with contextlib.suppress(OSError):  # no /proc: then they stay open
         for descriptor in [int(one.name) for one in Path("/proc/self/fd").iterdir()]:
             if descriptor > 2 and descriptor not in kept:
-                with contextlib.suppress(OSError):  # that of this very list
+                with contextlib.suppress(OSError):  # the descriptor that listed them
                     os.close(descriptor)

@@ -1,14 +1,15 @@
 """Leases of a node's GPUs: locks in a directory that all users of the node share.
 
-YARN grants a count of GPUs and no device, and without container isolation every container of a
-node sees all of them. So a GPU is given out under an flock (flock(2)) on a file of its own. The
-kernel drops a lock with the last process that has it, whatever ended that process, and knows
-nothing of pids: no kill, crash, reboot, reused pid or hidden process table leaves a GPU locked, and
-containers with process tables of their own exclude each other as soon as they share the directory.
-Two processes have each lock (`hopsgpu.gpu.node.lease_keeper`): the kill of one frees no GPU in use.
+YARN grants a number of GPUs and no particular devices, and without container isolation every
+container of a node sees all of them. So a GPU is given out under an flock (flock(2)) on a file of
+its own. The kernel drops a lock with the last process that holds it, whatever ended that process,
+and pids play no part: no kill, crash, reboot, reused pid or hidden process table leaves a GPU
+locked, and containers with process tables of their own exclude each other as soon as they share the
+directory. Two processes hold each lock (`hopsgpu.gpu.node.lease_keeper`), so that killing one of
+them frees no GPU in use.
 
-A GPU and a MIG device of it are different addresses, but never both there: a GPU that has MIG
-enabled is not an address.
+A GPU and a MIG device of it have different addresses, but never both at a time: a GPU that has MIG
+enabled has no address of its own.
 """
 
 import contextlib
@@ -34,16 +35,16 @@ _LONGEST_VALUE = 100
 
 
 class LeaseError(Exception):
-    """The node's directory of leases, or a file in it, is not what it has to be."""
+    """The node's directory of leases, or a file in it, is not as it must be."""
 
 
 class Lease(NamedTuple):
-    """What a lease's file says, for people: whoever may write it may have written anything.
+    """A lease, and what its file says, for people: whoever may write it may have written anything.
 
     Attributes:
-        address: of the GPU.
-        held: whether somebody has it.
-        owner: of the last one who had it, as `owner` gives it.
+        address: address of the GPU.
+        held: whether somebody holds the lease.
+        owner: the last holder, as `owner` describes it.
     """
 
     address: str
@@ -52,14 +53,14 @@ class Lease(NamedTuple):
 
 
 def lease_directory(environ: Mapping[str, str]) -> Path:
-    """The node's directory of locks, made for all users where it is not there yet.
+    """Return the node's directory of locks; create it for all users if it does not exist.
 
-    Whoever comes first makes it, unless the administrator has: it may belong to any user. Its
-    owner could remove locks that are in use; `Leases.refresh` has them back.
+    The first process that needs it creates it, unless the administrator has: it may belong to any
+    user. Its owner could remove locks that are in use; `Leases.refresh` restores them.
 
     Raises:
-        LeaseError: it is something else, or not for all users, or named by a relative path.
-        OSError: it cannot be made.
+        LeaseError: the path is not a directory, not all users may use it, or it is relative.
+        OSError: the directory cannot be created.
     """
     path = _place(environ)
     _make_directory(path)
@@ -78,7 +79,7 @@ def lease_directory(environ: Mapping[str, str]) -> Path:
 
 
 def _place(environ: Mapping[str, str]) -> Path:
-    # A fixed one: a TMPDIR of their own would have two applications share nothing.
+    # A fixed one: two applications that each have a TMPDIR of their own would share nothing there.
     path = Path(environ.get(VARIABLE) or DIRECTORY)
     if not path.is_absolute():
         raise LeaseError(
@@ -90,10 +91,12 @@ def _place(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _opened(directory: Path) -> Iterator[int]:
-    """The directory itself: its owner may put a link to another in its place at any time.
+    """Open the directory, and yield its descriptor; refuse a link.
+
+    The directory's owner may put a link to another directory in its place at any time.
 
     Raises:
-        LeaseError: it is none.
+        LeaseError: the path is not a directory.
     """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -114,7 +117,7 @@ def _make_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def _for_everybody() -> Iterator[None]:
-    # With its mode from the start: another user may come before a chmod.
+    # Created with its mode: another user may need it before a chmod.
     before = os.umask(0)
     try:
         yield
@@ -123,10 +126,10 @@ def _for_everybody() -> Iterator[None]:
 
 
 class Leases:
-    """The leases of this process, and of those that it forks while it has them.
+    """The leases of this process, and of the processes that it forks while it holds them.
 
     Attributes:
-        held: addresses, in the order in which they were taken.
+        held: addresses of the leased GPUs, in the order in which they were taken.
         refused: address → why its file cannot be locked at all.
     """
 
@@ -148,16 +151,16 @@ class Leases:
 
     @property
     def descriptors(self) -> List[int]:
-        """What has the locks."""
+        """Return the descriptors that hold the locks."""
         return list(self._descriptors.values())
 
     def take(self, address: str) -> bool:
-        """Takes a GPU that nobody has; says whether it did."""
+        """Take the lease of a GPU if nobody holds it; return whether that succeeded."""
         self.refused.pop(address, None)
         try:
             descriptor = try_lock(self._path(address))
         except (LeaseError, OSError) as error:
-            # Another user's trap or accident must not cost the node's other GPUs.
+            # Another user's trap or accident must not make the node's other GPUs unavailable.
             self.refused[address] = str(error)
             return False
         if descriptor is None:
@@ -166,20 +169,20 @@ class Leases:
         return True
 
     def release(self, address: str) -> None:
-        """Gives a GPU back, as far as this process has it."""
+        """Release the lease of a GPU, as far as this process holds it."""
         os.close(self._descriptors.pop(address))
 
     def sign(self, owner: Mapping[str, str]) -> None:
-        """Writes into the files whose they are; a full disk does not cost the lease."""
+        """Write the owner into the files of the held leases; ignore a full disk."""
         said = json.dumps(dict(owner)).encode() + b"\n"
         for descriptor in self._descriptors.values():
-            # also one that could be opened for reading only
+            # also a file that could be opened for reading only
             with contextlib.suppress(OSError):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, said, 0)
 
     def refresh(self) -> None:
-        """Keeps cleaners of old files off, and takes anew what was removed all the same."""
+        """Touch the files, so that cleaners of old files spare them; take removed ones anew."""
         for address, descriptor in list(self._descriptors.items()):
             with contextlib.suppress(OSError):
                 os.utime(descriptor)
@@ -195,10 +198,12 @@ class Leases:
 
 
 def file_name(address: str) -> str:
-    """The name of a GPU's file; old drivers have slashes in the UUIDs of MIG devices.
+    """Return the name of a GPU's file, in which underscores replace slashes.
+
+    Old drivers have slashes in the UUIDs of MIG devices.
 
     Raises:
-        LeaseError: it is not an address.
+        LeaseError: the text is not the address of a GPU.
     """
     if not _NAME.fullmatch(address):
         raise LeaseError(f"{address!r} is not the address of a GPU")
@@ -206,15 +211,15 @@ def file_name(address: str) -> str:
 
 
 def owner(environ: Mapping[str, str], pid: int) -> Dict[str, str]:
-    """What a lease's file says of who has it: pid, container, user and since (UTC).
+    """Return what a lease's file says of its holder: pid, container, user and since (UTC).
 
     Args:
-        pid: of the executor.
+        pid: pid of the executor.
     """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
-        user = str(os.getuid())  # a user id without a name, as containers have them
+        user = str(os.getuid())  # in containers a user id may have no name
     return {
         "pid": str(pid),
         "container": environ.get("CONTAINER_ID", ""),
@@ -224,9 +229,9 @@ def owner(environ: Mapping[str, str], pid: int) -> Dict[str, str]:
 
 
 def read_leases(environ: Mapping[str, str]) -> List[Lease]:
-    """The leases of this node; none where there is no directory of them.
+    """Return the leases of this node; none if there is no directory of leases.
 
-    To look at one takes its lock for a moment: who wants it meanwhile asks again.
+    Reading a lease holds its lock for a moment: whoever wants it meanwhile must try again.
 
     Raises:
         LeaseError: the directory is named by a relative path.
@@ -236,7 +241,7 @@ def read_leases(environ: Mapping[str, str]) -> List[Lease]:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in sorted(directory.iterdir()):
             address = path.name.replace("_", "/")
-            # what is no lease, or not for us to read
+            # the file is not a lease, or we may not read it
             with contextlib.suppress(OSError, LeaseError):
                 leases.append(_read_lease(directory / file_name(address), address))
     return leases
@@ -262,7 +267,7 @@ def _owner_of(said: bytes) -> Dict[str, str]:
         return {}
     if not isinstance(told, dict):
         return {}
-    # For a terminal: no control characters, and not for ever.
+    # Shown on a terminal: without control characters, and of limited length.
     return {
         key: "".join(filter(str.isprintable, str(told[key])))[:_LONGEST_VALUE]
         for key in _OWNER
@@ -271,13 +276,13 @@ def _owner_of(said: bytes) -> Dict[str, str]:
 
 
 def try_lock(path: Path) -> Optional[int]:
-    """A descriptor that has a file's lock, or None where another has it."""
+    """Return a descriptor that holds a file's lock, or None if another process holds it."""
     descriptor = _open_or_make(path)
     locked = False
     try:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A file that somebody has just removed is no lock: asked for again if need be.
+            # The lock of a file that was just removed excludes nobody: the caller tries again.
             locked = _is_at(descriptor, path)
     finally:
         if not locked:
@@ -287,15 +292,15 @@ def try_lock(path: Path) -> Optional[int]:
 
 def _open_or_make(path: Path) -> int:
     while True:
-        # Without O_CREAT: with fs.protected_regular the kernel refuses it for a file that is
-        # another user's, in a sticky directory.
+        # Without O_CREAT: with fs.protected_regular the kernel refuses that flag for another
+        # user's file in a sticky directory.
         with contextlib.suppress(FileNotFoundError):
             try:
                 return _open(path, os.O_RDWR)
             except PermissionError:
-                # flock(2) is content with a descriptor to read from
+                # flock(2) needs no more than a descriptor for reading
                 return _open(path, os.O_RDONLY)
-        with contextlib.suppress(FileExistsError):  # another was quicker: open that one
+        with contextlib.suppress(FileExistsError):  # somebody else created it first: open that one
             return _make(path)
 
 
@@ -305,10 +310,12 @@ def _make(path: Path) -> int:
 
 
 def _open(path: Path, flags: int) -> int:
-    """Opens a regular file, no other name of which may be someone's dear one.
+    """Open a regular file that has no other name, and return its descriptor.
+
+    The other name of a hard link may be that of a file that its owner needs.
 
     Raises:
-        LeaseError: it is something else.
+        LeaseError: the path is not such a file.
     """
     safely = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     with _opened(path.parent) as directory:
@@ -319,7 +326,7 @@ def _open(path: Path, flags: int) -> int:
                 raise LeaseError(f"{path} is not a file: remove it") from None
             raise
     found = os.fstat(descriptor)
-    # None: removed since; that it is no lock is seen when it is locked.
+    # No name: it was removed meanwhile, which is noticed when it is locked.
     if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
         return descriptor
     os.close(descriptor)

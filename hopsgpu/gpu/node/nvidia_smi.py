@@ -1,4 +1,4 @@
-"""What nvidia-smi tells of a node's GPUs, where Python has no NVML."""
+"""A node's GPUs as nvidia-smi reports them, for when Python has no NVML."""
 
 import os
 import re
@@ -22,12 +22,12 @@ from hopsgpu.gpu.node.devices import (
 from hopsgpu.gpu.node.health import RECOVERY_ACTIONS, Readings
 
 TOOL = "nvidia-smi"
-# Names the nvidia-smi to use, or the directory that it is in, and leaves NVML out: for nodes
-# that have it elsewhere, and for those whose GPUs are simulated or shared out.
+# Names the nvidia-smi to use, or the directory that it is in, and leaves NVML out: for nodes that
+# have nvidia-smi elsewhere, and for nodes whose GPUs are simulated or shared out.
 VARIABLE = "HOPSGPU_NVIDIA_SMI"
 # Where YARN's own plugin looks for it (GpuDiscoverer.DEFAULT_BINARY_SEARCH_DIRS).
 _PLACES = ("/usr/bin", "/bin", "/usr/local/nvidia/bin")
-# What it says, before or instead of the other GPUs, of one that is lost.
+# What it says of a lost GPU, before or instead of the other GPUs.
 _LOST = re.compile(
     r"Unable to determine the device handle for gpu\s*(?:\d+:\s*)?"
     r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f])?:?\s*(.*)",
@@ -35,25 +35,26 @@ _LOST = re.compile(
 )
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 _DOCUMENT = re.compile(r"<nvidia_smi_log>.*</nvidia_smi_log>", re.DOTALL)
-# What it says in place of a value of a GPU that cannot be used.
+# What it says in place of a value if the GPU cannot be used.
 _FATAL = ("GPU is lost", "GPU requires reset")
-# Not isdigit(), to which "²" is one; and a pid as the kernel takes it.
+# Not isdigit(), which accepts "²"; and a pid as the kernel accepts it.
 _NUMBER = re.compile("[0-9]{1,18}")
 _PID = re.compile("[1-9][0-9]{0,8}")
 
 
 class _Answer(NamedTuple):
-    """Attributes: devices by bus id, and why a GPU is lost by bus id ("" where it is not told)."""
+    """The GPUs with their bus ids, and why GPUs are lost, by bus id ("" for what is unknown)."""
 
     devices: List[Tuple[str, Device]]
     lost: Dict[str, str]
 
 
 def find(environ: Mapping[str, str]) -> str:
-    """Path of the node's nvidia-smi.
+    """Return the path of the node's nvidia-smi.
 
     Raises:
-        NoDriverError: there is none.
+        NoDriverError: there is no nvidia-smi.
+        DriverError: the environment names one that cannot be run.
     """
     given = environ.get(VARIABLE)
     if given:
@@ -69,21 +70,22 @@ def find(environ: Mapping[str, str]) -> str:
 
 
 def read(environ: Mapping[str, str], seconds: float) -> Listing:
-    """The node's GPUs.
+    """Return the node's GPUs.
 
     Args:
-        seconds: that all calls of nvidia-smi may take together.
+        seconds: time limit for all calls of nvidia-smi together.
 
     Raises:
-        NoDriverError, HungDriverError: as they say.
-        DriverError: nvidia-smi failed, or said what cannot be understood.
+        NoDriverError: there is no nvidia-smi.
+        HungDriverError: nvidia-smi did not answer in time.
+        DriverError: nvidia-smi cannot be run or failed, or its answer is unintelligible.
     """
     smi = find(environ)
     kernel = bus_ids()
     until = time.monotonic() + seconds
     answer = _query([smi], until)
     if not answer.devices and answer.lost:
-        # Of a node with a lost GPU old drivers tell nothing but that: asked for one by one.
+        # If one GPU is lost, old drivers report nothing else of the node: ask for each GPU alone.
         for bus in kernel:
             one = _query([smi, "-i", bus], until)
             answer.devices.extend(one.devices)
@@ -96,7 +98,7 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
         found.append((bus, Device(f"PCI-{bus}", readings=Readings(problem))))
     found.sort(key=lambda pair: pair[0])
     shown = {bus for bus, _ in found}
-    # A tool that was named to us may be one that shows a part of what can be used.
+    # A tool that the environment names may show only a part of what can be used.
     isolated = VARIABLE not in environ and any(bus not in shown for bus in kernel)
     return Listing(tuple(device for _, device in found), isolated)
 
@@ -137,7 +139,7 @@ def _devices(gpu: ElementTree.Element, bus: str, driver: str) -> Iterable[Device
         return [whole._replace(processes=_processes(gpu, None))]
     return [
         whole._replace(
-            # Old drivers leave it out: see `_listed`.
+            # Old drivers leave out the UUID: see `_listed`.
             address=_text(part, "uuid") or f"{uuid} {_text(part, 'index')}",
             name=f"{whole.name} MIG",
             memory_mib=_mib(part),
@@ -152,7 +154,7 @@ def _slices(gpu: ElementTree.Element) -> List[ElementTree.Element]:
 
 
 def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
-    """UUIDs and profiles of MIG devices, as `nvidia-smi -L` tells, by both forms of address."""
+    """Return UUIDs and profiles of MIG devices from `nvidia-smi -L`, by both forms of address."""
     slices: Dict[str, Tuple[str, str]] = {}
     gpu = ""
     for line in listing.splitlines():
@@ -167,7 +169,7 @@ def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
 
 
 def _listed(device: Device, slices: Mapping[str, Tuple[str, str]]) -> Device:
-    """A MIG device with the UUID and the profile that are listed of it; a GPU as it is."""
+    """Return a MIG device with the UUID and the profile that are listed for it; a GPU as it is."""
     if device.address in slices:
         uuid, profile = slices[device.address]
         return device._replace(address=uuid, name=f"{device.name} {profile}")
@@ -177,7 +179,7 @@ def _listed(device: Device, slices: Mapping[str, Tuple[str, str]]) -> Device:
 
 
 def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[Process, ...]:
-    """Who computes on a GPU, or on the MIG device with an instance of it."""
+    """Return the processes that compute on a GPU, or on its MIG device with this instance."""
     return foreign(
         Process(int(_text(one, "pid")), _text(one, "process_name"))
         for one in gpu.findall("processes/process_info")
@@ -220,7 +222,7 @@ def _readings(gpu: ElementTree.Element) -> Readings:
 
 
 def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
-    """Double-bit errors: by memory from Ampere on, in total before."""
+    """Return the double-bit errors, which are listed by memory from Ampere on, in total before."""
     kinds = gpu.findall(f"ecc_errors/{counter}/*")
     told = [_number(kind.text or "") for kind in kinds if "uncorrectable" in kind.tag]
     counts = [count for count in told if count is not None]

@@ -1,7 +1,7 @@
-"""What NVML tells of a node's GPUs, through the module `pynvml` of nvidia-ml-py.
+"""A node's GPUs as NVML reports them, through the module `pynvml` of nvidia-ml-py.
 
 The names and numbers are those of the NVML API reference. Old drivers and old versions of
-nvidia-ml-py lack some of the calls; a GPU supports some only: what is not told is None.
+nvidia-ml-py lack some of the calls, and a GPU supports only some; what is not reported is None.
 """
 
 from typing import Any, List, Optional, Tuple
@@ -30,18 +30,18 @@ _SW_THERMAL, _HW_THERMAL, _HW_POWER_BRAKE = 0x20, 0x40, 0x80
 
 
 class _LostError(Exception):
-    """The GPU cannot be used, in NVML's words."""
+    """The GPU cannot be used; the message is NVML's."""
 
 
 def read(nvml: Any) -> Listing:
-    """The node's GPUs.
+    """Return the node's GPUs.
 
     Args:
         nvml: the module pynvml.
 
     Raises:
-        NoDriverError: there is the module, and not the driver's library.
-        DriverError: NVML cannot be had, or fails.
+        NoDriverError: the module is installed, but not the driver's library.
+        DriverError: NVML cannot be initialised, or fails.
     """
     try:
         nvml.nvmlInit()
@@ -68,14 +68,14 @@ class _Reader:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 bus = bus_id(as_text(self._nvml.nvmlDeviceGetPciInfo(handle).busId))
             except self._nvml.NVMLError as error:
-                # Another container's, kept from this one by cgroups.
+                # Another container's GPU, to which cgroups deny this one access.
                 if error.value == _NO_PERMISSION:
                     isolated = True
                 else:
                     lost.append(f"NVML cannot reach it: {error}")
                 continue
             found += [(bus, device) for device in self._devices(handle, bus)]
-        # NVML does not say which one does not answer: it is one that only the kernel has.
+        # NVML does not say which GPU does not answer: it is one that only the kernel has.
         known = {bus for bus, _ in found}
         missing = [] if isolated else [bus for bus in bus_ids() if bus not in known]
         found += [(bus, self._lost(bus, why)) for bus, why in zip(missing, lost)]
@@ -92,7 +92,7 @@ class _Reader:
             parts = [handle] if slices is None else slices
             return [self._device(part, handle, readings) for part in parts]
         except (_LostError, self._nvml.NVMLError) as error:
-            # Whatever is wrong with this one, the others are to be had.
+            # Whatever is wrong with this GPU, the others can be used.
             uuid = self._told("nvmlDeviceGetUUID", handle, fatal=())
             name = self._told("nvmlDeviceGetName", handle, fatal=())
             lost = self._lost(bus, f"NVML says of it: {error}")._replace(name=as_text(name or ""))
@@ -112,7 +112,7 @@ class _Reader:
         )
 
     def _product(self, handle: Any, parent: Any) -> str:
-        """The product's name; a MIG device's ends with "MIG" and its profile, where it is told."""
+        """Return the product's name; a MIG device's ends with "MIG" and, if known, its profile."""
         name = as_text(self._told("nvmlDeviceGetName", handle) or "")
         if handle is parent or "MIG" in name:
             return name
@@ -122,7 +122,7 @@ class _Reader:
         return as_text(self._told("nvmlSystemGetProcessName", pid, fatal=()) or "")
 
     def _slices(self, handle: Any) -> Optional[List[Any]]:
-        """Handles of a GPU's MIG devices; None where it has MIG off."""
+        """Return handles of a GPU's MIG devices, or None if its MIG mode is off."""
         mode = self._told("nvmlDeviceGetMigMode", handle)
         if mode is None or not mode[0]:
             return None
@@ -161,7 +161,7 @@ class _Reader:
         status = make()
         import ctypes
 
-        # nvidia-ml-py leaves it to the caller to pass a pointer.
+        # nvidia-ml-py expects the caller to pass a pointer.
         if self._told("nvmlDeviceGetSramEccErrorStatus", handle, ctypes.byref(status)) is None:
             return None
         return bool(status.bThresholdExceeded)
@@ -179,7 +179,7 @@ class _Reader:
         return int(values[0].value.uiVal)
 
     def _told(self, call: str, *arguments: Any, fatal: Tuple[int, ...] = FATAL) -> Any:
-        """What a call returns; None where this NVML, or this GPU, does not have it.
+        """Return what a call returns, or None if this NVML, or this GPU, does not support it.
 
         Raises:
             _LostError: the GPU cannot be used.
@@ -200,5 +200,5 @@ def _yes(flag: Optional[int]) -> Optional[bool]:
 
 
 def as_text(said: Any) -> str:
-    """A text that NVML gives: old versions of nvidia-ml-py give bytes."""
+    """Return a text of NVML as str; old versions of nvidia-ml-py give bytes."""
     return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)

@@ -1,4 +1,4 @@
-"""Packed archives, tar and zip: what is in one, and its files on a disk; nothing outside it."""
+"""Packed archives, tar and zip: lists of their entries, and unpacking into one directory only."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any
 from hopsgpu.errors import ConfigError
 
 SUFFIXES = (".tar.gz", ".tgz", ".tar", ".tar.bz2", ".tar.xz", ".zip")
-# Of an ELF header, with the machine in it.
+# First bytes of an ELF header, up to the machine.
 HEAD_BYTES = 20
 _LINK = 0o12
-# `_safe` has looked at what is written; newer Pythons want to be told.
+# `_safe` checks what is written; newer Pythons want an explicit filter.
 _TRUSTED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
 _ENCRYPTED = 0x1
 _ADVICE = "pack it again without that"
@@ -30,13 +30,13 @@ _ADVICE = "pack it again without that"
 
 @dataclass(frozen=True)
 class Entry:
-    """What an archive has under a name.
+    """An entry of an archive.
 
     Attributes:
-        name: with `/` between its parts and none at the end.
+        name: its name, with `/` between its parts and none at the end.
         is_file: whether it is a regular file.
-        head: its first bytes, where they were asked for.
-        link: where it leads, as the archive would have that name; "" of what is no link.
+        head: its first bytes, if they were requested.
+        link: where it leads, as a name in the archive; "" if it is no link.
     """
 
     name: str
@@ -46,32 +46,33 @@ class Entry:
 
 
 def entries(archive: Path, peek: Callable[[str], bool]) -> Iterator[Entry]:
-    """All that is in an archive.
+    """Yield all entries of an archive.
 
     Args:
         archive: a file whose name ends with one of `SUFFIXES`.
-        peek: whether the first bytes of a file of this name are wanted.
+        peek: says whether the first bytes of a file of this name are wanted.
 
     Raises:
-        ConfigError: it is no archive, or damaged, or has names that lead out of it.
+        ConfigError: the file is no archive or is damaged, a name leads out of it, or it has a
+            device, a link in a zip, or an encrypted file.
     """
     with _errors_of(archive):
         yield from (_zipped if archive.suffix == ".zip" else _tarred)(archive, peek)
 
 
 def unpack(archive: Path, below: str, target: Path, leave_out: tuple[str, ...]) -> None:
-    """Writes what is below a directory of an archive into a new one.
+    """Write what is below a directory of an archive into a new directory.
 
     Owners and special mode bits are not kept.
 
     Args:
         archive: as in `entries`.
-        below: the directory in it, "" for all.
-        target: made.
-        leave_out: names right below it that are left out.
+        below: the directory in the archive; "" for all of it.
+        target: the directory to create.
+        leave_out: names directly below `below` that are left out.
 
     Raises:
-        ConfigError: it is no archive, or damaged, or has names or links that lead out of it.
+        ConfigError: the file is no archive, is damaged, or has names or links that lead out of it.
         OSError: it cannot be written.
     """
     target.mkdir(parents=True)
@@ -81,7 +82,7 @@ def unpack(archive: Path, below: str, target: Path, leave_out: tuple[str, ...]) 
 
 @contextlib.contextmanager
 def _errors_of(archive: Path) -> Iterator[None]:
-    """What the readers of archives raise becomes a ConfigError that names the archive."""
+    """Turn what the readers of archives raise into a ConfigError that names the archive."""
     try:
         yield
     except _Unsafe as error:
@@ -89,7 +90,7 @@ def _errors_of(archive: Path) -> Iterator[None]:
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _no_archive(archive, error) from error
     except OSError as error:
-        # gzip's and bz2's own have no number; those of the disk have.
+        # Errors of gzip and bz2 have no number; those of the disk have one.
         if error.errno is not None:
             raise
         raise _no_archive(archive, error) from error
@@ -103,7 +104,7 @@ def _no_archive(archive: Path, error: Exception) -> ConfigError:
 
 
 class _Unsafe(Exception):
-    """A name that leads out of the archive, or what only a person could resolve."""
+    """A name that leads out of the archive, or an entry that only a person can replace."""
 
 
 def _checked(name: str) -> str:
@@ -114,7 +115,7 @@ def _checked(name: str) -> str:
 
 
 def _relative(name: str, below: str) -> str | None:
-    """A name's part below a directory; None for what lies elsewhere, and for itself."""
+    """Return a name's part below a directory; None for a name elsewhere, and for the directory."""
     if not below:
         return name if name != "." else None
     return name.removeprefix(f"{below}/") if name.startswith(f"{below}/") else None
@@ -182,9 +183,9 @@ def _untar(archive: Path, below: str, target: Path, leave_out: tuple[str, ...]) 
 
 
 def _safe(member: tarfile.TarInfo, name: str, home: str, below: str) -> tarfile.TarInfo:
-    """A member as it may be written, whatever links were written before it.
+    """Return a member that is safe to write, whatever links were written before it.
 
-    The rules of tarfile's filter "data" (PEP 706), which Pythons before 3.11.4 do not have.
+    The rules are those of tarfile's filter "data" (PEP 706), which Pythons before 3.11.4 lack.
     """
     if not (member.isreg() or member.isdir() or member.issym() or member.islnk()):
         raise _Unsafe(f"{name!r} is a device")

@@ -1,4 +1,4 @@
-"""From what a user gave to an environment on the lake: made once, and found there afterwards."""
+"""The step from what a user gives to an environment on the lake, which is made only once."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from hopsgpu.packaging.python_env.packing import digest_of_file
 from hopsgpu.packaging.python_env.recipes import OnLake, Recipe
 from hopsgpu.storage.lake import Lake
 
-# What a launch wants; of a gang that is held the environment is there already.
+# What a launch wants; the environment of a held gang is on the lake already.
 Wanted = Recipe | OnLake | PythonEnv
 
 
 def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
-    """An environment on the lake; made, if it is not there.
+    """Return an environment on the lake; make it if it is not there.
 
     Args:
-        wanted: how it is made, or where it is.
-        root: of the lake, where runs and models go too.
-        stop: set when it is no longer wanted.
+        wanted: how to make it, or where it is.
+        root: root of the lake, which runs and models share.
+        stop: is set when the environment is no longer wanted.
 
     Raises:
         ConfigError: it cannot be made, or ranks could not run with it.
-        StoreError: the lake refused.
+        StoreError: the lake refuses.
         Cancelled: `stop` was set.
     """
     if isinstance(wanted, PythonEnv):
@@ -45,32 +45,33 @@ def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
 
 
 def put_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
-    """Has an environment on the lake before there is a driver; its URL.
+    """Put an environment on the lake before there is a driver; return its URL.
 
-    As the property `spark.hopsgpu.python_env` that is the environment of the application's launches
-    that name none.
+    As the property `spark.hopsgpu.python_env`, the URL sets the environment of those launches of
+    the application that name none.
 
     Args:
-        given: as `python_env=`.
-        root: of the lake.
-        stop: set when it is no longer wanted.
+        given: the same as `python_env=`.
+        root: root of the lake.
+        stop: is set when the environment is no longer wanted.
 
     Raises:
-        ConfigError, StoreError, Cancelled: as `ready`, and where it is nothing that is accepted.
+        ConfigError, StoreError, Cancelled: as in `ready`; ConfigError also if `given` is of no kind
+            that is accepted.
     """
     return ready(wanted_of(given), root, stop).url.rpartition("/")[0]
 
 
 def url_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
-    """The URL that `put_on_lake` would give; nothing is made, and the lake is not asked.
+    """Return the URL that `put_on_lake` would return; make nothing, and do not ask the lake.
 
     Args:
-        given: as `python_env=`.
-        root: of the lake.
-        stop: set when it is no longer wanted.
+        given: the same as `python_env=`.
+        root: root of the lake.
+        stop: is set when the environment is no longer wanted.
 
     Raises:
-        ConfigError: it is nothing that is accepted, or what it is made of cannot be read.
+        ConfigError: `given` is of no kind that is accepted, or what it consists of cannot be read.
         Cancelled: `stop` was set.
     """
     wanted = wanted_of(given)
@@ -80,7 +81,7 @@ def url_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
 
 
 def warnings_of(wanted: Wanted | None) -> tuple[str, ...]:
-    """What a person should know of an environment that is to be made."""
+    """Return warnings for the user about an environment that is to be made."""
     if wanted is None or isinstance(wanted, PythonEnv):
         return ()
     return wanted.warnings()
@@ -140,7 +141,7 @@ _FIELDS = frozenset(field.name for field in dataclasses.fields(PythonEnv)) - {"u
 
 
 def this_python() -> Here:
-    """The driver's Python."""
+    """Return the driver's Python."""
     major, minor = sys.version_info[:2]
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
     return Here(f"{major}.{minor}", platform.machine(), suffixes)

@@ -1,4 +1,4 @@
-"""Other programs that make an environment: pip, conda; they end with the run that wants them."""
+"""Programs that make an environment (pip, conda), ended when their run no longer wants them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ def run(
     stop: threading.Event,
     environment: Mapping[str, str] | None = None,
 ) -> str:
-    """Runs a program to its end; what it has written.
+    """Run a program to its end, and return what it wrote.
 
     Args:
-        command: and its arguments.
-        what: it does, for errors.
-        stop: set when it is no longer wanted; it is ended, with all that it has started.
-        environment: its variables, this process's by default.
+        command: the program and its arguments.
+        what: what it does, for errors.
+        stop: is set when the program is no longer wanted; it is then killed with its process group.
+        environment: its environment variables; this process's by default.
 
     Raises:
-        ConfigError: it cannot be started, or failed; with the last lines that it wrote.
+        ConfigError: it cannot be started, or it fails; the message has the last lines that it
+            wrote.
         Cancelled: `stop` was set.
     """
     with tempfile.TemporaryFile() as output:
@@ -64,7 +65,7 @@ def run(
 
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None:
-    """The exit code, or None where it is not wanted any more."""
+    """Return the exit code, or None if the program is no longer wanted."""
     while not stop.is_set():
         try:
             return process.wait(_LOOK_SECONDS)

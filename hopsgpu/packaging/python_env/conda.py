@@ -17,17 +17,17 @@ from hopsgpu.packaging.python_env.inspection import Here
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, files_of
 
 _PROGRAMS = ("conda", "mamba", "micromamba")
-# Of the base environment: caches and other environments.
+# Directories in the base environment that are no part of it: caches and other environments.
 _NOT_OF_IT = ("pkgs", "envs")
 
 
 @dataclass(frozen=True)
 class CondaEnvironment:
-    """An environment with an interpreter of its own.
+    """A conda environment, which has its own interpreter.
 
     Attributes:
-        name: how its user named it.
-        prefix: its directory, None to ask conda for the one of this name.
+        name: the user's name for it.
+        prefix: its directory; None to ask conda for the one of this name.
     """
 
     name: str
@@ -59,16 +59,17 @@ class CondaEnvironment:
 
 
 def conda_program() -> str | None:
-    """The program that knows environments by name; None where there is none."""
+    """Return the program that knows environments by name; None if there is none."""
     named = os.environ.get("CONDA_EXE") or os.environ.get("MAMBA_EXE")
     return named or next(filter(None, map(shutil.which, _PROGRAMS)), None)
 
 
 def prefix_of(name: str, stop: threading.Event) -> Path:
-    """The directory of the conda environment of a name.
+    """Return the directory of the conda environment with a name.
 
     Raises:
-        ConfigError: there is no conda, or it knows none of that name.
+        ConfigError: there is no conda, its answer is no JSON, or it has no environment of that
+            name.
         Cancelled: `stop` was set.
     """
     program = conda_program()
@@ -80,7 +81,7 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
         )
     said = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
     try:
-        # Warnings may stand before it.
+        # conda may write warnings before the JSON.
         prefixes = [Path(p) for p in json.loads(said[said.index("{") :])["envs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{program} env list --json did not answer in JSON: {error}") from error

@@ -1,4 +1,4 @@
-"""What an archive is as a Python environment, from the names in it: pure."""
+"""The kind of Python environment that an archive is, judged by the names in it. Pure."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from dataclasses import dataclass
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.archives import Entry
 
-# e_machine (ELF gABI, "ELF Header"), by `platform.machine()`.
+# From e_machine (ELF gABI, "ELF Header") to the name in `platform.machine()`.
 _MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64"}
 _MACH_O = (b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _PYTHON = re.compile(r"bin/python(3\.\d+)")
 _LIBRARY = re.compile(r"lib/python(3\.\d+)/(os\.py|site-packages/)")
-# Where packages are installed in an environment with a Python of its own; Debian's has the second.
+# Where an environment with its own Python has its packages; Debian's Python uses dist-packages.
 _INSTALLED = re.compile(r"lib/python3(\.\d+)?/(site|dist)-packages/")
-# setuptools' own, and those of namespace packages, have nothing imported from elsewhere.
+# The .pth files of setuptools and of namespace packages add no other place to import from.
 _ADDS_TO_PATH = re.compile(r"(?!distutils-precedence\.pth|[^/]*-nspkg\.pth)[^/]*\.(pth|egg-link)")
 _TAGGED = re.compile(r"\.(cpython-3\d+|cp3\d+)[\w-]*\.(so|pyd)")
 
 
 @dataclass(frozen=True)
 class Here:
-    """The driver's Python, whose minor version and machine that of the ranks has to be.
+    """The driver's Python; the ranks' must have the same minor version and machine.
 
     Attributes:
-        python: minor version, as "3.11".
-        machine: as `platform.machine()` has it.
-        suffixes: of compiled modules that it imports (`importlib.machinery`).
+        python: minor version, such as "3.11".
+        machine: kind of processor, as in `platform.machine()`.
+        suffixes: suffixes of the compiled modules that it imports (`importlib.machinery`).
     """
 
     python: str
@@ -48,24 +48,25 @@ class Found:
 
 
 def is_peeked(name: str) -> bool:
-    """Whether the first bytes of a file of this name tell something."""
+    """Return whether the first bytes of a file of this name say something about the archive."""
     return name.endswith((".so", ".pyd")) or bool(_PYTHON.fullmatch(_last(name, 2)))
 
 
 def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
-    """What the names in an archive say.
+    """Return what the names in an archive say about it.
 
-    An interpreter of its own with its library makes it an environment that ranks run in. Without
-    (a virtual environment's Python leads to another one's) its site-packages are what counts; and
-    where there are none, its modules.
+    Its own interpreter, with its library, makes it an environment that ranks run in. Without one (a
+    virtual environment's Python leads to another one's) its site-packages count; and if there are
+    none, its modules.
 
     Args:
-        entries: of the archive; the first bytes of those that `is_peeked`.
-        name: the archive's, for errors.
+        entries: entries of the archive, with the first bytes of those that `is_peeked` selects.
+        name: the archive's name, for errors.
         here: the driver's Python.
 
     Raises:
-        ConfigError: it has no Python in it, or is of another minor version or platform.
+        ConfigError: the archive has no Python in it, has several minor versions, is for another
+            minor version or platform, or has links that lead out of it.
     """
     all_entries = list(entries)
     files = {entry.name: entry for entry in all_entries if entry.is_file}
@@ -92,7 +93,7 @@ def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
 def _modules(
     files: Iterable[str], links: Iterable[str], found: Found, here: Here
 ) -> tuple[str, ...] | None:
-    """The top-level modules that are installed; None where more may be, in other directories."""
+    """Return the top-level modules that are installed; None if other directories may add more."""
     linked = list(_installed(links, found))
     names = [*_installed(files, found), *linked]
     if found.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
@@ -104,7 +105,7 @@ def _modules(
 
 
 def _installed(files: Iterable[str], found: Found) -> Iterator[str]:
-    """The names of files where modules are imported from, below that directory."""
+    """Yield the names of files where modules are imported from, relative to that directory."""
     above = f"{found.below}/" if found.below else ""
     for file in files:
         name = file.removeprefix(above)
@@ -115,7 +116,7 @@ def _installed(files: Iterable[str], found: Found) -> Iterator[str]:
 
 
 def other_python(name: str, there: str, driver: str) -> ConfigError:
-    """What is said of an environment of another minor version than the driver's."""
+    """Return the error for an environment of another minor version than the driver's."""
     return ConfigError(
         f"{name} has {there}, and the driver runs Python {driver}: functions and values are pickled"
         f" between the two, so make it with Python {driver}"
@@ -148,7 +149,7 @@ def _found(files: Collection[str], name: str) -> Found:
 
 
 def _roots(files: Collection[str]) -> list[str]:
-    """Where an environment may begin: at the top, or in the one directory that is there."""
+    """Return where an environment may begin: at the top, or in the only directory there."""
     tops = {file.partition("/")[0] for file in files}
     return ["", *(f"{top}/" for top in tops if len(tops) == 1)]
 
@@ -165,9 +166,9 @@ def _check_links(entries: Iterable[Entry], below: str, name: str) -> None:
 
 
 def _check_tags(files: Iterable[str], name: str, here: Here) -> None:
-    """Refuses compiled modules none of which can be imported."""
+    """Refuse compiled modules of which none can be imported."""
     tagged = [file for file in files if _TAGGED.search(file)]
-    # The plain suffix is any file's that the loader of shared libraries takes.
+    # Any shared library may have the plain suffix.
     importable = tuple(suffix for suffix in here.suffixes if suffix != ".so")
     if tagged and not any(file.endswith(importable) for file in tagged):
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What `python_env=` may be, told apart without making anything."""
+"""The kinds of values that `python_env=` accepts, told apart without making anything."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _ACCEPTED = (
 _PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 _VERSION = re.compile(r"python3\.\d+")
 _NAME = re.compile(r"\w[\w.+-]*")
-# As PEP 508 has them, but for URLs and markers.
+# Versions and packages as in PEP 508, without URLs and markers.
 _VERSIONED = r"(===|[~=!<>]=|[<>])\s*[\w.*+!-]+"
 _PACKAGE = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]*)\s*(\[[\w.,\s-]*\])?\s*"
     rf"(?P<versions>{_VERSIONED}(\s*,\s*{_VERSIONED})*)?"
 )
-# Not between the versions of a package (a>=1,<2), and not between its extras (a[b,c]).
+# A comma between packages, not between a package's versions (a>=1,<2) or its extras (a[b,c]).
 _BETWEEN = re.compile(r",\s*(?=[A-Za-z0-9])(?![^\[]*\])")
 _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _MOST_NAMED = 3
 
 
 def wanted_of(given: object) -> Recipe | OnLake:
-    """How an environment is to be made that a user has asked for.
+    """Return how to make the environment that a user asks for, or where it is on the lake.
 
     Raises:
-        ConfigError: it is nothing that is accepted, or cannot travel.
+        ConfigError: the value is of no kind that is accepted, or cannot travel.
     """
     if isinstance(given, (str, os.PathLike)):
         path = os.fspath(given)
@@ -62,7 +62,7 @@ def _of_list(given: Sequence[object]) -> Packages:
         if not isinstance(one, str) or not one.strip() or "\n" in one or "\r" in one:
             raise ConfigError(f"python_env has {one!r}: {_ACCEPTED}")
     lines = check_lines([str(one) for one in given], "the list")
-    # Options may hold passwords, and say nothing of what is installed.
+    # Options may contain passwords, and do not say what is installed.
     named = [_CREDENTIALS.sub("://…@", line) for line in lines if not line.startswith("-")]
     if not named:
         raise ConfigError(f"python_env={list(given)!r}: it names no package; {_ACCEPTED}")
@@ -86,7 +86,7 @@ def _of_path(given: str | bytes) -> Recipe:
 
 
 def _packages_in(text: str) -> list[str]:
-    """The packages that a text names, with versions or several; none where it is no such list."""
+    """Return the packages that a text lists, with or without versions; none if it is no list."""
     parts = [part.strip() for part in _BETWEEN.split(text)]
     found = [_PACKAGE.fullmatch(part) for part in parts]
     if any(match is None or match["name"].endswith((".txt", *SUFFIXES)) for match in found):

@@ -1,4 +1,4 @@
-"""What is said of modules that the ranks' Python lacks."""
+"""The error for modules that the ranks' Python lacks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hopsgpu.errors import ConfigError
 
 
 def lacking_error(names: Sequence[str], where: str, env: str | None = None) -> ConfigError:
-    """The refusal of a function whose modules are not there.
+    """Return the error for a function whose modules are missing.
 
     Args:
-        names: top-level modules that it refers to.
+        names: top-level modules that the function refers to.
         where: whose Python lacks them.
-        env: the `python_env=` that it runs with, as its user named it; or None.
+        env: the `python_env=` that the function runs with, as its user named it; or None.
     """
     packages = [package for package in map(_requirement, names) if package is not None]
     if env is not None:
@@ -34,7 +34,7 @@ def lacking_error(names: Sequence[str], where: str, env: str | None = None) -> C
 
 
 def _requirement(name: str) -> str | None:
-    """What pip installs a module of the driver's Python by; None where pip did not."""
+    """Return pip's requirement for a module of this Python; None if pip did not install it."""
     found = metadata.packages_distributions().get(name)
     if not found:
         return None

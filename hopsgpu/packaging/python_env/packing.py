@@ -1,4 +1,4 @@
-"""A directory as an archive, and what tells whether it is still the same."""
+"""Packing of a directory as an archive, and digests that tell whether it has changed."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.packaging.python_env.environment import OURS
 
 ARCHIVE = "environment.tar.gz"
-# Beyond, a home directory was meant by mistake: PyTorch has some 15,000.
+# A directory with more files was given by mistake, a home directory for example: PyTorch has some
+# 15,000.
 MOST_FILES = 200_000
 _READERS = 4
 _NOT_CODE = frozenset({"node_modules"})
 _CACHE = "__pycache__"
-# Of gzip: the second halves the size of nothing that matters, and takes three times as long.
+# gzip's level: the second halves the size of nothing that matters, and takes three times as long.
 _LEVEL = 1
 
 
 def files_of(directory: Path) -> dict[str, Path]:
-    """What of a directory travels, by path below it, sorted; links are followed.
+    """Return the files of a directory that travel, sorted by path below it; links are followed.
 
-    Hidden directories, virtual environments in it, and what travels with hopsgpu are left out.
+    Hidden directories, node_modules, virtual environments in it, and what travels with hopsgpu are
+    left out.
 
     Raises:
-        ConfigError: it cannot be read, or holds more than an environment does.
+        ConfigError: the directory cannot be read, or has more files than an environment has.
     """
     found: dict[str, Path] = {}
     for name, path in _below(directory, directory, frozenset()):
@@ -69,16 +71,16 @@ def _is_venv(directory: Path) -> bool:
 
 
 def digest_of(files: Mapping[str, Path], stop: threading.Event) -> str:
-    """SHA-256 over the names and contents of files, in hexadecimal; compiled ones are not read.
+    """Return the SHA-256 over names and contents of files, in hexadecimal, without `__pycache__`.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a file cannot be read.
         Cancelled: `stop` was set.
     """
     names = [name for name in files if _CACHE not in name.split("/")]
     whole = hashlib.sha256()
     with ThreadPoolExecutor(_READERS, thread_name_prefix="hopsgpu-digest") as pool:
-        # The interpreter lets go of its lock while it reads and digests.
+        # The interpreter releases its lock while it reads and digests.
         for name, digest in zip(
             names, pool.map(lambda n: digest_of_file(files[n], stop), names), strict=True
         ):
@@ -87,10 +89,10 @@ def digest_of(files: Mapping[str, Path], stop: threading.Event) -> str:
 
 
 def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
-    """SHA-256 of a file, in hexadecimal.
+    """Return the SHA-256 of a file, in hexadecimal.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
         Cancelled: `stop` was set.
     """
     if stop is not None and stop.is_set():
@@ -103,12 +105,12 @@ def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
 
 
 def pack(files: Mapping[str, Path], archive: Path, stop: threading.Event) -> None:
-    """Packs files as a tar.gz.
+    """Pack files as a tar.gz.
 
-    Times stay as they are: Python goes by them when it trusts compiled files.
+    Modification times stay as they are, because Python checks compiled files by them.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a file cannot be read.
         Cancelled: `stop` was set.
     """
     with tarfile.open(archive, "w:gz", compresslevel=_LEVEL) as tar:
@@ -119,7 +121,8 @@ def pack(files: Mapping[str, Path], archive: Path, stop: threading.Event) -> Non
                 info = tar.gettarinfo(os.path.realpath(file), name)
                 info.uname = info.gname = ""
                 info.uid = info.gid = 0
-                # What is linked to twice is packed twice: a link could lead out.
+                # A file with two links is packed twice, because a link could lead out of the
+                # archive.
                 info.type, info.linkname = tarfile.REGTYPE, ""
                 with file.open("rb") as content:
                     info.size = os.fstat(content.fileno()).st_size

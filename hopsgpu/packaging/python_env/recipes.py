@@ -1,4 +1,4 @@
-"""The ways to an environment: each knows what identifies it, and how its archive is made."""
+"""The ways to make an environment: each has a key that identifies it, and makes its archive."""
 
 from __future__ import annotations
 
@@ -22,43 +22,43 @@ from hopsgpu.storage.lake import Lake
 
 
 class Recipe(Protocol):
-    """How an environment is made.
+    """A way to make an environment.
 
     Attributes:
-        name: how its user named it.
+        name: the user's name for it.
     """
 
     @property
     def name(self) -> str: ...
 
     def key(self, here: Here, stop: threading.Event) -> str:
-        """Names the environment on the lake: equal where the same would come of it.
+        """Return the environment's name on the lake, equal if the same environment would be made.
 
         Raises:
-            ConfigError: what it is made of cannot be read.
+            ConfigError: what the environment is made of cannot be read.
             Cancelled: `stop` was set.
         """
 
     def archive(self, directory: Path, stop: threading.Event) -> Path:
-        """Makes it, in an empty directory where that is of use.
+        """Make the environment's archive, in an empty directory if it needs one; return its path.
 
         Raises:
-            ConfigError: it cannot be made.
+            ConfigError: the archive cannot be made.
             Cancelled: `stop` was set.
         """
 
     def warnings(self) -> tuple[str, ...]:
-        """What a person should know of it."""
+        """Return warnings for the user about the environment."""
 
 
 @dataclass(frozen=True)
 class Packages:
-    """What pip installs into a directory, for the driver's minor version and platform.
+    """Packages that pip installs into a directory, for the driver's minor version and platform.
 
     Attributes:
-        name: how its user named it.
-        lines: of requirements.
-        file: in which they stand, or None.
+        name: the user's name for it.
+        lines: lines of requirements.
+        file: the requirements file that has the lines, or None.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Packages:
             )
         listed, target = self.file, directory / "packages"
         if listed is None:
-            # A line may hold a password, which has no place on a command line.
+            # A line may contain a password, which must not be on a command line.
             listed = directory / "requirements.txt"
             listed.touch(mode=0o600)
             listed.write_text("\n".join(self.lines) + "\n")
@@ -98,8 +98,8 @@ class Directory:
     """A directory of modules, or the site-packages of a virtual environment.
 
     Attributes:
-        name: how its user named it.
-        root: what is imported from.
+        name: the user's name for it.
+        root: the directory to import from.
     """
 
     name: str
@@ -126,10 +126,10 @@ class Directory:
 
 @dataclass(frozen=True)
 class Archive:
-    """An archive that somebody has packed: by conda-pack, venv-pack, tar or zip.
+    """An archive that somebody has packed, with conda-pack, venv-pack, tar or zip.
 
     Attributes:
-        name: how its user named it.
+        name: the user's name for it.
         file: the archive.
     """
 
@@ -148,12 +148,12 @@ class Archive:
 
 @dataclass(frozen=True)
 class OnLake:
-    """One that was put on the lake before, as `hopsgpu submit --python-env` does.
+    """An environment that was put on the lake before, as `hopsgpu submit --python-env` does.
 
     Attributes:
-        name: how its user named it: its URL.
-        root: of the lake.
-        key: names it there.
+        name: the user's name for it: its URL.
+        root: URL of the lake's root.
+        key: its name on the lake.
     """
 
     name: str
@@ -165,7 +165,7 @@ class OnLake:
 
 
 def on_lake(url: str) -> OnLake:
-    """The environment of a URL.
+    """Return the environment at a URL.
 
     Raises:
         ConfigError: no environment has such a URL.

@@ -1,4 +1,4 @@
-"""What pip is to install, and what tells whether that is still the same."""
+"""What pip is to install for an environment, and what tells whether that has changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.packing import digest_of, digest_of_file, files_of
 
-# What else decides what pip finds.
+# Environment variables that also decide what pip finds.
 VARIABLES = (
     "PIP_CONSTRAINT",
     "PIP_EXTRA_INDEX_URL",
@@ -20,14 +20,14 @@ VARIABLES = (
     "PIP_NO_INDEX",
     "PIP_PRE",
 )
-# The command line wins over variables, and these over pip.conf. So these also undo what a pip.conf
-# says of the place that pip installs into; an index, a certificate or a proxy of it stay in force.
-# An empty root would be the working directory.
+# The command line overrides variables, and these override pip.conf. So these options also undo a
+# pip.conf's settings of the place that pip installs into; its index, certificate and proxy stay in
+# force. An empty root would be the working directory.
 PIP_OPTIONS = (
     *("--no-user", "--prefix=", "--root=/"),
     *("--no-input", "--disable-pip-version-check", "--progress-bar", "off"),
 )
-# Variables of pip that name another place, another Python, or more to install.
+# pip's variables that name another place, another Python, or more packages to install.
 _NOT_FOR_PIP = frozenset(
     f"PIP_{name}"
     for name in (
@@ -42,10 +42,10 @@ _COMMENT = re.compile(r"(^|\s)#.*$")
 
 
 def check_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
-    """Lines of requirements, without comments and empty ones.
+    """Return lines of requirements, without comments and empty lines.
 
     Raises:
-        ConfigError: one is editable, which leads to where no node can follow.
+        ConfigError: a line is editable; it refers to a directory that no node can reach.
     """
     found = []
     for line in lines:
@@ -62,10 +62,10 @@ def check_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
 
 
 def read_lines(file: Path) -> tuple[str, ...]:
-    """The lines of a requirements file, as `check_lines` gives them.
+    """Return the lines of a requirements file, as `check_lines` returns them.
 
     Raises:
-        ConfigError: it cannot be read, or one cannot travel.
+        ConfigError: the file cannot be read, or a line cannot travel.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -76,28 +76,30 @@ def read_lines(file: Path) -> tuple[str, ...]:
 
 
 def pip_variables(given: Mapping[str, str]) -> dict[str, str]:
-    """The variables with which pip installs into a directory, whatever the user's own pip is for.
+    """Return the variables with which pip installs into a directory, whatever the user's pip does.
 
     Args:
-        given: of this process.
+        given: variables of this process.
     """
     kept = {name: value for name, value in given.items() if name.upper() not in _NOT_FOR_PIP}
-    # What is installed into a directory needs no virtual environment; pip has no option that undoes
-    # a pip.conf's `require-virtualenv`.
+    # To install into a directory needs no virtual environment; pip has no option that undoes a
+    # pip.conf's `require-virtualenv`.
     return {**kept, "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 def recipe_of(
     lines: Iterable[str], base: Path, variables: Mapping[str, str], stop: threading.Event
 ) -> list[str]:
-    """What decides what pip will install, as texts: lines, also of included files, and digests of
-    local files that they name.
+    """Return the texts that decide what pip will install.
+
+    They are the lines, also those of included files, digests of the local files that they name, and
+    the variables that pip reads.
 
     Args:
-        lines: of requirements.
-        base: the directory that included files are named from.
-        variables: of the environment.
-        stop: set when it is no longer wanted.
+        lines: lines of requirements.
+        base: the directory from which the lines name included files.
+        variables: environment variables.
+        stop: is set when the result is no longer wanted.
 
     Raises:
         ConfigError: an included or named file cannot be read.
@@ -124,7 +126,10 @@ def _recipe(
 
 
 def _local(line: str) -> Path | None:
-    """The file or directory here that a line names; pip finds it from the working directory."""
+    """Return the local file or directory that a line names, or None.
+
+    pip finds it from the working directory.
+    """
     if (links := _LINKS.fullmatch(line)) is not None:
         text = links["file"].strip()
         return Path(text) if "://" not in text and Path(text).is_dir() else None

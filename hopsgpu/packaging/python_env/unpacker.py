@@ -1,13 +1,13 @@
-"""On a node: fetches an environment, checks it, and unpacks it once for all containers there.
+"""Fetch an environment on a node, check it, and unpack it once for all containers there.
 
-Started by a container's keeper as `python -m hopsgpu.packaging.python_env.unpacker KEEPER_PID`,
-with JSON on its standard input: the environment's fields, the directories it may lie in, and where
-the answer goes ({"home": ...}, or {"problem": ..., "configured": whether the environment is to
-blame}).
+The process daemon of a container starts it as
+`python -m hopsgpu.packaging.python_env.unpacker KEEPER_PID`, with JSON on its standard input: the
+environment's fields, the directories that it may be in, and the file for the answer ({"home": ...},
+or {"problem": ..., "configured": whether the environment is to blame}).
 
-Of the directories, which the containers of an application on a node share, YARN removes all that
-is in them with the application. A lock has one process at a time unpack an environment; what the
-others find then is whole.
+The containers of an application on a node share these directories, and YARN removes what is in them
+when the application ends. A lock lets one process at a time unpack an environment; the others then
+find it whole.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _MOST_SAID = 1000
 
 
 def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
-    """The directory in which an environment is whole; it is fetched and unpacked where it is not.
+    """Return the directory with the whole environment; fetch and unpack it if it is in none.
 
     Args:
-        env: which.
+        env: the environment.
         places: directories on different disks, of which one is chosen; the first has the lock.
 
     Raises:
-        ConfigError: it cannot run here, or is no archive.
-        StoreError: it is not on the lake any more, or not what was put there.
+        ConfigError: the environment cannot run here, or is no archive.
+        StoreError: it is not on the lake any more, or differs from what was put there.
         OSError: it cannot be written.
     """
     with _only_one(places[0], env.digest):
@@ -59,7 +59,7 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
         place = max(places, key=_free)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         home = place / env.digest
-        # Of one that was killed.
+        # Left by an unpacker that was killed.
         shutil.rmtree(home, ignore_errors=True)
         with _fetched(env, place) as archive:
             archives.unpack(archive, env.below, home, OURS)
@@ -85,7 +85,7 @@ def _only_one(place: Path, digest: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
-    """The archive on this disk, once its digest is what it was; removed at the end."""
+    """Download the archive to this disk and check its digest; remove it at the end."""
     archive = place / f"{env.digest}-{env.url.rpartition('/')[2]}"
     try:
         Lake(env.url).download(archive)
@@ -103,10 +103,10 @@ def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
 
 
 def _settle(env: PythonEnv, home: Path) -> None:
-    """Has an environment with an interpreter know where it is, and tries the interpreter.
+    """Fit an environment with an interpreter to its place, and try the interpreter.
 
     Raises:
-        ConfigError: it does not run on this node.
+        ConfigError: the interpreter does not run on this node, or is of another version.
     """
     assert env.interpreter is not None, "only such an environment is settled"
     python = str(home / env.interpreter)
@@ -115,7 +115,7 @@ def _settle(env: PythonEnv, home: Path) -> None:
     if said.strip() != env.python:
         raise ConfigError(f"python_env={env.name} is Python {said.strip()}, not {env.python}")
     if (home / _UNPACK).exists():
-        # conda-pack's: replaces the prefix that the environment was made with by this one.
+        # conda-pack's program replaces the prefix that the environment was made with by this one.
         _said([python, str(home / _UNPACK)], env)
 
 
@@ -143,7 +143,7 @@ def _said(command: list[str], env: PythonEnv) -> str:
 
 
 def main(keeper: int) -> None:
-    """Prepares what standard input names, and writes what came of it."""
+    """Prepare the environment that standard input names, and write the answer."""
     linux.die_with(keeper)
     asked = json.load(sys.stdin)
     try:
