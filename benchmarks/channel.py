@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.table import heading, row
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.peer import Driver, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.linux import allow_descriptors
 
@@ -157,7 +157,7 @@ async def _agents(driver: Driver, agents: int) -> None:
 
 
 async def _agent(driver: Driver) -> None:
-    channel = await greet(driver)
+    channel = await connect_to_driver(driver)
     while await channel.receive() is not None:
         await channel.send("said")
 

@@ -21,7 +21,7 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Job
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.channel import Channel, Message, new_secret
-from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.peer import Driver, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, GangState
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
@@ -31,8 +31,8 @@ from hopsgpu.linux import allow_descriptors
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.storage.lake import Lake
 from hopsgpu.tuning.journal import Journal
-from hopsgpu.tuning.sampler_thread import Asker, open_study
-from hopsgpu.tuning.scheduler import Terms
+from hopsgpu.tuning.sampler_thread import SamplerThread, open_study
+from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.search_loop import Searching
 from hopsgpu.tuning.search_options import SearchArguments
 from hopsgpu.tuning.status_board import SearchBoard
@@ -96,7 +96,7 @@ def _drive(results: Connection, executors: int, trials: int) -> None:
 def _search(
     server: ControlServer, directory: Path, executors: int, trials: int, bring: Any
 ) -> dict[str, float]:
-    terms, shape = Terms(trials, executors), ExecutorShape(1, 0, 0, 1024)
+    terms, shape = SearchTerms(trials, executors), ExecutorShape(1, 0, 0, 1024)
     given = _arguments(terms)
     run = Lake(f"file://{directory}/run")
     run.make()
@@ -108,7 +108,7 @@ def _search(
     study = open_study(journal, "simulated", "minimize", given.sampler, given.pruner)
     cancelled = threading.Event()
     request = Request("simulated", shape, executors, None, None, cancelled, board)
-    asker = Asker(study, given.space, lambda: searching.wake())
+    asker = SamplerThread(study, given.space, lambda: searching.wake())
     background = Background("simulated")
     searching = Searching(given, plan, board, cancelled, background, asker, journal, 0)
     asker.start()
@@ -125,7 +125,7 @@ def _search(
     return {"seconds": took, "share": used / took, "memory": resident}
 
 
-def _arguments(terms: Terms) -> SearchArguments:
+def _arguments(terms: SearchTerms) -> SearchArguments:
     return SearchArguments(
         terms=terms,
         spec=GangSpec("simulated", gpus=GpuRequest(0), memory_per_worker=2**30),
@@ -216,7 +216,7 @@ async def _agents(driver: Driver, agents: int, gaps: list[float]) -> None:
 
 
 async def _agent(driver: Driver, chance: random.Random, gaps: list[float]) -> None:
-    channel = await greet(driver)
+    channel = await connect_to_driver(driver)
     ended: float | None = None
     while (message := await channel.receive()) is not None:
         if message.kind == "reserve":

@@ -20,10 +20,10 @@ from typing import TextIO
 from benchmarks.table import heading, row
 from hopsgpu.agent.rank_logs import follow
 from hopsgpu.control.channel import Message, new_secret
-from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.peer import Driver, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.run_values import RunStatus
-from hopsgpu.display.progress import Lines
+from hopsgpu.display.progress import RunLines
 from hopsgpu.launcher.rank_output import RankOutput
 
 _MIB = 2**20
@@ -118,7 +118,7 @@ def _drive(mibs: int) -> dict[str, float]:
 
 
 class _Timed:
-    """Shows lines as `Lines` does, and notes when, in seconds since the epoch.
+    """Shows lines as `RunLines` does, and notes when, in seconds since the epoch.
 
     Attributes:
         lines: shown so far.
@@ -129,7 +129,7 @@ class _Timed:
     """
 
     def __init__(self, out: TextIO) -> None:
-        self._shown = Lines(out=out)
+        self._shown = RunLines(out=out)
         self.lines = 0
         self.delays: list[float] = []
         self.began = self.ended = self.over = 0.0
@@ -179,7 +179,7 @@ def _agent(driver: Driver, log: Path, code: str | None, arguments: list[str]) ->
 
 
 async def _follow(driver: Driver, log: Path, code: str | None, arguments: list[str]) -> None:
-    channel = await greet(driver)
+    channel = await connect_to_driver(driver)
     ended = asyncio.Event()
     log.touch()
     following = asyncio.create_task(follow(log, ended, functools.partial(channel.send, "output")))

@@ -81,7 +81,7 @@ def default_signals() -> None:
 
 
 @contextlib.contextmanager
-def arrivals(numbers: Iterable[signal.Signals]) -> Iterator[int]:
+def signal_descriptor(numbers: Iterable[signal.Signals]) -> Iterator[int]:
     """Yield a descriptor from which one byte can be read for each signal that arrives.
 
     Must run in the main thread, and must not be nested: a process has one such descriptor.

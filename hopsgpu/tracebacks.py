@@ -72,10 +72,10 @@ def text_of(error: BaseException) -> str:
     trim(error)
     text = "".join(traceback.format_exception(error))
     is_own_fault = any(_is_own(entry.tb_frame) for entry in _walk(error.__traceback__))
-    return text if is_own_fault else without_own(text)
+    return text if is_own_fault else strip_own_frames(text)
 
 
-def without_own(text: str) -> str:
+def strip_own_frames(text: str) -> str:
     """Return a text without the frames of hopsgpu in it, as Python's `traceback` writes them."""
     if shows_all():
         return text
@@ -185,11 +185,11 @@ def in_notebook(error: BaseException) -> list[str]:
         within = "" if code.co_name.startswith("<") else f", in {code.co_name}"
         lines.append(f"{_place(code.co_filename)}, line {entry.tb_lineno}{within}")
         lines += [f"    {source}"] if source else []
-    said = [re.sub(r'File "([^"]+)"', lambda m: _place(m[1]), line) for line in in_words(error)]
+    said = [re.sub(r'File "([^"]+)"', lambda m: _place(m[1]), line) for line in format_error(error)]
     return [*lines, *([""] if lines else []), *said]
 
 
-def in_words(error: BaseException) -> list[str]:
+def format_error(error: BaseException) -> list[str]:
     """Return the lines of an error's type, message and notes, without any traceback."""
     said = "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
     return f"{type(error).__name__}: {said}".splitlines()

@@ -29,7 +29,7 @@ _TRIES = 20
 
 
 @dataclass(frozen=True)
-class Reach:
+class AgentAddress:
     """How other containers reach this one.
 
     Attributes:
@@ -103,7 +103,7 @@ def address_towards(peer: str) -> str:
         return str(probe.getsockname()[0])
 
 
-def reach(address: str, interface: str | None = None, others: Sequence[str] = ()) -> Reach:
+def reach(address: str, interface: str | None = None, others: Sequence[str] = ()) -> AgentAddress:
     """Return how other containers reach this one.
 
     Args:
@@ -122,13 +122,15 @@ def reach(address: str, interface: str | None = None, others: Sequence[str] = ()
     return choose(own, interface, interface_addresses())
 
 
-def choose(address: str, interface: str | None, interfaces: Mapping[str, Sequence[str]]) -> Reach:
+def choose(
+    address: str, interface: str | None, interfaces: Mapping[str, Sequence[str]]
+) -> AgentAddress:
     """Like `reach`, with the node's interfaces and their addresses given.
 
     If the chosen interface has several addresses, one of the given address's family is taken.
     """
     if not interface:
-        return Reach(address, _owner(address, interfaces))
+        return AgentAddress(address, _owner(address, interfaces))
     if not interfaces.get(interface):
         problem = "has no address" if interface in interfaces else "is not on this node"
         raise ConfigError(
@@ -136,10 +138,10 @@ def choose(address: str, interface: str | None, interfaces: Mapping[str, Sequenc
         )
     addresses = interfaces[interface]
     if address in addresses:
-        return Reach(address, interface)
+        return AgentAddress(address, interface)
     version = ipaddress.ip_address(address).version
     same = [a for a in addresses if ipaddress.ip_address(a).version == version]
-    return Reach((same or list(addresses))[0], interface)
+    return AgentAddress((same or list(addresses))[0], interface)
 
 
 def _shown(interfaces: Mapping[str, Sequence[str]]) -> str:

@@ -20,11 +20,11 @@ from hopsgpu.agent import process_daemon as keeper_module
 from hopsgpu.agent.daemon_start import readable, start_keeper
 from hopsgpu.agent.json_lines import as_error, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec, package_path
-from hopsgpu.agent.reaper import Ended
+from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.agent.tmpdir_links import sweep
 from hopsgpu.errors import ConfigError
 from hopsgpu.linux import ancestor
-from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class KeeperLost(ConnectionError):
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedRank:
     """A running rank.
 
     Attributes:
@@ -65,7 +65,7 @@ class Store:
     pid: int
 
 
-class Keeper:
+class DaemonClient:
     """A connection to the process daemon, opened by `connected`; what it starts ends with it.
 
     Attributes:
@@ -91,7 +91,7 @@ class Keeper:
         self._writer = writer
         self._numbers = itertools.count()
         self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        self._ends: dict[int, asyncio.Future[Ended]] = {}
+        self._ends: dict[int, asyncio.Future[ExitStatus]] = {}
 
     async def warm(self, spec: ServerSpec) -> str | None:
         """Have a fork server started, and wait until it may fork; return why it may not, or None.
@@ -102,7 +102,7 @@ class Keeper:
         answer = await self._ask("warm", server=spec.as_fields())
         return None if answer["warning"] is None else str(answer["warning"])
 
-    async def prepare(self, env: PythonEnv, variables: Mapping[str, str]) -> Home:
+    async def prepare(self, env: PythonEnv, variables: Mapping[str, str]) -> RankPython:
         """Have a Python environment unpacked, once for the whole application on this node.
 
         Unpacking continues if nobody waits for it any more.
@@ -124,7 +124,7 @@ class Keeper:
 
     async def spawn(
         self, spec: ServerSpec, directory: Path, environment: Mapping[str, str]
-    ) -> Started:
+    ) -> StartedRank:
         """Start a rank (`rank`): forked from the spec's server, else a fresh interpreter.
 
         Args:
@@ -138,7 +138,7 @@ class Keeper:
         """
         own = {"directory": str(directory), "environment": dict(environment)}
         answer = await self._ask("spawn", server=spec.as_fields(), **own)
-        return Started(answer["pid"], answer["warning"])
+        return StartedRank(answer["pid"], answer["warning"])
 
     async def store(self, spec: ServerSpec, world_size: int) -> Store | None:
         """Start a torch TCPStore for a process group; return None if no fork server can.
@@ -156,7 +156,7 @@ class Keeper:
             self.warnings.append(f"rank 0 serves torch's TCPStore itself: {answer['warning']}")
         return None
 
-    async def ended(self, pid: int) -> Ended:
+    async def ended(self, pid: int) -> ExitStatus:
         """Wait for the end of a process; if the daemon was killed, report it as killed.
 
         Then none of its processes is left, except those that entered their own session while other
@@ -234,7 +234,7 @@ class Keeper:
                     )
         for pid, end in self._ends.items():
             if not end.done():
-                end.set_result(Ended(pid, signal.SIGKILL, 0))
+                end.set_result(ExitStatus(pid, signal.SIGKILL, 0))
 
     async def _is_dead(self) -> bool:
         """Wait briefly for the daemon's end; a daemon that lives on ends our ranks by itself."""
@@ -247,7 +247,7 @@ class Keeper:
 
     def _take(self, told: dict[str, Any]) -> None:
         if "ended" in told:
-            end = Ended(**told["ended"])
+            end = ExitStatus(**told["ended"])
             log.debug("process daemon: pid %d ended, wait status %d", end.pid, end.status)
             if not self._ends[end.pid].done():
                 self._ends[end.pid].set_result(end)
@@ -267,7 +267,7 @@ class Keeper:
 
 
 @contextlib.asynccontextmanager
-async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[Keeper]:
+async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[DaemonClient]:
     """Connect to this container's process daemon, and start it if there is none.
 
     Args:
@@ -292,7 +292,7 @@ async def connected(parent: Path, watched: int | None = None) -> AsyncIterator[K
                 await listening
 
 
-async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack) -> Keeper:
+async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack) -> DaemonClient:
     # The path may be longer than a socket's name may be.
     at = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -307,7 +307,7 @@ async def _reach(directory: Path, watched: int, stack: contextlib.AsyncExitStack
         os.close(at)
 
 
-async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> Keeper:
+async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> DaemonClient:
     reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_LINE)
     stack.callback(writer.transport.abort)
     connection: socket.socket = writer.get_extra_info("socket")
@@ -323,4 +323,4 @@ async def _greeted(path: str, stack: contextlib.AsyncExitStack) -> Keeper:
     except ProcessLookupError as error:
         raise ConnectionResetError("the process daemon has just ended") from error
     stack.callback(os.close, pidfd)
-    return Keeper(reader, writer, pidfd, hello)
+    return DaemonClient(reader, writer, pidfd, hello)

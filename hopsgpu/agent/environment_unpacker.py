@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.agent import fork_servers
-from hopsgpu.agent.reaper import Ended, Reaper
-from hopsgpu.packaging.python_env.environment import whole_in
+from hopsgpu.agent.reaper import ExitStatus, Reaper
+from hopsgpu.packaging.python_env.environment import find_unpacked
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def places_of(environ: Mapping[str, str], container: Path) -> list[Path]:
     return [place / _DIRECTORY for place in named or [container]]
 
 
-class Preparing:
+class EnvironmentUnpacking:
     """The processes that unpack environments for a container's ranks.
 
     A placeholder requests it while the gang waits, and its agent takes it over, so a requester that
@@ -67,7 +67,7 @@ class Preparing:
         """
         digest = str(env["digest"])
         places = places_of(variables, self._directory)
-        if (whole := whole_in(places, digest)) is not None:
+        if (whole := find_unpacked(places, digest)) is not None:
             reply(home=str(whole))
             return
         for prepares, replies in self._replies.values():
@@ -93,7 +93,7 @@ class Preparing:
         self._reaper.kept.add(pid)
         self._replies[pid] = (digest, [reply])
 
-    def reaped(self, end: Ended) -> None:
+    def reaped(self, end: ExitStatus) -> None:
         """Handle a child's end."""
         if end.pid not in self._replies:
             return

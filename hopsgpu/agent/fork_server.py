@@ -35,7 +35,7 @@ from typing import Any
 
 from hopsgpu import linux
 from hopsgpu.agent import fork_protocol, fork_safety, forked_child, spare_child
-from hopsgpu.agent.json_lines import Lines, error_fields
+from hopsgpu.agent.json_lines import JsonLineSocket, error_fields
 from hopsgpu.agent.reaper import Reaper
 from hopsgpu.rank import exit as exiting
 from hopsgpu.rank import main as rank
@@ -47,16 +47,16 @@ _SPARE_MS = 50
 class ForkServer:
     """Forks at its daemon's request; must run in the main thread of a single-threaded process."""
 
-    def __init__(self, lines: Lines, birth: forked_child.Birth) -> None:
+    def __init__(self, lines: JsonLineSocket, birth: forked_child.ServerState) -> None:
         self._lines = lines
         self._birth = birth
         self._reaper = Reaper()
-        self._spare: spare_child.Spare | None = None
+        self._spare: spare_child.SpareChild | None = None
         self._wants_spare = False
 
     def serve(self) -> None:
         """Answer requests until the daemon closes the connection."""
-        with linux.arrivals([signal.SIGCHLD]) as arrived:
+        with linux.signal_descriptor([signal.SIGCHLD]) as arrived:
             poll = select.poll()
             poll.register(self._lines.connection, select.POLLIN)
             poll.register(arrived, select.POLLIN)
@@ -214,7 +214,7 @@ class ForkServer:
         self._begin_child()
 
         def cut_off() -> None:
-            forked_child.cut_off(server, keep)
+            forked_child.detach_child(server, keep)
             prepare()
 
         return fork_protocol.set_up(cut_off, body, keep[-1])
@@ -266,9 +266,9 @@ def main(descriptor: int, keeper: int, modules: Sequence[str]) -> None:
     linux.die_with(keeper)
     linux.default_signals()
     linux.become_subreaper()
-    birth = forked_child.Birth.now()
+    birth = forked_child.ServerState.now()
     with socket.socket(fileno=descriptor) as connection:
-        lines = Lines(connection)
+        lines = JsonLineSocket(connection)
         # The last ones are for calls and values, and for processes that ranks spawn.
         for name in (*modules, "hopsgpu.packaging.pickling", "multiprocessing.spawn"):
             _import(name)

@@ -17,7 +17,7 @@ from hopsgpu.agent import fork_servers
 from hopsgpu.agent.fork_protocol import SET_UP_SECONDS
 from hopsgpu.agent.fork_servers import Request, Server
 from hopsgpu.agent.rank_environment import ServerSpec
-from hopsgpu.agent.reaper import Ended, Reaper
+from hopsgpu.agent.reaper import ExitStatus, Reaper
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Pool:
         reaper: Reaper,
         *,
         without_server: Callable[[Request, str | None], None],
-        tell_end: Callable[[Ended], None],
+        tell_end: Callable[[ExitStatus], None],
     ) -> None:
         self._directory = directory
         self._temporary = temporary
@@ -121,7 +121,7 @@ class Pool:
         for server in self._servers:
             server.waiting = [r for r in server.waiting if r.owner is not owner]
 
-    def reaped(self, end: Ended) -> tuple[int, ...]:
+    def reaped(self, end: ExitStatus) -> tuple[int, ...]:
         """Handle a child's end; return the ranks that a server left, which are now the daemon's."""
         for server in [s for s in self._servers if s.pid == end.pid]:
             # What it has said last.
@@ -188,7 +188,7 @@ class Pool:
         for message in messages:
             if "ended" in message:
                 server.ranks.discard(message["ended"]["pid"])
-                self._tell_end(Ended(**message["ended"]))
+                self._tell_end(ExitStatus(**message["ended"]))
             elif "ready" in message:
                 log.debug(
                     "fork server %d %s",

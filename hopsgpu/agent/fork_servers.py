@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from hopsgpu.agent import fork_server
-from hopsgpu.agent.json_lines import Lines
+from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec, as_bytes
 
 # Each takes 0.5 to 1 GiB of the container (AGENT_MIB).
@@ -66,7 +66,7 @@ class Server:
 
     spec: ServerSpec
     pid: int
-    lines: Lines
+    lines: JsonLineSocket
     log: Path
     deadline: float | None
     used: float
@@ -151,7 +151,7 @@ def start(
         ours.close()
         raise
     deadline = now + spec.import_seconds
-    return Server(spec, pid, Lines(ours), log, deadline, now, spec.packages)
+    return Server(spec, pid, JsonLineSocket(ours), log, deadline, now, spec.packages)
 
 
 def started(

@@ -17,7 +17,7 @@ from hopsgpu.rank import main as rank
 
 
 @dataclass(frozen=True)
-class Birth:
+class ServerState:
     """The state of a fork server when it started, before it imported anything for its ranks.
 
     Attributes:
@@ -31,7 +31,7 @@ class Birth:
     locale: str | None
 
     @classmethod
-    def now(cls) -> Birth:
+    def now(cls) -> ServerState:
         """Return the state of this process; this changes its umask for a moment."""
         umask = os.umask(0o077)
         os.umask(umask)
@@ -40,7 +40,7 @@ class Birth:
         return cls(path, umask, os.environ.get("LC_CTYPE"))
 
 
-def cut_off(server: int, keep: Sequence[int] = ()) -> None:
+def detach_child(server: int, keep: Sequence[int] = ()) -> None:
     """Detach a forked child from its fork server: it leads a session, and dies with the server.
 
     Args:
@@ -74,7 +74,7 @@ def write_to(log: Path) -> None:
     os.close(nothing)
 
 
-def become_rank(directory: Path, environment: Mapping[str, str], birth: Birth) -> None:
+def become_rank(directory: Path, environment: Mapping[str, str], birth: ServerState) -> None:
     """Make this forked child's interpreter like that of `python -m hopsgpu.rank.main`.
 
     Args:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hopsgpu.agent.rank_environment import package_path
-from hopsgpu.gpu.container_gpus import read_given
+from hopsgpu.gpu.container_gpus import read_container_gpus
 
 _CUDA, _NVML = "libcuda.so.1", "libnvidia-ml.so.1"
 # Without persistence mode the driver sets the GPU up anew.
@@ -27,12 +27,12 @@ _SECONDS = 60.0
 _SUCCESS = 0
 
 
-async def unopened(gpus: Sequence[str]) -> dict[str, str]:
+async def find_unopened(gpus: Sequence[str]) -> dict[str, str]:
     """Return why GPUs cannot be opened, by address; all are checked at once.
 
     Simulated GPUs are not checked.
     """
-    simulated = read_given().simulated
+    simulated = read_container_gpus().simulated
     real = [gpu for gpu in gpus if gpu not in simulated]
     told = await asyncio.gather(*map(_tried, real))
     return {gpu: why for gpu, why in zip(real, told, strict=True) if why}
@@ -95,7 +95,7 @@ def _error(cuda: Any, code: int) -> str:
     return (said.value or b"").decode() or f"error {code}"
 
 
-def tried(load: Callable[[str], Any]) -> str:
+def try_to_open(load: Callable[[str], Any]) -> str:
     """Return why the one visible GPU cannot be opened; "" if it can, or nothing can try it.
 
     If neither of the driver's libraries is found, the ranks' own variables may still lead to them.
@@ -115,4 +115,4 @@ def tried(load: Callable[[str], Any]) -> str:
 
 
 if __name__ == "__main__":
-    print(tried(ctypes.CDLL))
+    print(try_to_open(ctypes.CDLL))

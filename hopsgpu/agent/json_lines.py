@@ -14,7 +14,7 @@ _SEND_SECONDS = 10.0
 _CREDENTIALS = struct.Struct("3i")
 
 
-class Lines:
+class JsonLineSocket:
     """A connected stream socket that is read only when data is available.
 
     Args:

@@ -33,7 +33,7 @@ _INIT = 1
 
 
 @dataclass(frozen=True)
-class Use:
+class MemoryUse:
     """The memory that processes use at a moment, in bytes by pid.
 
     Attributes:
@@ -47,7 +47,7 @@ class Use:
     names: Mapping[int, str] = field(default_factory=dict)
 
 
-def look(root: int, doubt: int) -> Use:
+def measure_memory(root: int, doubt: int) -> MemoryUse:
     """Return what a process and its descendants use now.
 
     A process that ends meanwhile counts 0; a process that may not be inspected (setuid) counts its
@@ -60,7 +60,7 @@ def look(root: int, doubt: int) -> Use:
     parents = tree(root)
     resident = {pid: _resident(pid) for pid in parents}
     if sum(resident.values()) <= doubt:
-        return Use(resident)
+        return MemoryUse(resident)
     read = {pid: _rollup(pid) for pid in parents}
     # Between vfork and exec a child runs in its parent's memory, which is then seen twice.
     mapped = {pid: _MAPPED.findall(rollup or b"") for pid, rollup in read.items()}
@@ -68,23 +68,23 @@ def look(root: int, doubt: int) -> Use:
         pid for pid, over in parents.items() if mapped[pid] and mapped[pid] == mapped.get(over)
     }
     proportional = {pid: 0 if pid in twice else _proportional(pid, read[pid]) for pid in parents}
-    return Use(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
+    return MemoryUse(resident, proportional, {pid: comm(pid) or "ended" for pid in parents})
 
 
-def settled(before: Use, now: Use) -> Use:
+def surviving_processes(before: MemoryUse, now: MemoryUse) -> MemoryUse:
     """Return the processes of `now` that also existed at the previous look.
 
     New processes do not count yet: look() cannot always tell a child between vfork and exec from
     its parent, while other threads allocate memory.
     """
-    return Use(
+    return MemoryUse(
         {pid: size for pid, size in now.resident.items() if pid in before.resident},
         {pid: size for pid, size in now.proportional.items() if pid in before.resident},
         now.names,
     )
 
 
-def excess(before: Use, now: Use, limit: int) -> str | None:
+def excess(before: MemoryUse, now: MemoryUse, limit: int) -> str | None:
     """Return by how much processes exceed a limit, for people, or None if they do not.
 
     Both looks must show the excess: processes are read one after the other, and pages that they
@@ -95,7 +95,7 @@ def excess(before: Use, now: Use, limit: int) -> str | None:
         now: the latest look.
         limit: bytes that all of them may use together.
     """
-    sizes = settled(before, now).proportional
+    sizes = surviving_processes(before, now).proportional
     used = sum(sizes.values())
     if min(used, sum(before.proportional.values())) <= limit:
         return None
@@ -108,7 +108,7 @@ def excess(before: Use, now: Use, limit: int) -> str | None:
     )
 
 
-class Watch:
+class MemoryWatch:
     """Repeated looks at one rank's processes.
 
     Attributes:
@@ -122,7 +122,7 @@ class Watch:
         self.pause = _LOOK_SECONDS
         self._root = root
         self._limit = limit
-        self._before = Use({})
+        self._before = MemoryUse({})
         self._read = 0
 
     def look(self) -> str | None:
@@ -130,8 +130,8 @@ class Watch:
         began = time.monotonic()
         # Newer kernels keep a process's counts per core and give statm a sum that is a bit stale.
         doubt = self._limit - self._limit // 16
-        now = look(self._root, min(doubt, self._read * 5 // 4))
-        counted = settled(self._before, now)
+        now = measure_memory(self._root, min(doubt, self._read * 5 // 4))
+        counted = surviving_processes(self._before, now)
         over = excess(self._before, now, self._limit)
         if now.proportional:
             self._read = max(self._read, sum(counted.resident.values()))

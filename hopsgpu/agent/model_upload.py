@@ -11,14 +11,14 @@ from pathlib import Path
 
 from hopsgpu.artifacts import publication
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 
 # Each uploads several files at a time by itself.
 _RANKS_AT_ONCE = 4
 
 
 @dataclass(frozen=True)
-class Left:
+class ModelFiles:
     """What a rank left in its model directory.
 
     Attributes:
@@ -34,22 +34,22 @@ class Left:
     trouble: str = ""
 
 
-def left_in(directories: Mapping[int, Path]) -> dict[int, Left]:
+def read_model_dirs(directories: Mapping[int, Path]) -> dict[int, ModelFiles]:
     """Return what is in the model directory of each rank, or why it cannot be published."""
     return {rank: _left(directory) for rank, directory in directories.items()}
 
 
-def _left(directory: Path) -> Left:
+def _left(directory: Path) -> ModelFiles:
     try:
         files = publication.files_of(directory) if directory.is_dir() else {}
-        return Left(len(files), sum(path.stat().st_size for path in files.values()))
+        return ModelFiles(len(files), sum(path.stat().st_size for path in files.values()))
     except (HopsGpuError, OSError) as error:  # what other ranks left is kept all the same
-        return Left(0, 0, str(error), str(getattr(error, "kind", "")))
+        return ModelFiles(0, 0, str(error), str(getattr(error, "kind", "")))
 
 
 def upload_all(
     directories: Mapping[int, Path], staging_url: str, stop: threading.Event
-) -> dict[int, dict[str, Facts]]:
+) -> dict[int, dict[str, FileFacts]]:
     """Upload the model directory of each rank; at the first problem stop the others.
 
     Args:
@@ -79,17 +79,17 @@ def upload_all(
     return {rank: upload.result() for rank, upload in uploads.items()}
 
 
-def dump_left(left: Mapping[int, Left]) -> bytes:
-    """Serialise for the control channel as JSON (RFC 8259), which `load_left` reads."""
+def dump_model_files(left: Mapping[int, ModelFiles]) -> bytes:
+    """Serialise for the control channel as JSON (RFC 8259), which `load_model_files` reads."""
     return json.dumps({rank: astuple(one) for rank, one in left.items()}).encode()
 
 
-def load_left(payload: bytes) -> dict[int, Left]:
-    """Return what `dump_left` wrote."""
-    return {int(rank): Left(*fields) for rank, fields in json.loads(payload).items()}
+def load_model_files(payload: bytes) -> dict[int, ModelFiles]:
+    """Return what `dump_model_files` wrote."""
+    return {int(rank): ModelFiles(*fields) for rank, fields in json.loads(payload).items()}
 
 
-def dump_parts(parts: Mapping[int, Mapping[str, Facts]]) -> bytes:
+def dump_parts(parts: Mapping[int, Mapping[str, FileFacts]]) -> bytes:
     """Serialise for the control channel as JSON (RFC 8259), which `load_parts` reads."""
     return json.dumps(
         {
@@ -99,9 +99,9 @@ def dump_parts(parts: Mapping[int, Mapping[str, Facts]]) -> bytes:
     ).encode()
 
 
-def load_parts(payload: bytes) -> dict[int, dict[str, Facts]]:
+def load_parts(payload: bytes) -> dict[int, dict[str, FileFacts]]:
     """Return what `dump_parts` wrote."""
     return {
-        int(rank): {name: Facts(*facts) for name, facts in part.items()}
+        int(rank): {name: FileFacts(*facts) for name, facts in part.items()}
         for rank, part in json.loads(payload).items()
     }

@@ -17,7 +17,7 @@ _KNOWN_SECONDS = 1.0
 _State = dict[str, tuple[int, int] | None]
 
 
-class Unpacked:
+class UnpackedModules:
     """A directory with the content of an archive, unpacked again only if that has changed.
 
     A launch on a held gang mostly brings the modules of the previous launch, and unpacking hundreds

@@ -14,16 +14,16 @@ from pathlib import Path
 
 from hopsgpu.agent.daemon_client import connected
 from hopsgpu.agent.rank_environment import server_spec
-from hopsgpu.control.peer import Driver, greet, lake_environment
+from hopsgpu.control.peer import Driver, connect_to_driver, lake_environment
 from hopsgpu.core import own_log
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Warm:
+class WarmUp:
     """What the ranks of the gang will need from a fork server.
 
     Attributes:
@@ -38,7 +38,7 @@ class Warm:
     python_env: PythonEnv | None = None
 
 
-def run_holder(driver: Driver, warm: Warm | None = None) -> None:
+def run_holder(driver: Driver, warm: WarmUp | None = None) -> None:
     """Connect to the driver and hold the task's slot until the driver closes the connection.
 
     Args:
@@ -53,8 +53,8 @@ def run_holder(driver: Driver, warm: Warm | None = None) -> None:
         asyncio.run(_hold(driver, warm))
 
 
-async def _hold(driver: Driver, warm: Warm | None) -> None:
-    channel = await greet(driver)
+async def _hold(driver: Driver, warm: WarmUp | None) -> None:
+    channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info("holds %s on %s until the gang is whole", container, platform.node())
     warming = None if warm is None else asyncio.create_task(_warm(warm, driver.user))
@@ -70,11 +70,11 @@ async def _hold(driver: Driver, warm: Warm | None) -> None:
         log.info("holds no longer: %s", channel.reason or "this end was closed")
 
 
-async def _warm(warm: Warm, user: str | None) -> None:
+async def _warm(warm: WarmUp, user: str | None) -> None:
     executor = lake_environment(user, os.environ)
     try:
         async with connected(Path("hopsgpu")) as keeper:
-            env, home = warm.python_env, Home()
+            env, home = warm.python_env, RankPython()
             if env is not None:
                 home = await keeper.prepare(env, executor)
             executable = home.executable or sys.executable

@@ -38,12 +38,12 @@ from typing import Any
 
 from hopsgpu import linux
 from hopsgpu.agent import fork_servers, orphans
-from hopsgpu.agent.environment_unpacker import Preparing
+from hopsgpu.agent.environment_unpacker import EnvironmentUnpacking
 from hopsgpu.agent.fork_server_pool import Pool
 from hopsgpu.agent.fork_servers import Request, Server
-from hopsgpu.agent.json_lines import Lines, error_fields, peer_user
+from hopsgpu.agent.json_lines import JsonLineSocket, error_fields, peer_user
 from hopsgpu.agent.rank_environment import ServerSpec
-from hopsgpu.agent.reaper import Ended, Reaper
+from hopsgpu.agent.reaper import ExitStatus, Reaper
 from hopsgpu.agent.tmpdir_links import Links, links
 from hopsgpu.core import own_log
 from hopsgpu.rank import main as rank
@@ -62,21 +62,21 @@ _TOKEN = "token"
 class Client:
     """A connected task, the ranks that end with it, and the links to their directories."""
 
-    lines: Lines
+    lines: JsonLineSocket
     ranks: set[int] = field(default_factory=set)
     links: set[Path] = field(default_factory=set)
     gone: bool = False
 
 
 @dataclass(frozen=True)
-class Charge:
+class SupervisedRank:
     """A rank: its owner, and who reaps it (None: the daemon)."""
 
     client: Client
     server: Server | None
 
 
-class Keeper:
+class DaemonServer:
     """Serves the tasks of one container; must run in the main thread of its process.
 
     Args:
@@ -96,8 +96,8 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
         self._reaper = Reaper()
         self._mark = {orphans.VARIABLE: token}
-        self._charges: dict[int, Charge] = {}
-        self._preparing = Preparing(directory, self._mark, self._reaper)
+        self._charges: dict[int, SupervisedRank] = {}
+        self._preparing = EnvironmentUnpacking(directory, self._mark, self._reaper)
         self._pool = Pool(
             directory,
             links.add(directory) / rank.TEMPORARY,
@@ -111,7 +111,7 @@ class Keeper:
     def serve(self, watched: int) -> None:
         """Serve until the process behind a pidfd ends, or SIGTERM; then no descendant is left."""
         try:
-            with linux.arrivals([signal.SIGCHLD, signal.SIGTERM]) as arrived:
+            with linux.signal_descriptor([signal.SIGCHLD, signal.SIGTERM]) as arrived:
                 self._when_readable(self._listener, self._accept)
                 self._selector.register(watched, selectors.EVENT_READ)
                 self._selector.register(arrived, selectors.EVENT_READ)
@@ -148,7 +148,7 @@ class Keeper:
             connection.close()
             return
         log.debug("a task has connected")
-        client = Client(Lines(connection))
+        client = Client(JsonLineSocket(connection))
         client.lines.send(token=self._token, pid=os.getpid())
         self._when_readable(connection, functools.partial(self._listen_to, client))
 
@@ -219,7 +219,7 @@ class Keeper:
     ) -> None:
         if (pid := told.get("pid")) is not None:
             log.debug("pid %d %s", pid, "started" if server is None else "forked")
-            self._charges[pid] = Charge(client, server)
+            self._charges[pid] = SupervisedRank(client, server)
             client.ranks.add(pid)
             if client.gone:
                 self._signal(pid, signal.SIGKILL, "tree")
@@ -238,13 +238,13 @@ class Keeper:
             self._preparing.reaped(end)
             left = [pid for pid in self._pool.reaped(end) if pid in self._charges]
             for pid in left:
-                self._charges[pid] = Charge(self._charges[pid].client, None)
+                self._charges[pid] = SupervisedRank(self._charges[pid].client, None)
             # They die with their server, or had died before and it took to its grave how.
             for pid in self._reaper.adopt(left):
-                self._tell_end(Ended(pid, signal.SIGKILL, 0))
+                self._tell_end(ExitStatus(pid, signal.SIGKILL, 0))
         self._reaper.sweep()
 
-    def _tell_end(self, ended: Ended) -> None:
+    def _tell_end(self, ended: ExitStatus) -> None:
         charge = self._charges.pop(ended.pid, None)
         log.debug("pid %d ended: %d", ended.pid, os.waitstatus_to_exitcode(ended.status))
         if charge is not None:
@@ -309,7 +309,7 @@ def main(directory: Path, watched: int) -> None:
         stack.enter_context(own_log.written(file, level))
         log.info("process daemon of %s", directory.name)
         short = stack.enter_context(links(directory))
-        Keeper(directory, listener, token.read_text(), short).serve(watched)
+        DaemonServer(directory, listener, token.read_text(), short).serve(watched)
         shutil.rmtree(directory)
 
 

@@ -151,7 +151,7 @@ def server_spec(
     return ServerSpec(executable, environment, tuple(modules))
 
 
-def own_part(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
+def own_variables(environment: Mapping[str, str], spec: ServerSpec) -> dict[str, str]:
     """Return the variables of a rank that it does not share."""
     shared = spec.environment
     return {name: value for name, value in environment.items() if shared.get(name) != value}

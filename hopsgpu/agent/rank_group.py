@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hopsgpu.agent.daemon_client import Keeper
+from hopsgpu.agent.daemon_client import DaemonClient
 from hopsgpu.agent.oom_kills import oom_kills
 from hopsgpu.agent.rank_environment import (
     ServerSpec,
-    own_part,
+    own_variables,
     package_path,
     rank_environment,
     server_spec,
@@ -29,20 +29,20 @@ from hopsgpu.agent.rank_environment import (
 from hopsgpu.agent.rank_logs import follow, follow_output, follow_reports
 from hopsgpu.agent.rank_process import RankEnd, RankProcess
 from hopsgpu.agent.sent_log import send_log
-from hopsgpu.agent.uploader import Bringing
+from hopsgpu.agent.uploader import RankUploads
 from hopsgpu.control.channel import Channel, Message
 from hopsgpu.core import metrics
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.errors import StoreError
 from hopsgpu.frameworks import accelerate
 from hopsgpu.frameworks.proxies import direct_environment
-from hopsgpu.gpu.container_gpus import read_given
+from hopsgpu.gpu.container_gpus import read_container_gpus
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.sampling import NOT_INSTALLED, sampling
-from hopsgpu.packaging.python_env.environment import Home
+from hopsgpu.packaging.python_env.environment import RankPython
 from hopsgpu.rank.context import DATA, KEPT, Context
 from hopsgpu.rank.main import PRUNED, WELL, reserve
-from hopsgpu.rank.trial import ask_to_end, was_told
+from hopsgpu.rank.trial import ask_to_end, told_to_end
 from hopsgpu.storage.lake import Lake
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ _Follower = Callable[[Path, asyncio.Event, _Send], Awaitable[None]]
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ReturnedValue:
     """What is sent to the driver of a value."""
 
     inline: bytes = b""
@@ -91,7 +91,7 @@ class Attempt:
         self._run_url = Lake(message["run_url"])
         name = f"{self.run_id}-{message['attempt']}"
         self._directory = Path("hopsgpu", name).resolve()
-        self._keeper: Keeper | None = None
+        self._keeper: DaemonClient | None = None
         self._ranks: dict[int, RankProcess] = {}
         # Ranks whose ends were told, or are about to be.
         self._ended: set[int] = set()
@@ -103,7 +103,7 @@ class Attempt:
         self.begun = asyncio.Event()
         self.over = asyncio.Event()
 
-    async def start(self, keeper: Keeper, roots: Sequence[str], python: Home) -> None:
+    async def start(self, keeper: DaemonClient, roots: Sequence[str], python: RankPython) -> None:
         """Start the ranks, each watched by a task; report what fails as the end of the rank.
 
         Args:
@@ -120,7 +120,7 @@ class Attempt:
         self._directory.mkdir(parents=True, mode=0o700)
         spec = spec_of(message, python)
         path = [*roots, *python.packages, package_path()]
-        simulated = read_given().simulated
+        simulated = read_container_gpus().simulated
         self._killed_before = oom_kills()
         while keeper.warnings:
             await self._tell("warning", text=keeper.warnings.pop(0))
@@ -140,7 +140,7 @@ class Attempt:
             }
             environment = rank_environment(os.environ, given_out, path)
             environment |= direct_environment(environment, message.fields.get("direct", ()))
-            own, memory = own_part(environment, spec), message.fields.get("memory")
+            own, memory = own_variables(environment, spec), message.fields.get("memory")
             rank = RankProcess(keeper, home, context, spec, own, memory)
             self._ranks[rank.rank] = rank
             running = self._run(keeper, rank, call, gpus)
@@ -220,7 +220,9 @@ class Attempt:
         """Return the directory of a rank's model."""
         return self._ranks[rank].model_dir
 
-    async def _run(self, keeper: Keeper, rank: RankProcess, call: bytes, gpus: list[str]) -> None:
+    async def _run(
+        self, keeper: DaemonClient, rank: RankProcess, call: bytes, gpus: list[str]
+    ) -> None:
         try:
             reserve(rank.directory)
             started = await rank.start(call)
@@ -241,7 +243,7 @@ class Attempt:
             await self._tell("warning", text=f"rank {rank.rank} was not forked: {started.warning}")
         kill = functools.partial(keeper.signal, started.pid, signal.SIGKILL, "tree")
         try:
-            async with Bringing(
+            async with RankUploads(
                 rank.directory, rank.context, self._stopping, self._warn
             ) as bringing:
                 await self._watch(rank, gpus, kill, bringing)
@@ -258,7 +260,7 @@ class Attempt:
         await self._report(rank, end)
 
     async def _watch(
-        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], bringing: Bringing
+        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], bringing: RankUploads
     ) -> None:
         ended = asyncio.Event()
         file = rank.directory / metrics.FILE
@@ -320,7 +322,7 @@ class Attempt:
 
     async def _tell_unwatched(self, problems: Mapping[str, str]) -> None:
         """Warn, once in this container, why events of its GPUs may go unnoticed."""
-        simulated = read_given().simulated if problems else ()
+        simulated = read_container_gpus().simulated if problems else ()
         real = {problem for gpu, problem in problems.items() if gpu not in simulated}
         for problem in sorted(real - self._unwatched):
             self._unwatched.add(problem)
@@ -354,11 +356,11 @@ class Attempt:
             outcome.get("status", "told nothing"),
             ", stopped" if end.stopped else "",
         )
-        told = was_told(self._directory / f"rank-{rank}")
+        told = told_to_end(self._directory / f"rank-{rank}")
         try:
             value = await self._value(rank, end.value)
         except StoreError as error:
-            value, outcome = _Told(), {"status": "value lost", "error": str(error)}
+            value, outcome = _ReturnedValue(), {"status": "value lost", "error": str(error)}
         # Before it is told: the next one may follow at once.
         self._ended.add(rank)
         self._has_failed |= end.stopped or outcome.get("status") not in WELL
@@ -384,14 +386,14 @@ class Attempt:
         if len(self._ended) == len(self._message["ranks"]):
             self.over.set()
 
-    async def _value(self, rank: int, value: bytes) -> _Told:
+    async def _value(self, rank: int, value: bytes) -> _ReturnedValue:
         """Return the value for the driver; a large one goes through the run's directory.
 
         Raises:
             StoreError: the lake failed to store it.
         """
         if len(value) <= MOST_INLINE:
-            return _Told(value)
+            return _ReturnedValue(value)
         name = f"values/attempt-{self._message['attempt']}-rank-{rank}.pickle"
         directory = self._run_url / "values"
 
@@ -400,7 +402,7 @@ class Attempt:
             (self._run_url / name).write(value)
 
         await asyncio.to_thread(write)
-        return _Told(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
+        return _ReturnedValue(file={"name": name, "digest": hashlib.sha256(value).hexdigest()})
 
 
 def _cut(payload: bytes, sizes: Sequence[int]) -> list[bytes]:
@@ -435,7 +437,7 @@ def _explained(
     return replace(end, outcome={"status": _FILES_LOST, "error": error})
 
 
-def spec_of(message: Message, home: Home) -> ServerSpec:
+def spec_of(message: Message, home: RankPython) -> ServerSpec:
     """Return the fork server of the ranks of a message, which run with an environment or with
     none.
     """

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.agent.daemon_client import Keeper, Started
-from hopsgpu.agent.memory import Watch
+from hopsgpu.agent.daemon_client import DaemonClient, StartedRank
+from hopsgpu.agent.memory import MemoryWatch
 from hopsgpu.agent.rank_environment import ServerSpec
-from hopsgpu.agent.stack_filter import besides, end_of, last_lines
+from hopsgpu.agent.stack_filter import context_of_failure, end_of, last_lines
 from hopsgpu.linux import handles
 from hopsgpu.rank import main as rank_module
 from hopsgpu.rank.context import VARIABLE, Context
@@ -84,7 +84,7 @@ class RankProcess:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: DaemonClient,
         directory: Path,
         context: Context,
         spec: ServerSpec,
@@ -104,10 +104,10 @@ class RankProcess:
         self._excess: str | None = None
         self._excess_at: float | None = None
         self.stopped = False
-        self._spawning: asyncio.Future[Started] | None = None
+        self._spawning: asyncio.Future[StartedRank] | None = None
         self._gone = asyncio.Event()
 
-    async def start(self, call: bytes) -> Started:
+    async def start(self, call: bytes) -> StartedRank:
         """Start the process.
 
         Raises:
@@ -156,7 +156,7 @@ class RankProcess:
             ended: event, set once the process has ended; the result is None if the function never
                 ran.
         """
-        while (at := rank_module.entered(self.directory)) is None and not ended.is_set():
+        while (at := rank_module.entry_time(self.directory)) is None and not ended.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_ENTRY_SECONDS):
                     await ended.wait()
@@ -181,7 +181,11 @@ class RankProcess:
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
         wrote, keep_own = end_of(self.log), self.shows_all_frames
-        told = besides(wrote, keep_own=keep_own) if outcome.get("status") == "raised" else None
+        told = (
+            context_of_failure(wrote, keep_own=keep_own)
+            if outcome.get("status") == "raised"
+            else None
+        )
         if told is not None:
             outcome["besides"] = told
         return RankEnd(
@@ -198,7 +202,7 @@ class RankProcess:
     async def _watch_memory(self, pid: int) -> None:
         if self._memory is None:
             return
-        watch = Watch(pid, self._memory)
+        watch = MemoryWatch(pid, self._memory)
         # In a thread: a look takes 6 ms for 2 GB.
         while self._excess is None:
             await asyncio.sleep(watch.pause)

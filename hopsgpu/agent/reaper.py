@@ -15,7 +15,7 @@ from hopsgpu.linux import parent_of
 
 
 @dataclass(frozen=True)
-class Ended:
+class ExitStatus:
     """How a child ended.
 
     Attributes:
@@ -77,7 +77,7 @@ class Reaper:
         with contextlib.suppress(ProcessLookupError):
             send(pid, number)
 
-    def collect(self) -> list[Ended]:
+    def collect(self) -> list[ExitStatus]:
         """Reap all children that have ended, adopted ones too; call `sweep` next."""
         ended = []
         while (pid := _first_ended()) is not None:
@@ -86,7 +86,7 @@ class Reaper:
             if pid in self.ranks:
                 kill_tree(pid)
             _, status, usage = os.wait4(pid, 0)
-            ended.append(Ended(pid, status, usage.ru_maxrss * 1024, seen))
+            ended.append(ExitStatus(pid, status, usage.ru_maxrss * 1024, seen))
             self.kept.discard(pid)
             if pid in self.ranks:
                 self.ranks.remove(pid)

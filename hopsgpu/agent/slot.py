@@ -8,9 +8,9 @@ import threading
 from dataclasses import dataclass, field
 
 from hopsgpu.agent.addresses import HeldPorts
-from hopsgpu.agent.module_unpacker import Unpacked
+from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.agent.rank_group import Attempt
-from hopsgpu.packaging.python_env.environment import Home
+from hopsgpu.packaging.python_env.environment import RankPython
 
 
 @dataclass
@@ -30,10 +30,10 @@ class Slot:
     meeting: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     ports: HeldPorts | None = None
     reserving: asyncio.Task[None] | None = None
-    home: Home = field(default_factory=Home)
+    home: RankPython = field(default_factory=RankPython)
     attempt: Attempt | None = None
     unwanted: threading.Event = field(default_factory=threading.Event)
-    unpacked: Unpacked = field(default_factory=Unpacked)
+    unpacked: UnpackedModules = field(default_factory=UnpackedModules)
 
     async def close(self) -> None:
         """End what runs, and release what is held."""

@@ -28,7 +28,7 @@ Become = Callable[[Path, Mapping[str, str]], None]
 
 
 @dataclass(frozen=True)
-class Spare:
+class SpareChild:
     """A waiting child, as its fork server sees it.
 
     Attributes:
@@ -74,7 +74,7 @@ class Spare:
         self.connection.detach()
 
 
-def fork(begin: Callable[[], None], become: Become) -> Spare | None:
+def fork(begin: Callable[[], None], become: Become) -> SpareChild | None:
     """Fork a spare; return None if that fails: if it persists, the next rank reports it.
 
     Args:
@@ -95,14 +95,14 @@ def fork(begin: Callable[[], None], become: Become) -> Spare | None:
         if child == 0:
             # This frame stays: neither socket closes a descriptor that has its number later.
             exiting.end(lambda: _wait(server, theirs.fileno(), begin, become))
-    return Spare(child, ours)
+    return SpareChild(child, ours)
 
 
 def _wait(server: int, connection: int, begin: Callable[[], None], become: Become) -> int:
     begin()
     name = linux.comm(os.getpid())
     linux.rename(NAME)
-    forked_child.cut_off(server, [connection])
+    forked_child.detach_child(server, [connection])
     told = fork_protocol.read_all(connection)
     if not told:
         # Nobody wants it any more, and there is nothing of its own that it could undo.

@@ -138,7 +138,7 @@ def as_shown(line: str) -> str:
 
 
 def end_of(log: Path) -> str:
-    """Return the end of a log, for `last_lines` and `besides`."""
+    """Return the end of a log, for `last_lines` and `context_of_failure`."""
     with log.open("rb") as file:
         file.seek(max(log.stat().st_size - _END_BYTES, 0))
         return file.read().decode(errors="backslashreplace")
@@ -171,7 +171,7 @@ def last_lines(text: str, *, keep_own: bool = False) -> tuple[str, ...]:
     return _bounded([line.text for line in kept])
 
 
-def besides(text: str, *, keep_own: bool = False) -> str | None:
+def context_of_failure(text: str, *, keep_own: bool = False) -> str | None:
     """Return what a log tells besides the exception that its process raised, below a line that
     says what.
 

@@ -42,21 +42,21 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from hopsgpu.agent.addresses import held_ports, reach
-from hopsgpu.agent.daemon_client import Keeper, connected
-from hopsgpu.agent.gpu_access import unopened
+from hopsgpu.agent.daemon_client import DaemonClient, connected
+from hopsgpu.agent.gpu_access import find_unopened
 from hopsgpu.agent.hadoop_tokens import keep_tokens
-from hopsgpu.agent.model_upload import dump_left, dump_parts, left_in, upload_all
-from hopsgpu.agent.module_unpacker import Unpacked
+from hopsgpu.agent.model_upload import dump_model_files, dump_parts, read_model_dirs, upload_all
+from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.agent.rank_group import Attempt, spec_of
 from hopsgpu.agent.sent_log import send_log
 from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, ChannelError, Message
-from hopsgpu.control.peer import Driver, given_out, greet, lake_environment
+from hopsgpu.control.peer import Driver, connect_to_driver, device_fields, lake_environment
 from hopsgpu.core import own_log
-from hopsgpu.core.rank_requirements import lacking
+from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.packaging.python_env.environment import Home, PythonEnv
+from hopsgpu.packaging.python_env.environment import PythonEnv, RankPython
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def run_agent(driver: Driver, watched: int | None = None) -> None:
 async def _serve(driver: Driver, watched: int | None) -> None:
     # HDFS clients in this process act for the submitter; the process is this task's own.
     os.environ.update(lake_environment(driver.user, {}))
-    channel = await greet(driver)
+    channel = await connect_to_driver(driver)
     container = os.environ.get("CONTAINER_ID", "a container")
     log.info(
         "agent of %s on %s serves the driver at %s:%d",
@@ -99,18 +99,20 @@ async def _serve(driver: Driver, watched: int | None) -> None:
         log.info("agent ends: %s", channel.reason or "by an error of its own")
 
 
-async def _look_after(attempt: Attempt, unpacked: Unpacked, given: int) -> None:
+async def _look_after(attempt: Attempt, unpacked: UnpackedModules, given: int) -> None:
     """Check the modules once the ranks have ended, so that the next attempt need not wait."""
     await attempt.over.wait()
     await asyncio.to_thread(unpacked.look, given)
 
 
-def _lacking(modules: Sequence[str], home: Home) -> list[str]:
+def _lacking(modules: Sequence[str], home: RankPython) -> list[str]:
     """Return top-level modules that ranks lack; none if they use a Python that is not checked."""
     if home.executable is not None:
         return []
     brought = list(home.packages)
-    return [name for name in lacking(modules) if PathFinder.find_spec(name, brought) is None]
+    return [
+        name for name in missing_modules(modules) if PathFinder.find_spec(name, brought) is None
+    ]
 
 
 def _trouble(error: Exception) -> str:
@@ -128,14 +130,14 @@ class Agent:
         self._watched = watched
         self._tasks = tasks
         self._keeping = contextlib.AsyncExitStack()
-        self._keeper: Keeper | None = None
+        self._keeper: DaemonClient | None = None
         # Slots that reserve at the same time are to have the same keeper.
         self._connecting = asyncio.Lock()
         self._slots: defaultdict[int, Slot] = defaultdict(Slot)
         self._kept: tuple[str, bytes] = ("", b"")
         # Once for all launches on this container.
-        gpus = [device["gpu"] for device in given_out()]
-        self._opening = tasks.create_task(unopened(gpus))
+        gpus = [device["gpu"] for device in device_fields()]
+        self._opening = tasks.create_task(find_unopened(gpus))
         self._warming: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
@@ -238,7 +240,7 @@ class Agent:
         """The pid of this container's process daemon, where there is one."""
         return None if self._keeper is None else self._keeper.pid
 
-    async def _prepared(self, message: Message) -> Home:
+    async def _prepared(self, message: Message) -> RankPython:
         """Return the environment of the ranks once it is ready; tell the driver that it takes time.
 
         Raises:
@@ -247,7 +249,7 @@ class Agent:
         """
         fields = message.fields.get("python_env")
         if fields is None:
-            return Home()
+            return RankPython()
         keeper = await self._keeper_here()
         env = PythonEnv.from_fields(fields)
         preparing = asyncio.ensure_future(keeper.prepare(env, os.environ))
@@ -299,7 +301,7 @@ class Agent:
             log.info("%s: its ranks cannot be started: %s", attempt.run_id, error)
             await attempt.refuse(error)
 
-    async def _modules(self, message: Message, unpacked: Unpacked) -> list[str]:
+    async def _modules(self, message: Message, unpacked: UnpackedModules) -> list[str]:
         """Return the directories to import the user's modules from.
 
         Raises:
@@ -312,7 +314,7 @@ class Agent:
         # In a thread, as all that may take long: a loop that does not run gives no sign of life.
         return await asyncio.to_thread(unpacked.roots, name, archive, int(message["roots"]))
 
-    async def _keeper_here(self) -> Keeper:
+    async def _keeper_here(self) -> DaemonClient:
         """Return this container's process daemon; a new one if it has been killed."""
         async with self._connecting:
             if self._keeper is None or self._keeper.lost:
@@ -337,8 +339,8 @@ class Agent:
 
     async def _left(self, message: Message) -> None:
         """Report what the ranks have left in their model directories."""
-        left = await asyncio.to_thread(left_in, self._model_dirs(message))
-        await self._channel.tell("left", dump_left(left), run_id=message["run_id"])
+        left = await asyncio.to_thread(read_model_dirs, self._model_dirs(message))
+        await self._channel.tell("left", dump_model_files(left), run_id=message["run_id"])
 
     async def _publish(self, message: Message, unwanted: threading.Event) -> None:
         run_id, began = message["run_id"], time.monotonic()

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.artifacts import log_dir_upload
-from hopsgpu.artifacts.checkpoint_upload import Saves
+from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints
-from hopsgpu.artifacts.log_dir_upload import LogCarrier
+from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.rank.context import Context
 from hopsgpu.storage.lake import Lake
 
@@ -59,7 +59,7 @@ class _Way:
             self.task.cancel()
 
 
-class Bringing:
+class RankUploads:
     """Uploads what a rank saves and logs to the lake. A context manager; ended by `finish`.
 
     Args:
@@ -73,7 +73,7 @@ class Bringing:
         self, directory: Path, context: Context, hurry: asyncio.Event, warn: _Tell
     ) -> None:
         self._rank = context.rank
-        self._saves = Saves(directory)
+        self._saves = PendingCheckpoints(directory)
         self._checkpoints = Checkpoints(Lake(context.checkpoint_dir), context.rank, context.attempt)
         self._hurry = hurry
         self._warn = warn
@@ -81,9 +81,11 @@ class Bringing:
         self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
         target = Lake(context.log_dir_url, quick=True) / f"rank-{context.rank}"
-        self._carrier = LogCarrier(directory / log_dir_upload.DIRECTORY, target, self._logging.stop)
+        self._carrier = LogDirUploader(
+            directory / log_dir_upload.DIRECTORY, target, self._logging.stop
+        )
 
-    async def __aenter__(self) -> Bringing:
+    async def __aenter__(self) -> RankUploads:
         self._saving.start(self._bring_saves())
         self._logging.start(self._carry_logs())
         return self

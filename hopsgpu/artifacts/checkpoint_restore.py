@@ -13,7 +13,7 @@ from pathlib import Path
 from hopsgpu.artifacts.checkpoint_retention import newest_direction
 from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, score
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, Facts, read_facts
+from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, ODD_JSON
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.transfer import download_files
@@ -73,7 +73,7 @@ def latest(
             here = {rank for rank in earlier if world_size is None or rank < world_size}
             parts = without_torn(place.parts(), place.attempt, here)
             if place is places[0] and not begun:
-                parts = before_attempt(parts, place.attempt)
+                parts = parts_before_attempt(parts, place.attempt)
             for step, there in sorted(complete(parts, place.ranks()).items(), reverse=True):
                 yield _Found(place, step, there)
 
@@ -139,7 +139,7 @@ def without_torn(
     }
 
 
-def before_attempt(
+def parts_before_attempt(
     parts: Mapping[int, Collection[Part]], attempt: int
 ) -> Mapping[int, frozenset[Part]]:
     """Return the parts by step, without those saved in an attempt."""
@@ -218,7 +218,7 @@ def _fetched(home: Lake, parts: Sequence[Part], local: Path, all_ranks: bool) ->
 
 
 def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) -> None:
-    had: dict[str, tuple[int, Facts]] = {}
+    had: dict[str, tuple[int, FileFacts]] = {}
     for part in parts:
         facts, source = _facts(home / part.record), home / part.name
         if all_ranks:
@@ -237,7 +237,7 @@ def _download(home: Lake, parts: Sequence[Part], target: Path, all_ranks: bool) 
         download_files(facts, source, target)
 
 
-def _facts(record: Lake) -> dict[str, Facts]:
+def _facts(record: Lake) -> dict[str, FileFacts]:
     content = record.read()
     try:
         return read_facts(json.loads(content)["files"], DIGEST)

@@ -16,8 +16,8 @@ _SIGNS = {"min": -1.0, "max": 1.0}
 
 
 @dataclass(frozen=True)
-class Saving:
-    """The description that a checkpoint is saved with; `wanted` checks it.
+class CheckpointOptions:
+    """The description that a checkpoint is saved with; `check_options` checks it.
 
     Attributes:
         step: 0 or more.
@@ -32,7 +32,7 @@ class Saving:
     best: str = "min"
 
 
-def wanted(step: object, keep: object, metric: object, best: object) -> Saving:
+def check_options(step: object, keep: object, metric: object, best: object) -> CheckpointOptions:
     """Return the description of a checkpoint that a user's arguments give.
 
     Args:
@@ -50,7 +50,7 @@ def wanted(step: object, keep: object, metric: object, best: object) -> Saving:
     number = None if metric is None else _number(metric)
     if number is not None and not math.isfinite(number):
         number = None
-    return Saving(_whole("step", step, 0), _whole("keep", keep, 1), number, best)
+    return CheckpointOptions(_whole("step", step, 0), _whole("keep", keep, 1), number, best)
 
 
 def superseded(

@@ -19,7 +19,7 @@ import uuid
 from dataclasses import asdict
 from pathlib import Path
 
-from hopsgpu.artifacts.checkpoint_retention import Saving
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.errors import HopsGpuError, StoreError
 from hopsgpu.storage.local_tree import files_below
@@ -30,7 +30,7 @@ _LOOK_SECONDS = 0.1
 _HANDED = re.compile(r"\d{20}-[0-9a-f]{32}")
 
 
-class Saves:
+class PendingCheckpoints:
     """The checkpoints that a rank has handed over and that are not on the lake yet.
 
     Args:
@@ -47,7 +47,7 @@ class Saves:
         """Return whether the rank has saved anything in this attempt."""
         return self._directory.is_dir()
 
-    def hand_over(self, path: Path, saving: Saving) -> None:
+    def hand_over(self, path: Path, saving: CheckpointOptions) -> None:
         """Copy a file or directory, for the agent to upload.
 
         The rank calls this, in any thread. The call waits while two earlier checkpoints of this
@@ -102,7 +102,7 @@ class Saves:
         if not handed.is_dir():
             return None  # it was refused meanwhile
         try:
-            saving = Saving(**json.loads((handed / "saving.json").read_text()))
+            saving = CheckpointOptions(**json.loads((handed / "saving.json").read_text()))
             stalled = checkpoints.save(files_below(handed / "files"), saving, stop)
         except BaseException as error:  # noqa: BLE001 - clients in Rust panic with one
             return None if stop.is_set() else self.refuse(handed, checkpoints.rank, error)

@@ -20,9 +20,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hopsgpu.artifacts.checkpoint_retention import Saving, superseded
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions, superseded
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, Facts
+from hopsgpu.storage.digests import DIGEST, FileFacts
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.names import file_name
@@ -81,7 +81,10 @@ class Checkpoints:
     attempt: int = 0
 
     def save(
-        self, files: Mapping[str, Path], saving: Saving, stop: threading.Event | None = None
+        self,
+        files: Mapping[str, Path],
+        saving: CheckpointOptions,
+        stop: threading.Event | None = None,
     ) -> str | None:
         """Upload this rank's part of the checkpoint at a step, and remove what it supersedes.
 
@@ -288,6 +291,6 @@ def _part(found: re.Match[str]) -> Part:
     return Part(int(found[2]), int(found[3]), int(found[1]), metric, found[4] or "min")
 
 
-def _record(facts: Mapping[str, Facts]) -> bytes:
+def _record(facts: Mapping[str, FileFacts]) -> bytes:
     files = {name: {"bytes": fact.bytes, DIGEST: fact.digest} for name, fact in facts.items()}
     return json.dumps({"files": files}).encode()

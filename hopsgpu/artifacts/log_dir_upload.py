@@ -36,7 +36,7 @@ _ALL_FILES = ("unreachable", "safe mode")
 
 
 @dataclass
-class _Carried:
+class _UploadedFile:
     """The state of a file's copy on the lake.
 
     Attributes:
@@ -50,7 +50,7 @@ class _Carried:
     due: float = 0.0
 
 
-class LogCarrier:
+class LogDirUploader:
     """An uploader of the files below one directory.
 
     Args:
@@ -71,7 +71,7 @@ class LogCarrier:
         self._target = target
         self._stop = stop
         self._clock = clock
-        self._carried: dict[str, _Carried] = {}
+        self._carried: dict[str, _UploadedFile] = {}
         self._made: set[str] = set()
         self._told: set[str] = set()
 
@@ -150,7 +150,7 @@ class LogCarrier:
             # A file that an earlier attempt left under this name is replaced.
             if grows:
                 target.remove()
-            carried = self._carried[name] = _Carried()
+            carried = self._carried[name] = _UploadedFile()
         if grows:
             self._append(path, target, carried)
         elif last or self._clock() >= carried.due:
@@ -161,7 +161,7 @@ class LogCarrier:
             return
         carried.changed = _state(found)
 
-    def _append(self, path: Path, target: Lake, carried: _Carried) -> None:
+    def _append(self, path: Path, target: Lake, carried: _UploadedFile) -> None:
         with path.open("rb") as file:
             file.seek(carried.length)
             while not self._stop.is_set() and (chunk := file.read(_CHUNK)):

@@ -31,7 +31,7 @@ from typing import Any
 
 from hopsgpu.core.spec import check_name
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, Facts, read_facts
+from hopsgpu.storage.digests import DIGEST, FileFacts, read_facts
 from hopsgpu.storage.error_messages import DAMAGED, ODD_JSON, UNSUPPORTED
 
 SCHEMA = 1
@@ -69,7 +69,7 @@ _FRAMEWORKS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class About:
+class VersionDescription:
     """What a publisher says of a version, as JSON values; it is checked when it is made.
 
     Attributes:
@@ -136,7 +136,7 @@ def tag_name(tag: object) -> str:
     return name
 
 
-def framework_of(files: Mapping[str, Facts]) -> str | None:
+def framework_of(files: Mapping[str, FileFacts]) -> str | None:
     """Return the framework of the largest file whose name tells one; None if no name does."""
     known = {
         (facts.bytes, path): framework
@@ -156,7 +156,7 @@ class Manifest:
         content: the complete manifest, as JSON values.
     """
 
-    files: Mapping[str, Facts]
+    files: Mapping[str, FileFacts]
     content: Mapping[str, Any]
 
     def written(self) -> bytes:
@@ -168,8 +168,8 @@ def compose(
     *,
     name: str,
     version: int,
-    files: Mapping[str, Facts],
-    about: About,
+    files: Mapping[str, FileFacts],
+    about: VersionDescription,
     user: str,
     publication: str,
     time: float,

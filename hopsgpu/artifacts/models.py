@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.artifacts import publication, tags
-from hopsgpu.artifacts.manifest import LATEST, About, tag_name
+from hopsgpu.artifacts.manifest import LATEST, VersionDescription, tag_name
 from hopsgpu.artifacts.versions import (
     CLAIMS,
     DIGITS,
@@ -87,7 +87,7 @@ class ModelStore:
             raise ConfigError(f"{directory} does not exist")
         if not directory.is_dir():
             raise ConfigError(f"{directory} is a file: give the directory that it is in")
-        about = About(metrics=metrics, signature=signature, tags=tags, run_id=run_id)
+        about = VersionDescription(metrics=metrics, signature=signature, tags=tags, run_id=run_id)
         files = publication.files_of(directory)
         if not files:
             raise StoreError(f"{local_dir} holds no file to publish as {name!r}")

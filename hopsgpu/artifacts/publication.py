@@ -25,12 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.artifacts import manifest, stale_uploads
-from hopsgpu.artifacts.manifest import About
+from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.tags import put_tag
 from hopsgpu.artifacts.versions import CLAIMS, STAGING, ModelVersion, numbers
 from hopsgpu.core.version import __version__
 from hopsgpu.errors import StoreError
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local_tree import files_below
 from hopsgpu.storage.names import model_name
@@ -49,12 +49,12 @@ class Merged:
         moves: for each path that is moved into that part, the rank whose part has the file.
     """
 
-    files: Mapping[str, Facts]
+    files: Mapping[str, FileFacts]
     base: int
     moves: Mapping[str, int]
 
 
-def merge(parts: Mapping[int, Mapping[str, Facts]]) -> Merged:
+def merge(parts: Mapping[int, Mapping[str, FileFacts]]) -> Merged:
     """Merge parts; a path that several of them have with the same content is one file.
 
     Args:
@@ -152,7 +152,7 @@ def files_of(local_dir: str | Path) -> dict[str, Path]:
 
 def upload(
     staging_url: str, local_dir: str | Path, rank: int, *, stop: threading.Event | None = None
-) -> dict[str, Facts]:
+) -> dict[str, FileFacts]:
     """Upload a directory as a rank's part of a publish.
 
     Args:
@@ -178,7 +178,7 @@ def upload(
     return upload_files(files, part, stop=stop)
 
 
-def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelVersion:
+def publish(staging_url: str, files: Mapping[str, Path], about: VersionDescription) -> ModelVersion:
     """Upload files and make them the model's next version, as `upload` and `commit` do.
 
     To close a file on HDFS takes half a second, nearly all of it waiting for the DataNode's report.
@@ -195,10 +195,10 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
     """
     part = Lake(staging_url).with_client() / "0"
     part.make()
-    told: queue.SimpleQueue[tuple[str, Facts] | None] = queue.SimpleQueue()
+    told: queue.SimpleQueue[tuple[str, FileFacts] | None] = queue.SimpleQueue()
     stop = threading.Event()
 
-    def uploaded() -> dict[str, Facts]:
+    def uploaded() -> dict[str, FileFacts]:
         try:
             return upload_files(
                 files, part, stop=stop, known=lambda path, facts: told.put((path, facts))
@@ -209,7 +209,7 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
     with concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-upload") as pool:
         uploading = pool.submit(uploaded)
         try:
-            known: dict[str, Facts] = {}
+            known: dict[str, FileFacts] = {}
             while len(known) < len(files) and (one := told.get()) is not None:
                 known[one[0]] = one[1]
             if len(known) < len(files):
@@ -230,8 +230,8 @@ def publish(staging_url: str, files: Mapping[str, Path], about: About) -> ModelV
 
 def commit(
     staging_url: str,
-    parts: Mapping[int, Mapping[str, Facts]],
-    about: About,
+    parts: Mapping[int, Mapping[str, FileFacts]],
+    about: VersionDescription,
     *,
     close: Callable[[], None] = lambda: None,
 ) -> ModelVersion:

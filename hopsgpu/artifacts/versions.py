@@ -20,7 +20,7 @@ from hopsgpu.artifacts.manifest import Manifest
 from hopsgpu.core import html
 from hopsgpu.core.boundary import public
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, PERMISSION, explain
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local_tree import draft_name, drafts_in
@@ -82,7 +82,7 @@ class ModelVersion:
 
     @property
     @public
-    def files(self) -> dict[str, Facts]:
+    def files(self) -> dict[str, FileFacts]:
         """Return the sizes and digests of the version's files, by path."""
         return dict(self._manifest.files)
 

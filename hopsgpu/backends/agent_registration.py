@@ -22,7 +22,7 @@ def is_hello(message: Message, job: str) -> bool:
     return message.kind == "hello" and message["job"] == job
 
 
-def greeted(event: Event, hello: Message, request: Request) -> Container:
+def register_container(event: Event, hello: Message, request: Request) -> Container:
     """Return the container that a hello message introduces, if it can serve the request.
 
     Raises:

@@ -14,7 +14,7 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 
 
@@ -107,7 +107,7 @@ class Site(Protocol):
             ConfigError, CapacityError: the gang can never be granted.
         """
 
-    def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
+    def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
 
         Raises:

@@ -8,12 +8,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from hopsgpu.backends.agent_registration import greeted
-from hopsgpu.backends.grant import Job, Lease, Wire, refuse_duplicates
+from hopsgpu.backends.agent_registration import register_container
+from hopsgpu.backends.grant import GangAgents, Job, Lease, refuse_duplicates
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer, Event
-from hopsgpu.core.gang import Avoid, Container
+from hopsgpu.core.gang import Container, Exclusions
 from hopsgpu.errors import HopsGpuError
 from hopsgpu.units import counted
 
@@ -106,7 +106,7 @@ class ElasticLease(ABC):
         self.server.hang_up(leaving)
         self._let_go(leaving)
 
-    def avoid(self, blamed: Avoid) -> list[int]:
+    def avoid(self, blamed: Exclusions) -> list[int]:
         """Exclude the causes of a failure; return the keys of agents that get no more trials.
 
         Raises:
@@ -150,7 +150,7 @@ class ElasticLease(ABC):
         if job is None:
             self.server.hang_up([event.peer])
             return None
-        container = greeted(event, event.message, self.request)
+        container = register_container(event, event.message, self.request)
         self._jobs[event.peer] = job
         if (reason := self.request.unwanted(container)) is not None:
             self._put_aside(container, reason)
@@ -176,7 +176,7 @@ class ElasticLease(ABC):
                 f" because {reason}"
             )
 
-    def of(self, keys: Collection[int], wire: Wire) -> Lease:
+    def of(self, keys: Collection[int], wire: GangAgents) -> Lease:
         """Return the executors of a trial as a gang's lease.
 
         Args:
@@ -199,7 +199,7 @@ class ElasticLease(ABC):
             self._problem = self._problem or problem
 
 
-class _EndOfAny(threading.Event):
+class _AnyEvent(threading.Event):
     """An event that is set once any of several jobs has ended."""
 
     def __init__(self, jobs: Collection[Job]) -> None:
@@ -217,7 +217,7 @@ class _Jobs:
     jobs: tuple[Job, ...]
 
     def __post_init__(self) -> None:
-        self.ended: threading.Event = _EndOfAny(self.jobs)
+        self.ended: threading.Event = _AnyEvent(self.jobs)
 
     def reason(self, seconds: float) -> str:
         ended = [job for job in self.jobs if job.ended.is_set()]

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.control.events import Event
-from hopsgpu.core.gang import Avoid, Container, GangState, duplicate_gpu
+from hopsgpu.core.gang import Container, Exclusions, GangState, duplicate_gpu
 from hopsgpu.errors import DiscoveryError
 
 
@@ -30,7 +30,7 @@ class Job(Protocol):
         """Return why the job ended, in words; wait up to `seconds` for its end."""
 
 
-class Wire(Protocol):
+class GangAgents(Protocol):
     """The agents of a gang, as peers of the control channel."""
 
     @property
@@ -66,7 +66,7 @@ class Lease:
         gone: keys of the agents whose connection is known to have ended.
     """
 
-    server: Wire
+    server: GangAgents
     containers: tuple[Container, ...]
     job: Job
     why_lost: Callable[[str, str], str]
@@ -143,7 +143,7 @@ Leasing = Callable[[Request], AbstractContextManager[Owner]]
 
 
 @contextlib.contextmanager
-def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+def leased(lease: Leasing, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
     """Provide a function that returns the whole gang of one launch; release the gang on exit.
 
     The argument of the function names nodes and GPUs to avoid, which get no part in the gang.

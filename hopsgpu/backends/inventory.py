@@ -23,7 +23,7 @@ from hopsgpu.yarn.capacity import cores_per_gpu
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuQueue, GpuUser, types_of
 from hopsgpu.yarn.demand import container_of
 from hopsgpu.yarn.hadoop_conf import HadoopConf
-from hopsgpu.yarn.node_manager import NodeManagers, Told
+from hopsgpu.yarn.node_manager import NodeAnswers, NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import NOTHING, Amount, total
 from hopsgpu.yarn.shortage import obtainable
@@ -90,10 +90,10 @@ def inventory(*, user: str | None = None) -> ClusterGpus:
         HopsGpuError: the ResourceManager does not answer, or rejects the caller.
     """
     if _runs_here():
-        from hopsgpu.backends.local.machine_gpus import gpus_here
+        from hopsgpu.backends.local.machine_gpus import machine_inventory
 
         _check_user(user)
-        return gpus_here(user or own_name())
+        return machine_inventory(user or own_name())
     return Observer(HadoopConf.load().get, user).look()
 
 
@@ -136,7 +136,7 @@ def own_name() -> str:
         return str(os.getuid())
 
 
-def cluster_gpus(overview: Overview, told: Told, user: str, now: float) -> ClusterGpus:
+def cluster_gpus(overview: Overview, told: NodeAnswers, user: str, now: float) -> ClusterGpus:
     """Return the cluster's GPUs, as the answers of YARN show them. Pure.
 
     Args:
@@ -190,7 +190,7 @@ def _natural(host: str) -> list[tuple[int, str]]:
     ]
 
 
-def _node(node: Node, told: Told) -> GpuNode:
+def _node(node: Node, told: NodeAnswers) -> GpuNode:
     devices = told.devices.get(node.id)
     gpus, used = node.total.gpus, min(node.used.gpus, node.total.gpus)
     return GpuNode(
@@ -237,7 +237,7 @@ def _queues(overview: Overview, label: str, executor: Amount) -> Iterable[GpuQue
     inside = total(n.total for n in overview.nodes if n.state == "RUNNING" and n.partition == label)
     states = {queue.path: queue.state for queue in queues}
     standings = {standing.queues[0].path: standing for standing in overview.standings[label]}
-    rooms = _Rooms(overview.standings[label], executor)
+    rooms = _QueueCapacity(overview.standings[label], executor)
     for queue in queues:
         asked = queue.pending.gpus if queue.pending is not None else None
         if not (queue.maximum.gpus or queue.used.gpus or asked):
@@ -267,7 +267,7 @@ def _state(queue: Queue, states: dict[str, str]) -> str:
     return next((state for state in found if state != "RUNNING"), "RUNNING")
 
 
-class _Rooms:
+class _QueueCapacity:
     """The room for a user's executors in each queue of a node label.
 
     Only sums over the nodes matter, and they are the same for all queues. They are computed once,
@@ -319,7 +319,7 @@ def _summed(nodes: Iterable[Node], one: Amount) -> tuple[Node, ...]:
     )
 
 
-def _problems(nodes: Sequence[Node], told: Told) -> tuple[str, ...]:
+def _problems(nodes: Sequence[Node], told: NodeAnswers) -> tuple[str, ...]:
     """Return one line per reason, because a broken switch affects a whole rack."""
     reasons: dict[str, list[str]] = {}
     for node in nodes:

@@ -9,8 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hopsgpu.agent.placeholder import Warm
-from hopsgpu.core.gang import Avoid, Container, GangState, Grants, Verdict, decide_acquire, unwanted
+from hopsgpu.agent.placeholder import WarmUp
+from hopsgpu.core.gang import (
+    Container,
+    Exclusions,
+    GangState,
+    Grants,
+    Verdict,
+    decide_acquire,
+    exclusion_reason,
+)
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import counted
@@ -64,10 +72,10 @@ class Request:
     timeout: float | None
     cancelled: threading.Event
     watcher: Watcher
-    avoid: Avoid = Avoid()
+    avoid: Exclusions = Exclusions()
     gpu_type: str | None = None
     hosts: frozenset[str] | None = None
-    warm: Warm | None = None
+    warm: WarmUp | None = None
     needs: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
 
@@ -77,7 +85,7 @@ class Request:
         A container that gets no rank is held aside until the gang is whole, because YARN would
         otherwise grant it again.
         """
-        return unwanted(container, self.avoid, self.gpu_type)
+        return exclusion_reason(container, self.avoid, self.gpu_type)
 
 
 def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> Demand:
@@ -85,7 +93,7 @@ def demand_of(shape: ExecutorShape, executors: int, placement: str | None) -> De
     return Demand(container_of(shape), executors, spread=placement == "spread")
 
 
-class Patience:
+class AcquisitionClock:
     """The time limit of one acquisition, and the reason why it waits.
 
     Args:

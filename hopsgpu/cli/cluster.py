@@ -12,7 +12,7 @@ import click
 
 from hopsgpu.cli.command_group import Commands
 from hopsgpu.cli.lake_root import json_option
-from hopsgpu.cli.signals import ended_in_order
+from hopsgpu.cli.signals import exit_on_signals
 
 if TYPE_CHECKING:
     from hopsgpu.devcluster import ClusterStatus
@@ -49,7 +49,7 @@ def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str
     """
     from hopsgpu import devcluster as library
 
-    with ended_in_order():
+    with exit_on_signals():
         library.up(dir_, nodes=nodes, gpus_per_node=gpus_per_node, conf=conf, say=click.echo)
 
 

@@ -21,7 +21,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours}h{minutes:02}m" if hours else f"{minutes}m{rest:02}s"
 
 
-def moment(seconds: float | None) -> str:
+def local_time(seconds: float | None) -> str:
     """Return the local date and time of seconds since the epoch; "-" for None."""
     if seconds is None:
         return "-"
@@ -31,10 +31,10 @@ def moment(seconds: float | None) -> str:
         return f"{seconds:g}"
 
 
-def moment_of(text: str) -> str:
+def local_time_of(text: str) -> str:
     """Return the local date and time of a manifest's UTC time (RFC 3339); other texts unchanged."""
     try:
-        return moment(datetime.datetime.fromisoformat(text).timestamp())
+        return local_time(datetime.datetime.fromisoformat(text).timestamp())
     except ValueError:
         return text
 

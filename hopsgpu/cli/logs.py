@@ -99,7 +99,7 @@ class _Shown:
         if trial is not None:
             self._directory /= f"trials/{trial}"
         self._readers: dict[Log, LogReader] = {}
-        self._outs: dict[Log, Whole | Lines] = {}
+        self._outs: dict[Log, Unchanged | WholeLines] = {}
         self._hosts: Mapping[int, str] = {}
         # Why the record could not be read when it was looked at last.
         self._unread: StoreError | None = None
@@ -254,15 +254,15 @@ class _Shown:
                 self._outs[log].take(chunk)
         sys.stdout.flush()
 
-    def _out(self, log: Log) -> Whole | Lines:
+    def _out(self, log: Log) -> Unchanged | WholeLines:
         if self._as_json:
-            return Lines(lambda line: click.echo(json.dumps(self._told(log, line))))
+            return WholeLines(lambda line: click.echo(json.dumps(self._told(log, line))))
         out = sys.stdout.buffer
         if len(self._ranks) == 1:
-            return Whole(out.write)
+            return Unchanged(out.write)
         host = self._host(log)
         prefix = f"[rank {log.rank}{'' if host is None else f' {host}'}] ".encode()
-        return Lines(lambda line: out.write(prefix + line))
+        return WholeLines(lambda line: out.write(prefix + line))
 
     def _told(self, log: Log, line: bytes) -> dict[str, object]:
         return {
@@ -301,7 +301,7 @@ class _Shown:
         return {log: size for name, size in record.logs.items() if (log := log_of(name))}
 
 
-class Whole:
+class Unchanged:
     """Passes chunks on unchanged.
 
     Args:
@@ -319,7 +319,7 @@ class Whole:
         """Do nothing: no data is held back."""
 
 
-class Lines:
+class WholeLines:
     """Splits chunks into whole lines.
 
     Args:

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hopsgpu.cli.command_group import Commands
-from hopsgpu.cli.formats import moment_of, size
+from hopsgpu.cli.formats import local_time_of, size
 from hopsgpu.cli.lake_root import json_option, lake_root, root_option, unset_hint
 from hopsgpu.cli.tables import Fact, Layout, Row, headers, show
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.root import below
+from hopsgpu.storage.root import join_url
 from hopsgpu.units import counted
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def versions(name: str, as_json: bool) -> None:
             continue
         texts = (
             str(told["version"]),
-            moment_of(str(told["time"])),
+            local_time_of(str(told["time"])),
             str(told["files"]),
             size(told["bytes"]),
             ",".join(told["tags"]) or "-",
@@ -118,7 +118,7 @@ def show_version(name: str, version: str, as_json: bool) -> None:
     rows: list[Row | Fact] = []
     told = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
     told["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
-    told["time"] = moment_of(str(manifest.get("time")))
+    told["time"] = local_time_of(str(manifest.get("time")))
     for key, value in told.items():
         if key not in ("schema", "files") and value not in (None, {}, []):
             rows.append(Fact(key, value if isinstance(value, str) else json.dumps(value)))
@@ -193,7 +193,8 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
         number = int(version)
     if not yes:
         raise ConfigError(
-            f"{below(_url(), f'{name}/{number}')} would be removed permanently: confirm with --yes"
+            f"{join_url(_url(), f'{name}/{number}')} would be removed permanently:"
+            " confirm with --yes"
         )
     store.delete(name, number)
     told = {"name": name, "removed": number}
@@ -230,7 +231,7 @@ def _store() -> ModelStore:
 
 
 def _url() -> str:
-    return below(lake_root(), "models")
+    return join_url(lake_root(), "models")
 
 
 def _listed(store: ModelStore, name: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.artifacts.runs import LOST, OTHER_SCHEMA
 from hopsgpu.cli import trial_tables
-from hopsgpu.cli.formats import duration, moment, size
+from hopsgpu.cli.formats import duration, local_time, size
 from hopsgpu.cli.tables import Fact, Layout, Row, headers
 from hopsgpu.core.run_values import Timeline
 from hopsgpu.display import phrases
@@ -55,7 +55,7 @@ def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
         yield [
             *first,
             (record.name, ""),
-            (moment(record.timeline.get("requested")), ""),
+            (local_time(record.timeline.get("requested")), ""),
             (duration(record.took(now)), ""),
             (str(record.content["spec"]["workers"]), ""),
             (str(record.gpus), ""),
@@ -76,7 +76,7 @@ def _model(url: str | None) -> str:
     return "-" if url is None else " ".join(url.rsplit("/", 2)[-2:])
 
 
-def described(record: RunRecord, url: str, now: float) -> list[Row | Fact]:
+def run_facts(record: RunRecord, url: str, now: float) -> list[Row | Fact]:
     """Return all that people want to know about a run.
 
     Args:
@@ -98,7 +98,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         "user": record.user,
         "application": str(content.get("application")),
         "queue": str(content.get("queue")),
-        "requested": moment(requested),
+        "requested": local_time(requested),
         "took": duration(record.took(now)),
         "attempt": str(record.attempt),
         "gang": f"{counted(content['spec']['workers'], 'rank')}, {counted(record.gpus, 'GPU')}",
@@ -118,7 +118,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         yield Fact("warning", warning, "yellow")
     known = {field.name for field in fields(Timeline)}
     passed = Timeline(**{name: at for name, at in record.timeline.items() if name in known})
-    if lasted := phrases.lasted(passed):
+    if lasted := phrases.phase_durations(passed):
         yield Fact("time", ", ".join(lasted))
     seconds = content.get("gpu_seconds")
     if isinstance(seconds, dict):
@@ -126,7 +126,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         yield Fact("GPU seconds", spent)
     if "search" in content:
         left = "" if record.goes_on(now) else "stopped" if record.has_ended else LOST
-        yield from trial_tables.described(content["search"], left, now)
+        yield from trial_tables.search_facts(content["search"], left, now)
         return
     yield [("", "")]
     yield headers("RANK", "ROLE", "NODE", "PID", "EXIT", "GPU-USE", "HOST-MEMORY", "LAST REPORT")

@@ -67,9 +67,9 @@ def show_run(run_id: str, as_json: bool) -> None:
         state = {"state": record.state_at(now), "url": url}
         click.echo(json.dumps({**record.content, **state}, indent=2))
         return
-    from hopsgpu.cli.run_tables import LAYOUT, described
+    from hopsgpu.cli.run_tables import LAYOUT, run_facts
 
-    show(described(record, url, now), LAYOUT)
+    show(run_facts(record, url, now), LAYOUT)
 
 
 @runs.command()

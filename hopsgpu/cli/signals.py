@@ -12,7 +12,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
-def ended_in_order(*more: signal.Signals) -> Iterator[None]:
+def exit_on_signals(*more: signal.Signals) -> Iterator[None]:
     """While inside, SIGTERM and SIGHUP raise SystemExit with the exit code of a shell.
 
     Only the first signal counts: the cleanup is bounded in time, and a second signal must not

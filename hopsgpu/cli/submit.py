@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hopsgpu.cli.signals import ended_in_order
+from hopsgpu.cli.signals import exit_on_signals
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,14 +89,14 @@ def submit(
 def _run(job: Job, python_env: str | Sequence[str] | None, dry_run: bool) -> None:
     from hopsgpu.backends.spark.submission import ship, spark_defaults, submit_arguments
     from hopsgpu.backends.spark.submit_command import find_spark_submit, planned
-    from hopsgpu.packaging.python_env.kinds import wanted_of
+    from hopsgpu.packaging.python_env.kinds import recipe_for
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.queues import check_queue
     from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
     defaults = spark_defaults(os.environ)
     if python_env is not None:
-        wanted_of(python_env)
+        recipe_for(python_env)
     plan = planned(job, defaults, os.environ, sys.executable)
     binary = find_spark_submit(os.environ)
     manager = None
@@ -132,14 +132,14 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
         ConfigError, StoreError: as `put_on_lake`.
     """
     from hopsgpu.packaging.python_env.builder import put_on_lake, warnings_of
-    from hopsgpu.packaging.python_env.kinds import wanted_of
+    from hopsgpu.packaging.python_env.kinds import recipe_for
 
-    root, wanted = _root(properties), wanted_of(python_env)
+    root, wanted = _root(properties), recipe_for(python_env)
     _say(f"looking for the Python environment ({wanted.name}) on the lake, to create it if missing")
     for warning in warnings_of(wanted):
         _say(warning)
     # A pip that runs ends with this command.
-    with ended_in_order():
+    with exit_on_signals():
         return put_on_lake(python_env, root, threading.Event())
 
 
@@ -151,14 +151,14 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
         ConfigError: as `url_on_lake`, or the location of the lake is unknown.
     """
     from hopsgpu.packaging.python_env.builder import url_on_lake
-    from hopsgpu.packaging.python_env.kinds import wanted_of
-    from hopsgpu.packaging.python_env.recipes import OnLake
+    from hopsgpu.packaging.python_env.kinds import recipe_for
+    from hopsgpu.packaging.python_env.recipes import StoredArchive
 
     url, wanted = (
         url_on_lake(python_env, _root(properties), threading.Event()),
-        wanted_of(python_env),
+        recipe_for(python_env),
     )
-    if not isinstance(wanted, OnLake):
+    if not isinstance(wanted, StoredArchive):
         _say(
             f"--dry-run does not create the Python environment ({wanted.name}): `hopsgpu submit`"
             f" creates it at {url} if it is missing; launches of the line below fail until then"
@@ -189,12 +189,14 @@ def _say(text: str) -> None:
 
 def _attend(job: Job, command: Sequence[str], manager: ResourceManager) -> int:
     """Submit in cluster mode; return the exit code."""
-    from hopsgpu.backends.spark.cluster_mode import Attended
+    from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
     from hopsgpu.yarn.hadoop_conf import HadoopConf
     from hopsgpu.yarn.node_manager import NodeManagers
 
-    attended = Attended(manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say)
-    with ended_in_order(signal.SIGINT), attended.ended_with():
+    attended = SubmittedApplication(
+        manager, NodeManagers(HadoopConf.load().get), job.tag or "", _say
+    )
+    with exit_on_signals(signal.SIGINT), attended.ended_with():
         standing = attended.submit(command, os.environ)
         if not job.detach:
             standing = attended.follow(standing)

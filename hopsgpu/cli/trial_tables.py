@@ -19,7 +19,7 @@ _MOST_TRIALS = 50
 _LONGEST = 200
 
 
-def described(told: Any, left: str, now: float) -> list[Row | Fact]:
+def search_facts(told: Any, left: str, now: float) -> list[Row | Fact]:
     """Return what a record says about a search and its trials.
 
     Args:

@@ -13,7 +13,7 @@ MOST_UNPROVEN = 1024
 GRACE_SECONDS = 2.0
 
 
-def most_unproven(descriptors: int) -> int:
+def max_unproven(descriptors: int) -> int:
     """Return how many connections may be unproven at a time, of a process that may open so many
     files.
     """
@@ -39,7 +39,7 @@ class Admission:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._most = most_unproven(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        self._most = max_unproven(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
         self._since: dict[asyncio.Task[None], float] = {}
         self._left = asyncio.Event()
 

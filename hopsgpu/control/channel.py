@@ -29,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, Signs, look
+from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS, SignsOfLife, check_heartbeat
 from hopsgpu.control.streams import Inbox
 
 log = logging.getLogger(__name__)
@@ -202,8 +202,8 @@ class Channel:
         if self.reason or transport.is_closing():
             return
         now = self._loop.time()
-        signs = Signs(self._sent_at, self._inbox.heard, self._inbox.listening, self._missed)
-        seen = look(signs, heartbeat=self._heartbeat, now=now)
+        signs = SignsOfLife(self._sent_at, self._inbox.heard, self._inbox.listening, self._missed)
+        seen = check_heartbeat(signs, heartbeat=self._heartbeat, now=now)
         if seen.missed and not self._missed:
             silent = now - self._inbox.heard
             log.debug("%s gives no sign of life for %.1f s", self.peer, silent)

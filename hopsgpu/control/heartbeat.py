@@ -13,7 +13,7 @@ _LONGEST_SECOND_LOOK = 1.0
 
 
 @dataclass(frozen=True)
-class Signs:
+class SignsOfLife:
     """What one end knows at a check; times are readings of its clock, in seconds.
 
     Attributes:
@@ -30,13 +30,13 @@ class Signs:
 
 
 @dataclass(frozen=True)
-class Look:
+class HeartbeatCheck:
     """The result of a check.
 
     Attributes:
         lost: the other end was silent for the whole heartbeat.
         beat: this end should send a heartbeat.
-        missed: `Signs.missed` of the next check.
+        missed: `SignsOfLife.missed` of the next check.
         again: the clock's reading at which to check again.
     """
 
@@ -46,7 +46,7 @@ class Look:
     again: float
 
 
-def look(signs: Signs, *, heartbeat: float, now: float) -> Look:
+def check_heartbeat(signs: SignsOfLife, *, heartbeat: float, now: float) -> HeartbeatCheck:
     """Decide whether a heartbeat is due, and whether the other end is lost.
 
     Each end sends three signs of life in a heartbeat. Two checks must find silence: a process that
@@ -66,4 +66,4 @@ def look(signs: Signs, *, heartbeat: float, now: float) -> Look:
         judged = now + min(heartbeat * _SECOND_LOOK, _LONGEST_SECOND_LOOK)
     else:
         judged = signs.heard + heartbeat if signs.listening else math.inf
-    return Look(missed and signs.missed, beat, missed, min(next_beat, judged))
+    return HeartbeatCheck(missed and signs.missed, beat, missed, min(next_beat, judged))

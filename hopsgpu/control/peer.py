@@ -14,8 +14,8 @@ from hopsgpu.control.channel import Channel
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.heartbeat import HEARTBEAT_SECONDS
 from hopsgpu.core.own_log import INFO
-from hopsgpu.core.rank_requirements import DATA, LAKE, lacking
-from hopsgpu.gpu.container_gpus import read_given
+from hopsgpu.core.rank_requirements import DATA, LAKE, missing_modules
+from hopsgpu.gpu.container_gpus import read_container_gpus
 from hopsgpu.gpu.node.health import BAD
 
 
@@ -46,7 +46,7 @@ class Driver:
     log: str = INFO
 
 
-async def greet(driver: Driver) -> Channel:
+async def connect_to_driver(driver: Driver) -> Channel:
     """Connect to the driver and introduce this container.
 
     Raises:
@@ -75,15 +75,15 @@ def _introduction(address: str, driver: Driver) -> dict[str, Any]:
         "container": os.environ.get("CONTAINER_ID", ""),
         "host": os.environ.get("NM_HOST") or platform.node(),
         "address": address,
-        "devices": given_out(),
+        "devices": device_fields(),
         "python": platform.python_version(),
-        "missing": lacking(dict.fromkeys((*LAKE, *DATA, *driver.modules))),
+        "missing": missing_modules(dict.fromkeys((*LAKE, *DATA, *driver.modules))),
         # Last: the driver compares it with the time at which this arrives.
         "time": time.time(),
     }
 
 
-def given_out() -> list[dict[str, str]]:
+def device_fields() -> list[dict[str, str]]:
     """Return the fields of each GPU's `gang.Device`, as the discovery script left them in the
     container's
     directory; none where it did not run.
@@ -95,7 +95,7 @@ def given_out() -> list[dict[str, str]]:
             "driver": gpu.driver,
             "bad": gpu.reason if gpu.state == BAD else "",
         }
-        for gpu in read_given().gpus
+        for gpu in read_container_gpus().gpus
     ]
 
 

@@ -166,12 +166,12 @@ def decide_acquire(grants: Grants, *, wanted: int, deadline: float | None, now: 
         return Verdict.TIMED_OUT
     if grants.allotted < wanted and now - grants.since >= PART_SECONDS:
         return Verdict.GIVE_BACK
-    if end_again(grants.lost, wanted) or grants.parked > max(wanted, _LEAST_PARKED):
+    if keeps_failing(grants.lost, wanted) or grants.parked > max(wanted, _LEAST_PARKED):
         return Verdict.GIVE_BACK
     return Verdict.WAIT
 
 
-def end_again(lost: int, wanted: int) -> bool:
+def keeps_failing(lost: int, wanted: int) -> bool:
     """Return whether so many containers have ended that other gangs should go first.
 
     Args:
@@ -334,7 +334,7 @@ def _share(gpus: Sequence[str], local_rank: int, ranks: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Avoid:
+class Exclusions:
     """The GPUs and nodes that get no rank, because an earlier attempt failed through their fault.
 
     Attributes:
@@ -345,8 +345,8 @@ class Avoid:
     gpus: frozenset[tuple[str, str]] = frozenset()
     hosts: frozenset[str] = frozenset()
 
-    def __or__(self, other: Avoid) -> Avoid:
-        return Avoid(self.gpus | other.gpus, self.hosts | other.hosts)
+    def __or__(self, other: Exclusions) -> Exclusions:
+        return Exclusions(self.gpus | other.gpus, self.hosts | other.hosts)
 
     def __str__(self) -> str:
         return ", ".join(
@@ -367,7 +367,7 @@ class Avoid:
         return None
 
 
-def unwanted(container: Container, avoid: Avoid, gpu_type: str | None) -> str | None:
+def exclusion_reason(container: Container, avoid: Exclusions, gpu_type: str | None) -> str | None:
     """Return why a container gets no rank, or None if it may get one.
 
     It gets none if one of its GPUs, or its node, is to be avoided, or if a GPU is bad or of another

@@ -82,7 +82,7 @@ def facts(pairs: Mapping[str, object]) -> Html:
     return table((), rows)
 
 
-def folded(summary: object, *children: object, **attributes: str) -> Html:
+def collapsible(summary: object, *children: object, **attributes: str) -> Html:
     """Return an element that shows its children when a user clicks on the summary."""
     # The classic notebook removes the triangle, which shows that there is something to unfold.
     shown = element("summary", summary, style="display:list-item;cursor:pointer")

@@ -104,7 +104,7 @@ class Fold:
         return _line(content)
 
 
-class _Measured:
+class _RankMetrics:
     """What the driver knows of one rank.
 
     Attributes:
@@ -150,7 +150,7 @@ class Metrics:
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
-        self._ranks = {rank: _Measured() for rank in ranks}
+        self._ranks = {rank: _RankMetrics() for rank in ranks}
 
     def take(self, rank: int, folded: bytes) -> None:
         """Add what `Fold.flush` returned for a rank."""

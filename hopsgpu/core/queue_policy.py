@@ -188,7 +188,7 @@ def read_line(entries: Iterable[Entry], now: int) -> Line:
     return Line(tuple(standing), generation, asking)
 
 
-def litter(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, ...]:
+def stale_entries(entries: Iterable[Entry], owner: str, now: int) -> tuple[str, ...]:
     """Return the names of a user's own files that no longer count.
 
     These are the files of past turns, and the tickets and drafts of applications that died.

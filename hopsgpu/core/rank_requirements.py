@@ -11,7 +11,7 @@ LAKE = ("hdfs_native", "xxhash")
 DATA = ("numpy", "pyarrow")
 
 
-def lacking(modules: Iterable[str]) -> list[str]:
+def missing_modules(modules: Iterable[str]) -> list[str]:
     """Return the modules that this Python does not have, without importing any."""
     return [name for name in modules if not _is_there(name)]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data.cache import Chunk
 from hopsgpu.data.columns import Column, Kind
-from hopsgpu.data.sizes import in_parts, memory_of
+from hopsgpu.data.sizes import memory_of, split_batch
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ def converted(chunk: Chunk, columns: Sequence[Column], most: int) -> Iterator[Bl
     def size_of(batch: Any) -> int:
         return sum(_memory(column, batch.column(column.name)) for column in columns)
 
-    parts = list(in_parts(chunk.batch, size_of, most))
+    parts = list(split_batch(chunk.batch, size_of, most))
     for number, (batch, size) in enumerate(parts, start=1):
         arrays = {column.name: column.convert(batch.column(column.name)) for column in columns}
         release = chunk.release if number == len(parts) else _keep
@@ -98,7 +98,7 @@ def _window(blocks: list[Block], random: np.random.Generator) -> Block:
     return Block(_sealed(arrays), rows, size, _keep)
 
 
-def cut(
+def rebatch(
     blocks: Iterable[Block | None], size: int, drop_remainder: bool
 ) -> Iterator[dict[str, Array]]:
     """Yield batches of `size` rows.

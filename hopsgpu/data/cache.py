@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.storage.bounded_calls import Hand
+from hopsgpu.storage.bounded_calls import WorkerThread
 
 # The part of a disk's size that stays free: YARN stops using disks that are over 90 % full.
 _KEPT_FREE = 0.15
@@ -78,7 +78,9 @@ class Cache:
             return _mapped(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
     @contextlib.contextmanager
-    def keeping(self, key: str, schema: Any, scribe: Scribe) -> Iterator[Callable[[Any], None]]:
+    def keeping(
+        self, key: str, schema: Any, scribe: CacheWriter
+    ) -> Iterator[Callable[[Any], None]]:
         """Yield a function that caches record batches under the key, if the context ends well.
 
         They can be read once the scribe has ended, or its `wait_for` has returned. If the budget or
@@ -122,19 +124,19 @@ class Cache:
         return used
 
 
-class Scribe:
+class CacheWriter:
     """The writer of what one reader caches, in a thread of its own, while the reader goes on.
 
     A context manager, whose exit waits until all is written; for use in one thread.
     """
 
     def __init__(self) -> None:
-        self._hand: Hand | None = None
+        self._hand: WorkerThread | None = None
         self._hangs = False
         # The keys of the work that is under way, in its order.
         self._keys: deque[str | None] = deque()
 
-    def __enter__(self) -> Scribe:
+    def __enter__(self) -> CacheWriter:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -153,7 +155,7 @@ class Scribe:
         if self._hangs:
             return
         if self._hand is None:
-            self._hand = Hand("hopsgpu-keep", lambda _: False)
+            self._hand = WorkerThread("hopsgpu-keep", lambda _: False)
         self._keys.append(key)
         self._hand.begin(work)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hopsgpu.data.sizes import leaves, stored_columns
+from hopsgpu.data.sizes import leaf_types, stored_columns
 from hopsgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def refused_columns(footer: Any, schema: Any, url: str) -> dict[str, str]:
         return found
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     for field, numbers in stored_columns(schema):
-        for number, kind in zip(numbers, leaves(field.type), strict=True):
+        for number, kind in zip(numbers, leaf_types(field.type), strict=True):
             rule = calendars.rule_of(kind, footer.schema.column(number).physical_type)
             if rule is None or rule.reason is None:
                 continue
@@ -222,7 +222,7 @@ def gregorian(batches: Iterator[Any], footer: Any, schema: Any, url: str) -> Ite
     rules: dict[str, list[Rule | None]] = {
         field.name: [
             calendars.rule_of(kind, footer.schema.column(number).physical_type)
-            for number, kind in zip(numbers, leaves(field.type), strict=True)
+            for number, kind in zip(numbers, leaf_types(field.type), strict=True)
         ]
         for field, numbers in stored_columns(schema)
     }

@@ -59,7 +59,7 @@ class _Buffer(Generic[T]):
             self._changed.notify_all()
 
 
-class Ahead(Iterator[T]):
+class PrefetchIterator(Iterator[T]):
     """An iterator whose items are made in a thread.
 
     The thread ends when all items are made, by `close()`, when the iterator is garbage-collected,

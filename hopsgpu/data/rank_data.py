@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.data import tensorflow_batches as tensorflow
 from hopsgpu.data import torch_batches as torch
-from hopsgpu.data.batches import Block, cut
+from hopsgpu.data.batches import Block, rebatch
 from hopsgpu.data.cache import Cache, default_budget
 from hopsgpu.data.calendars import check_readable
 from hopsgpu.data.columns import Column, checked_names, select
-from hopsgpu.data.prefetch import Ahead
+from hopsgpu.data.prefetch import PrefetchIterator
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.stream import Stream
 from hopsgpu.errors import ConfigError
@@ -272,8 +272,10 @@ class RankData:
                         yield from stream.shuffled(wanted.columns, wanted.seed, epoch)
                     yield None
 
-        with contextlib.closing(Ahead(blocks, _AHEAD if wanted.seed is None else 1)) as ahead:
-            yield from cut(ahead, wanted.size, wanted.drop_remainder)
+        with contextlib.closing(
+            PrefetchIterator(blocks, _AHEAD if wanted.seed is None else 1)
+        ) as ahead:
+            yield from rebatch(ahead, wanted.size, wanted.drop_remainder)
 
 
 def _whole(value: object, name: str, least: int) -> int:

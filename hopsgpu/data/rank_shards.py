@@ -21,7 +21,7 @@ _EFFORT = 1
 
 
 @dataclass(frozen=True)
-class Dealt:
+class RankShards:
     """The shards of one rank.
 
     Attributes:
@@ -39,7 +39,7 @@ class Dealt:
         return zlib.compress(json.dumps(content).encode(), _EFFORT)
 
     @classmethod
-    def load(cls, dumped: bytes) -> Dealt:
+    def load(cls, dumped: bytes) -> RankShards:
         """Return the shards that `dump` encoded.
 
         Raises:
@@ -62,7 +62,7 @@ def parts(budget: int, sizes: Sequence[int]) -> list[int]:
     return [budget * size // whole for size in sizes]
 
 
-def opened(dealt: Dealt, directory: Path, sharers: int) -> RankData | dict[str, RankData]:
+def opened(dealt: RankShards, directory: Path, sharers: int) -> RankData | dict[str, RankData]:
     """Return a rank's data, which is cached below a directory.
 
     Args:

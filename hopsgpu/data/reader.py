@@ -13,9 +13,9 @@ from typing import Any
 from hopsgpu.data.calendars import gregorian
 from hopsgpu.data.lake_file import opened
 from hopsgpu.data.parquet import parquet_file, repeating, text_columns
-from hopsgpu.data.row_groups import Fetched, Fetcher
+from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
-from hopsgpu.data.sizes import fixed_bytes, in_parts, leaves, memory_of, stored_columns
+from hopsgpu.data.sizes import fixed_bytes, leaf_types, memory_of, split_batch, stored_columns
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import Lake, store_errors
 from hopsgpu.units import MIB
@@ -70,7 +70,7 @@ def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
     widths: dict[int, int] = {}
     for field, numbers in stored_columns(schema):
         if field.name in names:
-            for number, kind in zip(numbers, leaves(field.type), strict=True):
+            for number, kind in zip(numbers, leaf_types(field.type), strict=True):
                 width = fixed_bytes(kind)
                 if width is None:
                     return None
@@ -121,11 +121,11 @@ class LakeReader:
         runs = list(_runs(parts))
         return _joined(self._batches(runs, deque([self._fetching(runs[0])]), ahead))
 
-    def _fetching(self, run: Sequence[Slice]) -> Future[Fetched]:
+    def _fetching(self, run: Sequence[Slice]) -> Future[RowGroup]:
         return self._threads.submit(self._fetcher.fetch, run[0])
 
     def _batches(
-        self, runs: Sequence[Sequence[Slice]], fetching: deque[Future[Fetched]], ahead: int
+        self, runs: Sequence[Sequence[Slice]], fetching: deque[Future[RowGroup]], ahead: int
     ) -> Iterator[Any]:
         unfetched = iter(runs[1:])
         for run in runs:
@@ -133,7 +133,7 @@ class LakeReader:
             fetching.extend(map(self._fetching, itertools.islice(unfetched, ahead - len(fetching))))
             yield from self._decoded(run, fetched)
 
-    def _decoded(self, run: Sequence[Slice], fetched: Fetched) -> Iterator[Any]:
+    def _decoded(self, run: Sequence[Slice], fetched: RowGroup) -> Iterator[Any]:
         import pyarrow as pa
 
         group = run[0].group
@@ -203,7 +203,7 @@ def _bounded(batch: Any, schema: Any) -> Iterator[Any]:
     """Yield the rows as batches that have the schema and are small in memory."""
     import pyarrow as pa
 
-    for part, _ in in_parts(batch, _size, _CHUNK_BYTES):
+    for part, _ in split_batch(batch, _size, _CHUNK_BYTES):
         columns = (part.column(field.name) for field in schema)
         wanted = zip(columns, schema.types, strict=True)
         plain = [one if one.type == kind else one.cast(kind) for one, kind in wanted]

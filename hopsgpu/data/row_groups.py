@@ -20,7 +20,7 @@ _FOOTERS = 32
 
 
 @dataclass(frozen=True)
-class Fetched:
+class RowGroup:
     """A row group that was fetched.
 
     Attributes:
@@ -62,7 +62,7 @@ class Fetcher:
         """End the fetches that would be tried again."""
         self._unwanted.set()
 
-    def fetch(self, part: Slice) -> Fetched:
+    def fetch(self, part: Slice) -> RowGroup:
         """Return the row group that a slice belongs to.
 
         Raises:
@@ -79,9 +79,9 @@ class Fetcher:
             footer = self._footer(part.file, lake, handle)
             begin, end = self._range(footer.row_group(part.group))
             if end - begin > self._most:
-                return Fetched(lake, footer, None)
+                return RowGroup(lake, footer, None)
             file.seek(begin)
-            return Fetched(lake, footer, PartFile(begin, file.read(end - begin)))
+            return RowGroup(lake, footer, PartFile(begin, file.read(end - begin)))
 
     def _footer(self, number: int, lake: Lake, handle: Any) -> Any:
         with self._one:

@@ -36,15 +36,15 @@ def fixed_bytes(kind: Any) -> int | None:
         return None
 
 
-def leaves(kind: Any) -> list[Any]:
+def leaf_types(kind: Any) -> list[Any]:
     """Return the types of the columns that Parquet stores for an Arrow type, in order."""
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):
-        return leaves(kind.storage_type)
+        return leaf_types(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return [kind.value_type]
-    below = [leaves(kind.field(number).type) for number in range(kind.num_fields)]
+    below = [leaf_types(kind.field(number).type) for number in range(kind.num_fields)]
     return list(itertools.chain(*below)) if below else [kind]
 
 
@@ -52,7 +52,7 @@ def stored_columns(schema: Any) -> Iterator[tuple[Any, range]]:
     """Yield each field with the numbers of the columns that Parquet stores for it."""
     end = 0
     for field in schema:
-        begin, end = end, end + len(leaves(field.type))
+        begin, end = end, end + len(leaf_types(field.type))
         yield field, range(begin, end)
 
 
@@ -68,7 +68,7 @@ def footer_bytes(footer: Any, schema: Any) -> int:
         width = fixed_bytes(field.type)
         if width is None:
             width = _ARRAY_BYTES if field.type.num_fields else 0
-            for number, kind in zip(numbers, leaves(field.type), strict=True):
+            for number, kind in zip(numbers, leaf_types(field.type), strict=True):
                 size += sum(_stored(group.column(number), fixed_bytes(kind)) for group in groups)
         size += width * int(footer.num_rows)
     return size
@@ -125,7 +125,7 @@ def elements(array: Any) -> Any:
     return array.values.slice(first, int(offsets[-1].as_py()) - first)
 
 
-def in_parts(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[tuple[Any, int]]:
+def split_batch(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[tuple[Any, int]]:
     """Halve a batch repeatedly, into batches of at most `most` bytes or of one row.
 
     Yields:
@@ -136,5 +136,5 @@ def in_parts(batch: Any, size_of: Callable[[Any], int], most: int) -> Iterator[t
         yield batch, size
         return
     half = 1 << ((rows - 1).bit_length() - 1)
-    yield from in_parts(batch.slice(0, half), size_of, most)
-    yield from in_parts(batch.slice(half), size_of, most)
+    yield from split_batch(batch.slice(0, half), size_of, most)
+    yield from split_batch(batch.slice(half), size_of, most)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from hopsgpu.data.batches import Block, converted, windows
-from hopsgpu.data.cache import Cache, Chunk, Scribe, in_memory
+from hopsgpu.data.cache import Cache, CacheWriter, Chunk, in_memory
 from hopsgpu.data.columns import Column
 from hopsgpu.data.reader import FETCHES, LakeReader
 from hopsgpu.data.shard import Shard
@@ -50,7 +50,7 @@ class Stream:
         named = json.dumps(self._schema.names).encode()
         self._key = hashlib.sha256(named).hexdigest()[:16]
         self._open = contextlib.ExitStack()
-        self._scribe = self._open.enter_context(Scribe())
+        self._scribe = self._open.enter_context(CacheWriter())
 
     def __enter__(self) -> Stream:
         return self

@@ -54,7 +54,7 @@ def heap_mib(daemon: str, nodes: int) -> int:
     return min(256, max(128, (_ALL_HEAPS_MIB - sum(_HEAP_MIB.values())) // nodes))
 
 
-class Starter:
+class DaemonStarter:
     """Starts daemons, and stops them again if an error occurs.
 
     Attributes:
@@ -69,7 +69,7 @@ class Starter:
         self.started: dict[str, float] = {}
 
     @contextmanager
-    def undone_on_failure(self) -> Iterator[Starter]:
+    def undone_on_failure(self) -> Iterator[DaemonStarter]:
         try:
             yield self
         except BaseException:
@@ -152,7 +152,7 @@ class Starter:
         }
 
 
-def start_all(starter: Starter, daemons: list[str]) -> None:
+def start_all(starter: DaemonStarter, daemons: list[str]) -> None:
     """Start daemons in parallel.
 
     Raises:

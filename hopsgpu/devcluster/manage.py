@@ -138,7 +138,7 @@ def _start(
         config_files.write_conf(layout, state, gpus)
         for daemon in missing:
             say(f"{daemon}: log {layout.log(daemon)}")
-        with boot.Starter(layout, state, jars).undone_on_failure() as starter:
+        with boot.DaemonStarter(layout, state, jars).undone_on_failure() as starter:
             boot.start_all(starter, missing)
             boot.wait_ready(layout, starter.state, config_files.user_name(), starter.started)
     return starter.state

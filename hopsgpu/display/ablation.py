@@ -32,7 +32,7 @@ def card(result: AblationOutcome) -> str:
     )
 
 
-def worth(result: AblationOutcome, row: AblationRow) -> float | None:
+def contribution(result: AblationOutcome, row: AblationRow) -> float | None:
     """Return how much better the metric is with a component than without; None if unknown."""
     if row.difference is None:
         return None
@@ -41,7 +41,7 @@ def worth(result: AblationOutcome, row: AblationRow) -> float | None:
 
 def _sorted(result: AblationOutcome) -> list[AblationRow]:
     def key(row: AblationRow) -> tuple[bool, float]:
-        is_worth = worth(result, row)
+        is_worth = contribution(result, row)
         return is_worth is None, -(is_worth or 0.0)
 
     return [*result.rows[:1], *sorted(result.rows[1:], key=key)]
@@ -55,7 +55,7 @@ def _headers(result: AblationOutcome) -> list[str]:
 def _cells(result: AblationOutcome, row: AblationRow) -> Sequence[str]:
     is_whole = row is result.rows[0]
     # The whole has nothing to compare with.
-    is_worth = None if is_whole else worth(result, row)
+    is_worth = None if is_whole else contribution(result, row)
     return (
         plain(row.component, _LONGEST) or _WHOLE,
         _number(row.mean),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TextIO, TypeVar
 
 from hopsgpu.core.gang import GangState
-from hopsgpu.display.nonblocking import Outlet
+from hopsgpu.display.nonblocking import NonblockingWriter
 from hopsgpu.display.screens import in_kernel, in_terminal
 from hopsgpu.errors import ConfigError
 
@@ -44,7 +44,7 @@ class Display(Protocol[S_contra, W_contra]):
         """Handle one or several lines that a rank wrote."""
 
 
-class Teller(Protocol[S_contra, W_contra]):
+class StatusFormatter(Protocol[S_contra, W_contra]):
     """Turns statuses into lines."""
 
     def news(self, status: S_contra, now: float, /) -> Iterable[str]:
@@ -59,7 +59,7 @@ class Teller(Protocol[S_contra, W_contra]):
         """Return the label of a line's writer."""
 
 
-class Off:
+class NoDisplay:
     """Shows nothing."""
 
     def status(self, status: Status) -> None:
@@ -69,7 +69,7 @@ class Off:
         return
 
 
-class Told(Generic[S]):
+class CallbackDisplay(Generic[S]):
     """Passes states to a function of the user, and ignores lines."""
 
     def __init__(self, tell: Callable[[S], object]) -> None:
@@ -85,12 +85,12 @@ class Told(Generic[S]):
 class PlainLines(Generic[S, W]):
     """Plain lines: the ranks' output on stdout, and the progress on stderr.
 
-    A run waits for a reader who has stopped reading no longer than `Outlet` does.
+    A run waits for a reader who has stopped reading no longer than `NonblockingWriter` does.
     """
 
     def __init__(
         self,
-        teller: Teller[S, W],
+        teller: StatusFormatter[S, W],
         out: TextIO | None = None,
         err: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -99,7 +99,7 @@ class PlainLines(Generic[S, W]):
         self._out = out
         self._err = err
         self._clock = clock
-        self._outlet = Outlet()
+        self._outlet = NonblockingWriter()
 
     def status(self, status: S) -> None:
         """Write what is new."""
@@ -177,10 +177,10 @@ def display_of(
     if given in (None, "lines"):
         return lines()
     if given == "off":
-        return Off()
+        return NoDisplay()
     if callable(given):
         _check_takes_one(given, kind)
-        return Told(given)
+        return CallbackDisplay(given)
     raise ConfigError(
         f"progress={given!r}: must be 'rich', 'lines', 'off', None or a callable that takes a"
         f" {kind}"

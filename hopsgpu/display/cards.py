@@ -9,7 +9,7 @@ from dataclasses import fields
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.core.run_values import GpuSeconds, RankReport, RunOutcome, RunStatus, Timeline
-from hopsgpu.display.phrases import gang, lasted, seconds, state, uuid
+from hopsgpu.display.phrases import gang, phase_durations, seconds, state, uuid
 from hopsgpu.display.picture import how_ended
 
 _MOST_METRICS = 8
@@ -30,7 +30,7 @@ def run_card(status: RunStatus) -> str:
         "attempt": status.attempt or "",
         "rank 0": _metrics(reported),
     }
-    return html.box(html.title("Run", status.run_id), html.facts(told(pairs)))
+    return html.box(html.title("Run", status.run_id), html.facts(known_facts(pairs)))
 
 
 def result_card(result: RunOutcome) -> str:
@@ -42,8 +42,8 @@ def result_card(result: RunOutcome) -> str:
     }
     return html.box(
         html.title("GangResult", result.run_id),
-        html.facts(told(pairs)),
-        *warned(result.warnings),
+        html.facts(known_facts(pairs)),
+        *warning_lines(result.warnings),
         html.table(("rank", "value", "last reported", *_REPORTED), _rows(result)),
     )
 
@@ -72,12 +72,12 @@ def _report(report: RankReport | None) -> list[object]:
 
 
 def _metrics(reported: Mapping[str, float]) -> str:
-    told = [f"{n} {v:.4g}" for n, v in reported.items() if not n.startswith("gpu.")]
-    more = " …" if len(told) > _MOST_METRICS else ""
-    return ", ".join(told[:_MOST_METRICS]) + more
+    known_facts = [f"{n} {v:.4g}" for n, v in reported.items() if not n.startswith("gpu.")]
+    more = " …" if len(known_facts) > _MOST_METRICS else ""
+    return ", ".join(known_facts[:_MOST_METRICS]) + more
 
 
-def warned(warnings: Sequence[str]) -> Iterable[Html]:
+def warning_lines(warnings: Sequence[str]) -> Iterable[Html]:
     """Return warnings, one per line; only the first of many."""
     for warning in warnings[:_MOST_WARNINGS]:
         # Only the sign is coloured: no colour of text is legible on light and dark backgrounds.
@@ -87,7 +87,7 @@ def warned(warnings: Sequence[str]) -> Iterable[Html]:
 
 def timeline(passed: Timeline) -> str:
     """Return the duration of each phase."""
-    return " · ".join(lasted(passed))
+    return " · ".join(phase_durations(passed))
 
 
 def gpu_seconds(spent: GpuSeconds) -> str:
@@ -95,6 +95,6 @@ def gpu_seconds(spent: GpuSeconds) -> str:
     return " · ".join(f"{f.name} {getattr(spent, f.name):.1f}" for f in fields(spent))
 
 
-def told(pairs: Mapping[str, object]) -> dict[str, object]:
+def known_facts(pairs: Mapping[str, object]) -> dict[str, object]:
     """Return the facts that have a value."""
     return {name: value for name, value in pairs.items() if value != ""}

@@ -72,8 +72,8 @@ class Cell(Generic[P]):
 def summary(picture: Picture) -> str:
     """Return a picture in one line, for viewers without HTML."""
     status = picture.status
-    said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.below(status))]
-    said += [f"{plot.name} {phrases.measured(plot)}" for plot in picture.plots]
+    said = [phrases.phase(picture), phrases.gang(status), ", ".join(phrases.detail_lines(status))]
+    said += [f"{plot.name} {phrases.metric_summary(plot)}" for plot in picture.plots]
     parts = "; ".join(part for part in said if part)
     return f"hopsgpu {status.run_id} {picture.elapsed:.1f} s: {parts}"
 
@@ -96,7 +96,7 @@ def page(picture: Picture, key: str) -> Html:
 def _head(picture: Picture) -> Html:
     status = picture.status
     about = [phrases.seconds(picture.elapsed), phrases.gang(status)]
-    return heading(status, phrases.phase(picture), about, " · ".join(phrases.below(status)))
+    return heading(status, phrases.phase(picture), about, " · ".join(phrases.detail_lines(status)))
 
 
 def heading(status: Status, phase: str, about: Iterable[str], below: str = "") -> Html:
@@ -121,7 +121,7 @@ def _plots(picture: Picture) -> Html:
         return Html("")
     cells = []
     for plot in picture.plots:
-        said = phrases.measured(plot)
+        said = phrases.metric_summary(plot)
         drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
         image = html.image(drawn, 200, 36, f"{plot.name} {said}")
         of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
@@ -149,7 +149,7 @@ def plotted(name: str, value: str, image: Html, scale: tuple[str, str], below: s
 
 def _ranks(picture: Picture) -> Html:
     # Without reports, the table would have only empty cells.
-    if not phrases.says_something(picture.rows):
+    if not phrases.table_is_useful(picture.rows):
         return Html("")
     has_gpus = any(row.gpu is not None for row in picture.rows)
     has_steps = any(row.step is not None for row in picture.rows)
@@ -157,7 +157,7 @@ def _ranks(picture: Picture) -> Html:
     headers += [*(["GPU", "GPU memory", ""] if has_gpus else []), ""]
     most = SHOWN_RANKS if picture.ranks > _ALL_RANKS else _ALL_RANKS
     rows = [_rank(row, has_gpus, has_steps) for row in picture.rows[:most]]
-    more = phrases.others(picture, len(rows))
+    more = phrases.remaining_ranks(picture, len(rows))
     strip = Html("")
     if more and picture.utilisations:
         strip = html.image(bars_image(picture.utilisations, 400, 28), 400, 28, more)
@@ -203,5 +203,6 @@ def folded_log(log: Log, whose: str, key: str) -> Html:
     )
     lines = html.preformatted("\n".join(log.lines))
     return Html(
-        html.folded(told, lines, id=key, ontoggle=note, onmousedown=press, onclick=click) + again
+        html.collapsible(told, lines, id=key, ontoggle=note, onmousedown=press, onclick=click)
+        + again
     )

@@ -18,9 +18,9 @@ from hopsgpu.display.base import Display, PlainLines, S, S_contra, W, W_contra
 from hopsgpu.display.cell import Cell
 from hopsgpu.display.nonblocking import PATIENCE_SECONDS
 from hopsgpu.display.picture import Picture, Scene
-from hopsgpu.display.progress import Lines
+from hopsgpu.display.progress import RunLines
 from hopsgpu.display.screens import in_kernel, is_taken
-from hopsgpu.display.search_phrases import SearchTeller
+from hopsgpu.display.search_phrases import SearchFormatter
 from hopsgpu.display.search_picture import SearchPicture, SearchScene
 from hopsgpu.display.terminal import Terminal
 
@@ -70,7 +70,7 @@ def screen(
     context: contextvars.Context,
     page: Callable[[P, str], Html],
     summary: Callable[[P], str],
-    lines: terminal.Drawn[P],
+    lines: terminal.Renderer[P],
 ) -> Screen[P] | None:
     """Return the notebook's cell or the terminal; None if another display uses the terminal.
 
@@ -154,7 +154,7 @@ class Live(LiveDisplay[RunStatus, int, Picture]):
         open_screen: Callable[[contextvars.Context], Screen[Picture] | None] = run_screen,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(open_screen, Scene, Lines, clock)
+        super().__init__(open_screen, Scene, RunLines, clock)
 
 
 class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
@@ -166,7 +166,7 @@ class LiveSearch(LiveDisplay[SearchStatus, Writer, SearchPicture]):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         def lines() -> Display[SearchStatus, Writer]:
-            return PlainLines(SearchTeller())
+            return PlainLines(SearchFormatter())
 
         super().__init__(open_screen, SearchScene, lines, clock)
 

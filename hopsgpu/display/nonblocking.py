@@ -28,7 +28,7 @@ class Stream(Protocol):
     def flush(self) -> object: ...
 
 
-class Outlet:
+class NonblockingWriter:
     """Writes to streams, in its own thread if a reader is at the other end.
 
     A writer waits until its text has been accepted, at most two seconds. If it has not been

@@ -36,7 +36,7 @@ _INSTALL = "pip install optuna matplotlib scikit-learn"
 
 
 @dataclass(frozen=True)
-class Plotted:
+class OptunaPlot:
     """One of Optuna's plots.
 
     Attributes:
@@ -50,7 +50,7 @@ class Plotted:
     missing: str = ""
 
 
-def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[Plotted]:
+def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[OptunaPlot]:
     """Return Optuna's plots of a search; a plot that cannot be drawn says why.
 
     Args:
@@ -67,7 +67,7 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[P
         given = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
         found = _drawn(given, seconds)
         return [
-            Plotted(title, svg, missing)
+            OptunaPlot(title, svg, missing)
             for title, (svg, missing) in zip(titles.values(), found, strict=True)
         ]
     except subprocess.TimeoutExpired:
@@ -76,8 +76,8 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[P
         return _none(f"{type(error).__name__}: {error}")
 
 
-def _none(missing: str) -> Sequence[Plotted]:
-    return [Plotted(title, missing=missing) for title in PLOTS.values()]
+def _none(missing: str) -> Sequence[OptunaPlot]:
+    return [OptunaPlot(title, missing=missing) for title in PLOTS.values()]
 
 
 def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:

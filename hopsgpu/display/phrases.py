@@ -25,15 +25,15 @@ def state(name: str) -> str:
     return "starting ranks" if name == GangState.STARTING.value else name
 
 
-def lasted(timeline: Timeline) -> list[str]:
+def phase_durations(timeline: Timeline) -> list[str]:
     """Return the duration of each phase of a run."""
     return [f"{word} {seconds(took)}" for word, took in timeline.phases()]
 
 
-def below(status: RunStatus) -> list[str]:
+def detail_lines(status: RunStatus) -> list[str]:
     """Return what goes with the state: the reason to wait, or at the end the phases' durations."""
     if GangState(status.state) in ENDS:
-        return lasted(status.timeline)
+        return phase_durations(status.timeline)
     return [status.waiting_for] if status.waiting_for else []
 
 
@@ -57,7 +57,7 @@ def seconds(elapsed: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min"
 
 
-def measured(plot: Plot) -> str:
+def metric_summary(plot: Plot) -> str:
     """Return a metric's last value, and its range over the ranks."""
     if plot.least == plot.most:
         return f"{plot.value:.4g}"
@@ -70,7 +70,7 @@ def scale(plot: Plot) -> tuple[str, str]:
     return f"step {first:,g}", f"{last:,g}"
 
 
-def says_something(rows: Sequence[Row]) -> bool:
+def table_is_useful(rows: Sequence[Row]) -> bool:
     """Return whether a table of ranks would say more than their number."""
     return any(row.host or row.ended or row.step is not None or row.gpu for row in rows)
 
@@ -91,7 +91,7 @@ def uuid(gpu: str) -> str:
     return gpu[:_UUID]
 
 
-def others(picture: Picture, shown: int) -> str:
+def remaining_ranks(picture: Picture, shown: int) -> str:
     """Return the line about ranks without a row; "" if all have one.
 
     Args:

@@ -9,12 +9,12 @@ from typing import Protocol, TextIO
 from hopsgpu.core.gang import ENDS, GangState
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import SearchStatus, Writer
-from hopsgpu.display.base import Display, Off, PlainLines, Shield, display_of
+from hopsgpu.display.base import Display, NoDisplay, PlainLines, Shield, display_of
 from hopsgpu.units import counted
 
 __all__ = [
-    "Lines",
-    "Off",
+    "RunLines",
+    "NoDisplay",
     "Progress",
     "SearchProgress",
     "Shielded",
@@ -44,7 +44,7 @@ class SearchProgress(Protocol):
         """Handle one or several lines that a rank wrote."""
 
 
-class _RunTeller:
+class _RunFormatter:
     """Reports a run in lines: one per change, but at most one every 10 s for metrics and data."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class _RunTeller:
         return f"rank {who} {host}"
 
 
-class Lines(PlainLines[RunStatus, int]):
+class RunLines(PlainLines[RunStatus, int]):
     """Plain lines of a run."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Lines(PlainLines[RunStatus, int]):
         err: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__(_RunTeller(), out, err, clock)
+        super().__init__(_RunFormatter(), out, err, clock)
 
 
 class ShieldedSearch:
@@ -142,7 +142,7 @@ def progress_of(given: object) -> Shielded:
 
         return Live()
 
-    return Shielded(display_of(given, "RunStatus", live, Lines))
+    return Shielded(display_of(given, "RunStatus", live, RunLines))
 
 
 def search_progress_of(given: object) -> ShieldedSearch:
@@ -158,8 +158,8 @@ def search_progress_of(given: object) -> ShieldedSearch:
         return LiveSearch()
 
     def lines() -> Display[SearchStatus, Writer]:
-        from hopsgpu.display.search_phrases import SearchTeller
+        from hopsgpu.display.search_phrases import SearchFormatter
 
-        return PlainLines(SearchTeller())
+        return PlainLines(SearchFormatter())
 
     return ShieldedSearch(display_of(given, "SearchStatus", live, lines))

@@ -9,7 +9,7 @@ from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.core.trials import COMPLETE, FAILED, SearchOutcome, TrialReport
 from hopsgpu.display import search_phrases as say
-from hopsgpu.display.cards import gpu_seconds, timeline, told, warned
+from hopsgpu.display.cards import gpu_seconds, known_facts, timeline, warning_lines
 from hopsgpu.display.charts import held_image
 from hopsgpu.display.search_cell import trials_table
 from hopsgpu.display.search_picture import held_and_used
@@ -32,14 +32,14 @@ def summary(result: SearchOutcome) -> Sequence[Html]:
         name: "" if best is None else html.bold(f"{float(best.value):.6g}"),
         "of trial": "" if best is None else best.number,
         "parameters": "" if best is None else say.shortened(best.params, 300),
-        "trials": say.ends(len(result.trials), result.states),
+        "trials": say.count_phrase(len(result.trials), result.states),
         "time": timeline(result.timeline),
         "GPU seconds": gpu_seconds(result.gpu_seconds) if result.gpu_seconds.held else "",
     }
     return [
         html.title("SearchResult", result.run_id),
-        html.facts(told(pairs)),
-        *warned((*result.warnings, *_failures(result))),
+        html.facts(known_facts(pairs)),
+        *warning_lines((*result.warnings, *_failures(result))),
         _best(result),
         _held(result),
     ]

@@ -31,7 +31,7 @@ def page(picture: SearchPicture, key: str) -> Html:
         key: key of the display, letters and digits; it keeps unfolded parts unfolded.
     """
     status = picture.status
-    counts = say.ends(status.wanted, say.states_of(status))
+    counts = say.count_phrase(status.wanted, say.states_of(status))
     about = [phrases.seconds(picture.elapsed), counts, say.held_gpus(status)]
     return html.box(
         heading(status, phrases.state(status.state), about, status.waiting_for),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from hopsgpu.core import html
 from hopsgpu.core.html import Html
 from hopsgpu.core.trials import SearchOutcome
-from hopsgpu.display.optuna_plots import Plotted, optuna_plots
+from hopsgpu.display.optuna_plots import OptunaPlot, optuna_plots
 from hopsgpu.display.search_cards import summary
 from hopsgpu.display.search_cell import row_of
 
@@ -48,7 +48,7 @@ def page(result: SearchOutcome) -> str:
     return f'<!DOCTYPE html>\n<html lang="en">{head}{body}</html>\n'
 
 
-def _figure(plot: Plotted) -> Html:
+def _figure(plot: OptunaPlot) -> Html:
     title = html.element("h2", plot.title)
     if not plot.svg:
         return Html(title + html.element("div", f"not drawn: {plot.missing}"))

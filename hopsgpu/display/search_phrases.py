@@ -88,7 +88,7 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def ends(wanted: int, states: Mapping[str, int]) -> str:
+def count_phrase(wanted: int, states: Mapping[str, int]) -> str:
     """Return how many trials have ended, and how."""
     told = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
     count = sum(states.get(name, 0) for name in (COMPLETE, PRUNED, FAILED))
@@ -127,7 +127,7 @@ def unit(status: SearchStatus) -> str:
     return "GPUs" if status.gpus else "executors"
 
 
-def best_of(found: SearchStatus | SearchOutcome) -> str:
+def best_phrase(found: SearchStatus | SearchOutcome) -> str:
     """Return the best value and its trial in words; "" if there is none."""
     best = found.best
     if best is None:
@@ -138,12 +138,12 @@ def best_of(found: SearchStatus | SearchOutcome) -> str:
 
 def summary(status: SearchStatus) -> str:
     """Return the state of a search in one line."""
-    counts = ends(status.wanted, states_of(status))
+    counts = count_phrase(status.wanted, states_of(status))
     if GangState(status.state).is_terminal or status.state == "releasing":
-        parts = [f"{status.state}: {counts}", best_of(status)]
+        parts = [f"{status.state}: {counts}", best_phrase(status)]
     elif status.state == "running":
         running = f"{len(status.running)} running on {held(status)}"
-        parts = [counts, running, best_of(status), status.waiting_for]
+        parts = [counts, running, best_phrase(status), status.waiting_for]
     else:
         here = held(status) if status.most and status.state == "waiting" else ""
         before = counts if status.ended else ""
@@ -152,7 +152,7 @@ def summary(status: SearchStatus) -> str:
     return "; ".join(part for part in parts if part).removesuffix(": ")
 
 
-class SearchTeller:
+class SearchFormatter:
     """Reports a search in lines: ended trials, what it waits for, and its state every 10 s.
 
     Trials that ended before the first status are only counted.

@@ -34,12 +34,14 @@ def lines_of(picture: SearchPicture, width: int, height: int, encoding: str) -> 
     """
     status = picture.status
     shown, levels = shown_in(width, encoding), levels_of(encoding)
-    counts = say.ends(status.wanted, say.states_of(status))
+    counts = say.count_phrase(status.wanted, say.states_of(status))
     took, gpus = phrases.seconds(picture.elapsed), say.held_gpus(status)
     lines = head(status, [phrases.state(status.state), took, counts, gpus], shown, width)
     lines += packed(status.waiting_for.split("; "), "; ", shown, width)
     if status.best is not None:
-        lines.append(shown(f"  {say.best_of(status)}: {say.shortened(status.best.params, 200)}"))
+        lines.append(
+            shown(f"  {say.best_phrase(status)}: {say.shortened(status.best.params, 200)}")
+        )
     lines += [shown(text) for text in _plots(picture, levels, width)]
     most = max(height // _SHARE, 1)
     lines += [shown(text) for text in _running(picture, most)]

@@ -37,7 +37,7 @@ _LEAST_LINES = 4
 P_contra = TypeVar("P_contra", contravariant=True)
 
 
-class Drawn(Protocol[P_contra]):
+class Renderer(Protocol[P_contra]):
     """Returns a picture as lines of a terminal."""
 
     def __call__(
@@ -45,7 +45,7 @@ class Drawn(Protocol[P_contra]):
     ) -> list[Text]: ...
 
 
-class Shown(Protocol):
+class LineStyle(Protocol):
     """Turns a text into a line of a terminal, in its encoding and no wider than the terminal."""
 
     def __call__(self, text: str, style: str = "") -> Text: ...
@@ -59,7 +59,7 @@ class Terminal(Generic[P_contra]):
         console: console to draw on, by default stdout.
     """
 
-    def __init__(self, drawn: Drawn[P_contra], console: Console | None = None) -> None:
+    def __init__(self, drawn: Renderer[P_contra], console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -128,7 +128,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     parts = [phrases.seconds(picture.elapsed), phrases.gang(picture.status)]
     lines = head(picture.status, [phrases.phase(picture), *parts], shown, width)
     if picture.has_ended:
-        lines += packed(phrases.below(picture.status), ", ", shown, width)
+        lines += packed(phrases.detail_lines(picture.status), ", ", shown, width)
     else:
         lines += packed(picture.status.waiting_for.split("; "), "; ", shown, width)
     lines += [shown(text) for text in _plots(picture, levels, width)]
@@ -139,7 +139,7 @@ def lines_of(picture: Picture, width: int, height: int, encoding: str) -> list[T
     return lines[: max(height, 1)]
 
 
-def packed(parts: Sequence[str], between: str, shown: Shown, width: int) -> list[Text]:
+def packed(parts: Sequence[str], between: str, shown: LineStyle, width: int) -> list[Text]:
     """Return the parts below the first line, in one line if they fit, else in two.
 
     The first line ends with a whole part, so a long part hides none of the others.
@@ -169,7 +169,7 @@ def _is_utf(encoding: str) -> bool:
     return encoding.lower().startswith("utf")
 
 
-def shown_in(width: int, encoding: str) -> Shown:
+def shown_in(width: int, encoding: str) -> LineStyle:
     """Return a function that formats lines for a terminal, in ASCII if necessary."""
     from rich.cells import cell_len, set_cell_size
     from rich.text import Text
@@ -185,7 +185,7 @@ def shown_in(width: int, encoding: str) -> Shown:
     return shown
 
 
-def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list[Text]:
+def head(status: Status, parts: Sequence[str], shown: LineStyle, width: int) -> list[Text]:
     """Return the first line, and further lines for what does not fit into it.
 
     Parts that are "" are left out.
@@ -206,7 +206,7 @@ def head(status: Status, parts: Sequence[str], shown: Shown, width: int) -> list
     return [line, *packed(rest, " - ", shown, width)]
 
 
-def tail(recent: Log, room: int, whole: str, shown: Shown) -> Sequence[Text]:
+def tail(recent: Log, room: int, whole: str, shown: LineStyle) -> Sequence[Text]:
     """Return the last lines of the ranks and where the whole logs are, in at most `room` lines."""
     left = max(min(room - 1, _MOST_LINES), 0)
     # Not `[-left:]`, because `[-0:]` is the whole list.
@@ -221,7 +221,7 @@ def _plots(picture: Picture, levels: str, width: int) -> Iterable[str]:
     if not picture.plots:
         return
     names = [plot.name[:_NAME_WIDTH] for plot in picture.plots]
-    values = [phrases.measured(plot) for plot in picture.plots]
+    values = [phrases.metric_summary(plot) for plot in picture.plots]
     # A fixed width, whatever the values are: plots that move four times a second are unreadable.
     wide, longest = plot_width(width, names, _VALUES_WIDTH), max(map(len, names))
     for plot, name, value in zip(picture.plots, names, values, strict=True):
@@ -241,7 +241,7 @@ def plot_width(width: int, names: Sequence[str], values: int) -> int:
 def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
     """Yield a line for each rank, or for as many ranks as fit in `room` lines."""
     # Without reports, the rows would be empty.
-    if not phrases.says_something(picture.rows):
+    if not phrases.table_is_useful(picture.rows):
         return
     fits = picture.ranks <= min(room, len(picture.rows))
     told = picture.rows if fits else picture.rows[: max(room - 1, 0)]
@@ -255,7 +255,7 @@ def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
         parts = [f"rank {row.rank:<2}", row.host.ljust(host), step(row).ljust(wide)]
         parts.append(_gpu(row, levels))
         yield f"{_INDENT}{'  '.join([*(part for part in parts if part), row.ended])}".rstrip()
-    if more := phrases.others(picture, len(told)):
+    if more := phrases.remaining_ranks(picture, len(told)):
         yield f"{_INDENT}{more}"
 
 

@@ -20,7 +20,7 @@ from hopsgpu.doctor import (
 from hopsgpu.doctor.report import Check, unknown, wrong
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.storage.bounded_calls import Bounded
+from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 
 _YARN = ("calculator", "gpus", "node managers", "queue")
@@ -90,7 +90,9 @@ class Examination:
         if client.filesystem is None and root.startswith("file:"):
             return unknown("hdfs", "the Hadoop configuration names no HDFS")
         try:
-            facts = Bounded("hopsgpu-lake", lambda: gather.lake_facts(root)).result(_LAKE_SECONDS)
+            facts = BoundedCall("hopsgpu-lake", lambda: gather.lake_facts(root)).result(
+                _LAKE_SECONDS
+            )
         except TimeoutError:
             facts = lake_checks.LakeFacts(root, f"no answer after {_LAKE_SECONDS:.0f} s", None)
         return lake_checks.check_lake(facts)

@@ -24,7 +24,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import root_on
 from hopsgpu.yarn.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager, understood, web_addresses
+from hopsgpu.yarn.resource_manager import ResourceManager, checked_form, web_addresses
 from hopsgpu.yarn.resources import GPU
 
 Setting = Callable[[str], str | None]
@@ -100,7 +100,7 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     return None if said is None else tuple(part.strip() for part in said.split(",") if part.strip())
 
 
-@understood()
+@checked_form()
 def yarn_facts(setting: Setting) -> Yarn:
     """Return what the ResourceManager reports.
 

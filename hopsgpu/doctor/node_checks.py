@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from hopsgpu.doctor.node_probe import Framework, NodeFacts
-from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
+from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
 from hopsgpu.gpu.node.health import BAD, HEALTHY
 from hopsgpu.units import counted
@@ -83,15 +83,15 @@ def check_discovery(
     reasons: dict[str, list[str]] = {}
     for host, why in skipped.items():
         reasons.setdefault(why, []).append(host)
-    unseen = [f"{listed(hosts)} not checked: {why}" for why, hosts in reasons.items()]
+    unseen = [f"{join_names(hosts)} not checked: {why}" for why, hosts in reasons.items()]
     broken = [f"{host}: {why}" for host, why in sorted({**failed, **nothing}.items())]
     well = [node for node in facts if node.gpus]
-    where = listed(node.host for node in well)
+    where = join_names(node.host for node in well)
     seen = f"ran on {counted(len(well), 'node')} ({where})" if well else "ran nowhere"
     if broken:
         return wrong(
             name,
-            f"{seen}, and not on {listed(sorted({**failed, **nothing}))}",
+            f"{seen}, and not on {join_names(sorted({**failed, **nothing}))}",
             _DISCOVERY,
             broken + ill + unseen,
         )
@@ -111,7 +111,8 @@ def check_executor_python(facts: Sequence[NodeFacts], driver: str) -> Check:
     if other:
         return wrong(
             name,
-            f"the driver runs Python {driver}, and {listed(n.host for n in other)} a different one",
+            f"the driver runs Python {driver},"
+            f" and {join_names(n.host for n in other)} a different one",
             _python(driver),
             (f"{node.host}: Python {node.python} ({node.executable})" for node in other),
         )
@@ -143,7 +144,8 @@ def check_executor_spark(facts: Sequence[NodeFacts], driver: str) -> Check:
     if other:
         return wrong(
             name,
-            f"the driver runs Spark {driver}, and {listed(n.host for n in other)} a different one",
+            f"the driver runs Spark {driver},"
+            f" and {join_names(n.host for n in other)} a different one",
             f"spark.yarn.archive (or spark.yarn.jars) = the jars of Spark {driver}",
             (f"{node.host}: Spark {node.spark}" for node in other),
         )
@@ -182,13 +184,13 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
     off = [host for host, kind in kinds.items() if kind == "off"]
     on = [host for host, kind in kinds.items() if kind == "on"]
     if off:
-        rest = f"; on: {listed(on)}" if on else ""
+        rest = f"; on: {join_names(on)}" if on else ""
         return ok(
             name,
-            f"off: {listed(off)}{rest}; leases keep hopsgpu's executors apart, but no others",
+            f"off: {join_names(off)}{rest}; leases keep hopsgpu's executors apart, but no others",
         )
     if on:
-        return ok(name, f"on: {listed(on)}")
+        return ok(name, f"on: {join_names(on)}")
     return unknown(name, "no container could have seen more GPUs than its own")
 
 
@@ -198,7 +200,7 @@ def check_gpu_events(facts: Sequence[NodeFacts]) -> Check:
     bare = [node for node in facts if not node.nvml]
     if not bare:
         return ok(name, _told(facts, lambda node: f"nvidia-ml-py {node.nvml}"))
-    where = listed(node.host for node in bare)
+    where = join_names(node.host for node in bare)
     if all(gpu.simulated for node in bare for gpu in node.gpus):
         return unknown(name, f"no nvidia-ml-py on {where}, whose GPUs are simulated")
     return wrong(
@@ -230,9 +232,9 @@ def check_cuda(facts: Sequence[NodeFacts]) -> Check:
         )
     bare = [node.host for node in facts if not node.frameworks]
     if bare:
-        return unknown(name, f"no torch, tensorflow or jax on {listed(bare)}")
+        return unknown(name, f"no torch, tensorflow or jax on {join_names(bare)}")
     return ok(
-        name, _told(facts, lambda node: f"{_all_built(node)}; driver {listed(_drivers(node))}")
+        name, _told(facts, lambda node: f"{_all_built(node)}; driver {join_names(_drivers(node))}")
     )
 
 
@@ -252,7 +254,7 @@ def _drivers(node: NodeFacts) -> list[str]:
 
 
 def _all_built(node: NodeFacts) -> str:
-    return listed(map(_built, node.frameworks))
+    return join_names(map(_built, node.frameworks))
 
 
 def _built(framework: Framework) -> str:
@@ -267,4 +269,4 @@ def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
         said.setdefault(tell(node), []).append(node.host)
     if len(said) == 1:
         return next(iter(said))
-    return "; ".join(f"{listed(hosts)}: {text}" for text, hosts in said.items())
+    return "; ".join(f"{join_names(hosts)}: {text}" for text, hosts in said.items())

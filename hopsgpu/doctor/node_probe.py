@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hopsgpu.gpu.container_gpus import Gpu, read_given
+from hopsgpu.gpu.container_gpus import Gpu, read_container_gpus
 from hopsgpu.gpu.node.devices import DriverError, list_devices
 from hopsgpu.gpu.node.leases import LeaseError, lease_directory
 
@@ -83,11 +83,11 @@ class NodeFacts:
     nvml: str
 
 
-def look() -> NodeFacts:
+def inspect_node() -> NodeFacts:
     """Inspect the node; call it in a rank."""
     # The container's directory, as its launch script set it; a rank works in another one.
     container = Path(os.environ.get("PWD", "."))
-    given = read_given(container)
+    given = read_container_gpus(container)
     return NodeFacts(
         host=os.environ.get("NM_HOST") or platform.node(),
         python=platform.python_version(),

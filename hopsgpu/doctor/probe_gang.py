@@ -15,7 +15,7 @@ from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.backends.spark.settings import check_gang
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.doctor.container_logs import Logs
-from hopsgpu.doctor.node_probe import NodeFacts, look
+from hopsgpu.doctor.node_probe import NodeFacts, inspect_node
 from hopsgpu.doctor.yarn_checks import RANK_MIB
 from hopsgpu.errors import Cancelled, CapacityError, ConfigError, GangTimeout, HopsGpuError
 from hopsgpu.launcher.api import plan, submit
@@ -67,7 +67,7 @@ def try_nodes(hosts: Sequence[str], logs: Logs, seconds: float) -> Trial:
     try:
         workers = _most(len(hosts))
         run = submit(
-            look,
+            inspect_node,
             workers=workers,
             placement="spread",
             name="doctor",
@@ -105,13 +105,13 @@ def _most(nodes: int) -> int:
     Raises:
         CapacityError: not even one is allowed.
     """
-    shape = plan(look, workers=1, placement="spread", **_SHAPE).shape
+    shape = plan(inspect_node, workers=1, placement="spread", **_SHAPE).shape
     application = application_of(None)
     assert isinstance(application, Application), "the doctor's session is on YARN"
-    return most_at_once(nodes, shape, application)
+    return largest_gang(nodes, shape, application)
 
 
-def most_at_once(nodes: int, shape: ExecutorShape, application: Application) -> int:
+def largest_gang(nodes: int, shape: ExecutorShape, application: Application) -> int:
     """Return the most executors, one per node, that the application may have; 1 at least."""
     # The plan's snapshot, from a moment ago, is recent enough.
     snapshot = application.snapshot(_SNAPSHOT_SECONDS)

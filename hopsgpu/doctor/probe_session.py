@@ -12,8 +12,8 @@ from typing import Any
 
 from hopsgpu.backends.spark.session import session as new_session
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.storage.bounded_calls import Bounded
-from hopsgpu.yarn.application_state import Standing
+from hopsgpu.storage.bounded_calls import BoundedCall
+from hopsgpu.yarn.application_state import ApplicationState
 from hopsgpu.yarn.resource_manager import ResourceManager
 
 _NAME = "hopsgpu-doctor"
@@ -55,7 +55,7 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
     given = {**conf, "spark.yarn.tags": tags}
     with _stderr_in_file() as log:
-        starting = Bounded("hopsgpu-session", lambda: new_session(_NAME, conf=given))
+        starting = BoundedCall("hopsgpu-session", lambda: new_session(_NAME, conf=given))
         try:
             session = starting.result(seconds)
         except TimeoutError:
@@ -79,7 +79,9 @@ def first_cause(error: str) -> str:
     return next(iter(thrown or lines), "no reason given")
 
 
-def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Bounded[Any]) -> str:
+def _given_up(
+    manager: ResourceManager, tag: str, seconds: float, starting: BoundedCall[Any]
+) -> str:
     """End an application that does not start; return what YARN says about it."""
     waited = f"the application has not started within {seconds:.0f} s"
     try:
@@ -92,7 +94,7 @@ def _given_up(manager: ResourceManager, tag: str, seconds: float, starting: Boun
     return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{left}"
 
 
-def _kill(manager: ResourceManager, app: Standing, starting: Bounded[Any]) -> str:
+def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall[Any]) -> str:
     """Ask YARN to end an application; return what to say if it does not, or ""."""
     try:
         manager.kill(app.id, app.user)

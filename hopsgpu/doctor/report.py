@@ -56,7 +56,7 @@ def unknown(name: str, why: str, fix: str = "", details: Iterable[str] = ()) -> 
     return Check(name, State.UNKNOWN, why, fix, tuple(details))
 
 
-def listed(names: Iterable[str], most: int = 8) -> str:
+def join_names(names: Iterable[str], most: int = 8) -> str:
     """Return names in one line, only the first of many."""
     whole = list(names)
     more = [f"and {len(whole) - most} more"] if len(whole) > most else []

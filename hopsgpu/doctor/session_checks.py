@@ -11,7 +11,7 @@ from hopsgpu.doctor.container_logs import Logs
 from hopsgpu.doctor.machine_checks import Machine
 from hopsgpu.doctor.probe_gang import Trial, try_nodes
 from hopsgpu.doctor.probe_session import NoSessionError, started
-from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
+from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import Yarn, to_look_at
 from hopsgpu.errors import Cancelled, GangTimeout
 from hopsgpu.units import counted
@@ -117,7 +117,7 @@ def check_gang(trial: Trial) -> Check:
     if error is None:
         return unknown(_GANG, "no node has a free GPU")
     if trial.failed:
-        return unknown(_GANG, f"executors failed on {listed(sorted(trial.failed))}")
+        return unknown(_GANG, f"executors failed on {join_names(sorted(trial.failed))}")
     if isinstance(error, GangTimeout | Cancelled):
         return unknown(
             _GANG, f"not all executors started: {error}", "run hopsgpu doctor --seconds 180"

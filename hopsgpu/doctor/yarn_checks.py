@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hopsgpu.core.spec import AGENT_MIB, HEAP_MIB
-from hopsgpu.doctor.report import Check, listed, ok, unknown, wrong
+from hopsgpu.doctor.report import Check, join_names, ok, unknown, wrong
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.units import counted
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode
@@ -93,7 +93,7 @@ def check_gpus(yarn: Yarn) -> Check:
             "set yarn.nodemanager.resource-plugins=yarn.io/gpu on nodes with GPUs"
             " (yarn-scripts/yarn-site-gpus.xml), and copy resource-types.xml there",
         )
-    where = listed(f"{node.host} {node.total}" for node in running)
+    where = join_names(f"{node.host} {node.total}" for node in running)
     nodes = f"{counted(len(running), 'node')} ({where or 'none'})"
     seen = f"{sum(node.total for node in running)} on {nodes}"
     # A node that was taken out of service on purpose is not a fault.
@@ -101,7 +101,7 @@ def check_gpus(yarn: Yarn) -> Check:
     if ill:
         return wrong(
             name,
-            f"{seen}; not usable: {listed(node.host for node in ill)}",
+            f"{seen}; not usable: {join_names(node.host for node in ill)}",
             "repair these nodes; an UNHEALTHY node returns when its health check passes",
             [f"{node.host} is {node.state}: {node.health or 'it gives no reason'}" for node in ill],
         )
@@ -122,8 +122,8 @@ def check_node_managers(yarn: Yarn) -> Check:
             " NodeManager whose nvidia-smi failed ten times",
             found.problems,
         )
-    kinds = listed(f"{each.count} × {each.name}" for each in found.types)
-    drivers = listed(sorted({node.driver for node in found.nodes if node.driver}))
+    kinds = join_names(f"{each.count} × {each.name}" for each in found.types)
+    drivers = join_names(sorted({node.driver for node in found.nodes if node.driver}))
     return ok(name, f"{kinds or 'no types'}; driver {drivers or 'unknown'}")
 
 
@@ -186,4 +186,4 @@ def _by(gpus: ClusterGpus, node: GpuNode) -> str:
         for app in gpus.users
         if app.hosts.get(node.host)
     ]
-    return f" by {listed(users)}" if users else ""
+    return f" by {join_names(users)}" if users else ""

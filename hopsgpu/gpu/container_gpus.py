@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
+from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Given:
+class ContainerGpus:
     """What the discovery script gave out.
 
     Attributes:
@@ -51,18 +51,18 @@ class Given:
         return frozenset(gpu.address for gpu in self.gpus if gpu.simulated)
 
 
-def read_given(container: Path = Path()) -> Given:
+def read_container_gpus(container: Path = Path()) -> ContainerGpus:
     """Return what was given out to a container; nothing if the script did not run.
 
     Args:
         container: directory of the container.
     """
     try:
-        told = json.loads((container / GIVEN_OUT).read_text())
+        told = json.loads((container / CONTAINER_GPUS).read_text())
     except FileNotFoundError:
-        return Given()
+        return ContainerGpus()
     gpus = (
         Gpu(gpu["address"], gpu["name"], gpu["driver"], gpu["state"], gpu["reason"])
         for gpu in told["gpus"]
     )
-    return Given(tuple(gpus), told["isolated"])
+    return ContainerGpus(tuple(gpus), told["isolated"])

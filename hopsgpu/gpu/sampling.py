@@ -21,7 +21,7 @@ _JOIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observations:
     """What was seen of GPUs; it grows while they are sampled.
 
     Attributes:
@@ -40,7 +40,7 @@ async def sampling(
     nvml: Any = None,
     seconds: float = _SECONDS,
     broken: Callable[[], None] = lambda: None,
-) -> AsyncIterator[Seen]:
+) -> AsyncIterator[Observations]:
     """Sample GPUs while inside the context; yield what is seen of them.
 
     A call of NVML that never returns delays neither the caller nor the end of its process. A GPU
@@ -56,7 +56,7 @@ async def sampling(
         broken: called in a thread when a GPU is beyond hope.
     """
     if not gpus:
-        yield Seen()
+        yield Observations()
         return
     sampler = _Sampler(gpus, tell, nvml, seconds, broken)
     # A daemon: an interpreter that ends does not wait for a call that hangs in the driver.
@@ -78,7 +78,7 @@ class _Sampler:
         seconds: float,
         broken: Callable[[], None],
     ) -> None:
-        self.seen = Seen()
+        self.seen = Observations()
         self._broken = broken
         self._gpus = gpus
         self._told = tell

@@ -14,22 +14,22 @@ from typing import Any
 from hopsgpu.agent import sent_log
 from hopsgpu.backends.agent_registration import check_data
 from hopsgpu.backends.grant import Lease, refuse_duplicates
-from hopsgpu.backends.spark.token_renewal import Handover
+from hopsgpu.backends.spark.token_renewal import TokenSender
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Avoid, RankPlace, World
+from hopsgpu.core.gang import Exclusions, RankPlace, World
 from hopsgpu.core.run_values import RankReport
 from hopsgpu.display.progress import Progress
 from hopsgpu.errors import Cancelled, HopsGpuError, RankFailed
 from hopsgpu.launcher import rank_start
 from hopsgpu.launcher.attempt_request import run_messages
 from hopsgpu.launcher.background import Background, Work
-from hopsgpu.launcher.outcome import Ends, ended, odd_end
+from hopsgpu.launcher.outcome import RankEnds, ended_rank, odd_end
 from hopsgpu.launcher.publisher import Agents, Publisher
 from hopsgpu.launcher.rank_call import Call
 from hopsgpu.launcher.rank_output import Outputs
-from hopsgpu.launcher.rank_start import Beginnings, Told
-from hopsgpu.launcher.rendezvous import Meeting, Unmet, meet
+from hopsgpu.launcher.rank_start import RankStartListener, RankStarts
+from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
 from hopsgpu.launcher.retry_policy import Fault
 from hopsgpu.launcher.return_values import Value, value_of
 
@@ -64,7 +64,7 @@ class Trained:
     values: dict[int, Value] = field(default_factory=dict)
     failure: RankFailed | None = None
     fault: Fault = Fault.RANK
-    avoid: Avoid = Avoid()
+    avoid: Exclusions = Exclusions()
     suspect: str | None = None
     warnings: list[str] = field(default_factory=list)
 
@@ -83,7 +83,7 @@ class Training:
         world: World,
         call: Call,
         outputs: Outputs,
-        told: Told,
+        told: RankStartListener,
         cancelled: threading.Event,
     ) -> None:
         self._lease = lease
@@ -92,17 +92,17 @@ class Training:
         self._outputs = outputs
         self._told = told
         self._cancelled = cancelled
-        self._beginnings = Beginnings(world, told)
-        self._ends = Ends(world, call.log_url)
+        self._beginnings = RankStarts(world, told)
+        self._ends = RankEnds(world, call.log_url)
         self._connected = {container.key for container in lease.containers}
         self._quiet_since: float | None = None
         self._failed_at: float | None = None
         self._stop_until: float | None = None
         self.trained = Trained()
-        self.meeting: Meeting | None = None
-        self._tokens = Handover(lease, call.run_id, self.trained.warnings)
+        self.meeting: Rendezvous | None = None
+        self._tokens = TokenSender(lease, call.run_id, self.trained.warnings)
 
-    def run(self, met: Meeting | None = None) -> Trained:
+    def run(self, met: Rendezvous | None = None) -> Trained:
         """Start all ranks, wait for all, and stop them at the first failure.
 
         Args:
@@ -118,10 +118,10 @@ class Training:
         refuse_duplicates(self._lease.containers)
         if met is not None and self._cancelled.is_set():
             raise Cancelled(f"{self._call.run_id} was cancelled before its ranks started")
-        meeting = met or meet(
+        meeting = met or rendezvous(
             self._world, self._call, self._send, self._next_event, self._cancelled
         )
-        if isinstance(meeting, Unmet):
+        if isinstance(meeting, RendezvousFailure):
             log.info(
                 "%s: attempt %d: the ranks cannot meet, by the executor on %s%s",
                 self._call.run_id,
@@ -250,7 +250,7 @@ class Training:
             call.attempt,
         )
 
-    def _start(self, meeting: Meeting) -> None:
+    def _start(self, meeting: Rendezvous) -> None:
         self._world = meeting.world
         modules = self._call.modules
         for message in run_messages(self._call, meeting):
@@ -327,7 +327,7 @@ class Training:
             self.trained.warnings.append(text)
 
     def _end(self, message: Message) -> None:
-        end = ended(self._place(int(message["rank"])), message)
+        end = ended_rank(self._place(int(message["rank"])), message)
         rank = end.place.rank
         alike = self._ends.end(end)
         log.debug(
@@ -421,7 +421,7 @@ def train_on(
     world: World,
     call: Call,
     show: Progress,
-    told: Told,
+    told: RankStartListener,
     cancelled: threading.Event,
 ) -> Iterator[Training]:
     """Provide the `Training` of one attempt; on exit, discard its output unless taken over.

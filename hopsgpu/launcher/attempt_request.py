@@ -12,7 +12,7 @@ from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.proxies import direct_hosts
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rendezvous import Meeting
+from hopsgpu.launcher.rendezvous import Rendezvous
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunMessage:
     fields: dict[str, Any]
 
 
-def run_messages(call: Call, meeting: Meeting) -> Iterator[RunMessage]:
+def run_messages(call: Call, meeting: Rendezvous) -> Iterator[RunMessage]:
     """Yield the messages that start all ranks of an attempt.
 
     Args:

@@ -13,18 +13,18 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Protocol
 
-from hopsgpu.agent.placeholder import Warm
-from hopsgpu.artifacts.manifest import About
+from hopsgpu.agent.placeholder import WarmUp
+from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.lease_request import Request, Watcher
-from hopsgpu.core.gang import Avoid, GangState, assign_ranks
+from hopsgpu.core.gang import Exclusions, GangState, assign_ranks
 from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, CapacityError, HopsGpuError, RankFailed, StoreError
 from hopsgpu.launcher.attempt import Trained, Training, train_on
 from hopsgpu.launcher.background import Background
-from hopsgpu.launcher.data_staging import Feed
+from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.options import Arguments
 from hopsgpu.launcher.preflight import asked_of_executors, python_of
@@ -36,7 +36,7 @@ from hopsgpu.launcher.run import Board, Named
 from hopsgpu.launcher.run_record import environment
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
-from hopsgpu.storage.root import below
+from hopsgpu.storage.root import join_url
 from hopsgpu.tracking import mlflow
 from hopsgpu.units import counted
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 # A context that provides a function, which returns the whole gang for a request, without the nodes
 # and GPUs to avoid; a run calls it once for each attempt.
-Leasing = Callable[[Request], AbstractContextManager[Callable[[Avoid], Lease]]]
+Leasing = Callable[[Request], AbstractContextManager[Callable[[Exclusions], Lease]]]
 _KEEP_SECONDS = 120.0
 # Those of the packages that are slow to import that can produce a model.
 _FRAMEWORKS = ("torch", "tensorflow", "jax", "sklearn")
@@ -53,7 +53,7 @@ _OF_GPUS = "gpu."
 _STEP = "step"
 
 
-class Told(Watcher, Named, Protocol):
+class RunListener(Watcher, Named, Protocol):
     """The status board of a run, which also watches the run's lease."""
 
 
@@ -116,7 +116,7 @@ def state_of_failure(error: BaseException) -> GangState:
 def request_of(
     plan: LaunchPlan,
     frameworks: tuple[str, ...],
-    board: Told,
+    board: RunListener,
     cancelled: threading.Event,
     python_env: PythonEnv | None = None,
     *,
@@ -134,14 +134,14 @@ def request_of(
         timeout=plan.spec.acquire_timeout,
         cancelled=cancelled,
         watcher=board,
-        warm=Warm(frameworks, plan.environment, python_env),
+        warm=WarmUp(frameworks, plan.environment, python_env),
         # Only the rank knows what its Python environment contains.
         needs=DATA if data and python_env is None else (),
         imports=imports,
     )
 
 
-class _Told:
+class _BoardListener:
     """Writes the progress of a run's ranks to the run's status board."""
 
     def __init__(self, board: Board) -> None:
@@ -185,9 +185,9 @@ class Execution:
         self._model: ModelVersion | None = None
         self._warnings = list(plan.warnings)
         self._attempt = 0
-        self._avoid = Avoid()
+        self._avoid = Exclusions()
         self._lost: list[str] = []
-        self._feed = Feed(given.data, plan, given.application, board, cancelled)
+        self._feed = StagedData(given.data, plan, given.application, board, cancelled)
         self._python_env: PythonEnv | None = None
         # A strong reference would make a cycle, which would keep connections to the lake open until
         # a garbage collection.
@@ -250,7 +250,12 @@ class Execution:
             lease.containers, self._plan.ranks_per_executor, spec.parameter_servers
         )
         with train_on(
-            lease, world, self._call(), self._given.progress, _Told(self._board), self._cancelled
+            lease,
+            world,
+            self._call(),
+            self._given.progress,
+            _BoardListener(self._board),
+            self._cancelled,
         ) as training:
             self._trained = training.trained
             log.info(
@@ -355,7 +360,7 @@ class Execution:
 
     @property
     def _models(self) -> str:
-        return below(self._plan.paths["root"], "models")
+        return join_url(self._plan.paths["root"], "models")
 
     def _publish(self, training: Training, lease: Lease, name: str) -> None:
         publisher = training.publisher(name)
@@ -384,12 +389,12 @@ class Execution:
         self._warnings += publisher.warnings
         self._board.mark("published")
 
-    def _about(self) -> About:
+    def _about(self) -> VersionDescription:
         """Return what the manifest says besides the files."""
         application, provenance = self._given.application, self._given.provenance
         assert provenance is not None, "there is one where a model is to be published"
         reported = next(iter(self._board.status().metrics), {})
-        return About(
+        return VersionDescription(
             metrics={
                 n: v for n, v in reported.items() if n != _STEP and not n.startswith(_OF_GPUS)
             },

@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hopsgpu.backends.backend import Site
-from hopsgpu.backends.spark.dataframe_writer import Written, write_frame
+from hopsgpu.backends.spark.dataframe_writer import WriteProgress, write_frame
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.data.argument import ONLY, Data, Datasets
-from hopsgpu.data.rank_shards import MOST_DEALT, Dealt
+from hopsgpu.data.rank_shards import MOST_DEALT, RankShards
 from hopsgpu.data.shard import Shard
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, columns_of, read_source
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.launcher.run import Board
-from hopsgpu.storage.bounded_calls import Bounded
+from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.storage.lake import Lake
 from hopsgpu.units import MIB, counted
 
@@ -31,7 +31,7 @@ _TOLD_FILES = 100
 _MOST_COLUMNS = 200
 
 
-class Feed:
+class StagedData:
     """The data of one run.
 
     Args:
@@ -105,7 +105,7 @@ class Feed:
                 self._remove()
 
     def _write(self, label: str, frame: Any) -> None:
-        def told(written: Written) -> None:
+        def told(written: WriteProgress) -> None:
             self._tell(f"writing {label}: {written}")
 
         write_frame(
@@ -132,7 +132,9 @@ class Feed:
 
         self._tell(f"reading the footers of {label}")
         # In a separate thread, because a lake that hangs would delay a cancellation for too long.
-        reading = Bounded(f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, told))
+        reading = BoundedCall(
+            f"hopsgpu-{self._board.run_id}-footers", lambda: read_source(lake, told)
+        )
         while not reading.wait(_LOOK_SECONDS):
             if self._cancelled.is_set():
                 raise Cancelled(gone)
@@ -187,7 +189,7 @@ def deal(datasets: Datasets, sources: Mapping[str, Source], ranks: int) -> tuple
     dealt, size = [], 0
     for rank in range(ranks):
         mine = {name: of_ranks[rank] for name, of_ranks in shards.items()}
-        dealt.append(Dealt(mine, datasets.single).dump())
+        dealt.append(RankShards(mine, datasets.single).dump())
         size += len(dealt[-1])
         if size > MOST_DEALT:
             groups = sum(len(file.groups) for s in sources.values() for file in s.files)

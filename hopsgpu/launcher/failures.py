@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hopsgpu.core.gang import Avoid, Container, RankPlace
+from hopsgpu.core.gang import Container, Exclusions, RankPlace
 from hopsgpu.errors import RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.gpu.node.health import HEALTHY
@@ -95,7 +95,7 @@ _CRASHES = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS")
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedRank:
     """The end of a rank, as its agent reported it.
 
     Attributes:
@@ -133,7 +133,7 @@ class Ended:
         return self.status in WELL
 
 
-def first_failure(ends: Sequence[Ended]) -> Ended | None:
+def first_failure(ends: Sequence[EndedRank]) -> EndedRank | None:
     """Return the end that was the first failure by time; None if no rank failed.
 
     A rank that hopsgpu stopped did not fail. A rank that was killed or crashed may make another one
@@ -144,11 +144,11 @@ def first_failure(ends: Sequence[Ended]) -> Ended | None:
     return min(failed, key=_when, default=None)
 
 
-def _when(end: Ended) -> float:
+def _when(end: EndedRank) -> float:
     return end.at - (0.0 if end.status == "raised" else _WITHOUT_A_WORD_SECONDS)
 
 
-def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
+def rank_failed(end: EndedRank, log_url: str, cause: str = "") -> RankFailed:
     """Return the error for a rank's end: where, how, the user's traceback, the end of its log.
 
     Args:
@@ -182,11 +182,11 @@ def rank_failed(end: Ended, log_url: str, cause: str = "") -> RankFailed:
     )
 
 
-def ran_too_long(
+def timed_out(
     place: RankPlace,
     seconds: float,
     running: Sequence[int],
-    end: Ended | None,
+    end: EndedRank | None,
     log_url: str,
     cause: str = "",
 ) -> RankFailed:
@@ -290,7 +290,7 @@ def _below(what: str, *lines: str) -> str:
     return "\n".join([what, *(f"  {line}" for line in with_sources("\n".join(lines)).splitlines())])
 
 
-def _how(end: Ended) -> str:
+def _how(end: EndedRank) -> str:
     outcome = end.outcome
     match end.status:
         case "raised":
@@ -320,7 +320,7 @@ def _how(end: Ended) -> str:
     return _how_without_a_word(end)
 
 
-def _how_without_a_word(end: Ended) -> str:
+def _how_without_a_word(end: EndedRank) -> str:
     if end.signal is None:
         return (
             f"ended with exit code {end.exit_code} and without a value or an exception: it, or a"
@@ -348,7 +348,7 @@ def _how_without_a_word(end: Ended) -> str:
     return f"was ended by {end.signal}, which hopsgpu did not send"
 
 
-def _known(end: Ended) -> tuple[str | None, Blame]:
+def _known(end: EndedRank) -> tuple[str | None, Blame]:
     """Return what to do about a known error, and what is to blame for it.
 
     The last lines of a log may report problems that the program overcame: they put no blame, and
@@ -371,26 +371,26 @@ def _known(end: Ended) -> tuple[str | None, Blame]:
     return _told_of(end.gpu_events, end) if end.gpu_events else None, Blame.NOTHING
 
 
-def _told_of(events: Sequence[GpuEvent], end: Ended) -> str:
+def _told_of(events: Sequence[GpuEvent], end: EndedRank) -> str:
     host = end.place.container.host
     said = dict.fromkeys(f"{event.gpu} of {host}: {event.reason}" for event in events)
     return f"the driver told of {'; '.join(said)}"
 
 
-def to_avoid(end: Ended) -> Avoid:
+def to_avoid(end: EndedRank) -> Exclusions:
     """Return the GPU or node to blame for a rank's end, by its error and the driver's events."""
     host = end.place.container.host
     if (failed := failed_gpus([end])).is_any:
         return failed
     _, blame = _known(end)
     if blame is Blame.GPU:
-        return Avoid(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
-    return Avoid(hosts=frozenset({host} if blame is Blame.HOST else ()))
+        return Exclusions(gpus=frozenset((host, gpu) for gpu in end.place.gpus))
+    return Exclusions(hosts=frozenset({host} if blame is Blame.HOST else ()))
 
 
-def failed_gpus(ends: Iterable[Ended]) -> Avoid:
+def failed_gpus(ends: Iterable[EndedRank]) -> Exclusions:
     """Return the GPUs for which the driver reported a fatal event, of whichever rank."""
-    return Avoid(
+    return Exclusions(
         gpus=frozenset(
             (end.place.container.host, event.gpu)
             for end in ends
@@ -400,7 +400,7 @@ def failed_gpus(ends: Iterable[Ended]) -> Avoid:
     )
 
 
-def likely_cause(place: RankPlace, ends: Iterable[Ended]) -> str:
+def likely_cause(place: RankPlace, ends: Iterable[EndedRank]) -> str:
     """Return the driver's events of other ranks' failed GPUs, in words; "" if there are none.
 
     It is also "" if a GPU of the rank itself failed. When a GPU fails, the peers of its rank may

@@ -10,7 +10,7 @@ from hopsgpu.backends.backend import Site
 from hopsgpu.control.channel import MOST_PAYLOAD
 from hopsgpu.data.rank_shards import MOST_DEALT
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.import_scan import Imported, Noted
+from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.module_finder import MAINS, THERE
 from hopsgpu.packaging.modules import PackedModules, Packer, roots_of
 from hopsgpu.packaging.pickling import pickle_call
@@ -21,13 +21,13 @@ _MOST_CALL = MOST_PAYLOAD - MOST_DEALT
 
 def pickled(
     train_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[bytes, Imported]:
+) -> tuple[bytes, ImportedModules]:
     """Pickle the function with its arguments; return it, and the modules that they import.
 
     Raises:
         ConfigError: something cannot be pickled, or is too large to travel.
     """
-    noted = Noted()
+    noted = ImportRecorder()
     call = pickle_call(train_fn, args, kwargs, noted=noted)
     _check_size(len(call), 0)
     return call, noted.imported()
@@ -37,7 +37,7 @@ def packed_modules(
     packer: Packer,
     train_fn: Callable[..., Any],
     call: bytes,
-    imported: Imported,
+    imported: ImportedModules,
     application: Site,
 ) -> PackedModules:
     """Pack the user's modules that a function needs, which travel with it.
@@ -57,7 +57,7 @@ def packed_modules(
     return modules
 
 
-def needs_of(imported: Imported, modules: PackedModules) -> tuple[str, ...]:
+def needs_of(imported: ImportedModules, modules: PackedModules) -> tuple[str, ...]:
     """Return the top-level modules that unpickling the call needs, and that do not travel.
 
     Optional imports of the function are not among them.

@@ -19,7 +19,7 @@ from hopsgpu.backends.grant import Lease, Leasing, Owner
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.jvm_threads import start_daemon
 from hopsgpu.core.boundary import public
-from hopsgpu.core.gang import Avoid, GangState
+from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher.background import Background
@@ -39,7 +39,7 @@ _KEEP_SECONDS = 120.0
 _TURN = "the data is there; another launch has the gang, and this one's turn comes after it"
 
 
-class Keeper:
+class LeaseThread:
     """The thread that owns a held gang's lease.
 
     Only this thread calls Spark for the gang, or a launch's thread while this one waits for its
@@ -117,7 +117,7 @@ class Keeper:
         self._ended.wait()
 
     @contextlib.contextmanager
-    def borrowed(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+    def borrowed(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
         """Provide a function that returns the whole gang for an attempt of one launch.
 
         Use it only in the keeper's thread, or in a thread for whose end the keeper waits. Nodes
@@ -138,7 +138,7 @@ class Keeper:
                 request.watcher.state(GangState.FINISHING, ())
 
     @contextlib.contextmanager
-    def borrowed_later(self, request: Request) -> Iterator[Callable[[Avoid], Lease]]:
+    def borrowed_later(self, request: Request) -> Iterator[Callable[[Exclusions], Lease]]:
         """Provide the same as `borrowed` in a launch's own thread; the keeper waits for its end.
 
         While another launch uses the gang, this launch's watcher is notified that it is still
@@ -271,7 +271,7 @@ class Gang:
         self._background = Background(f"hopsgpu-{given.spec.name}-records")
         # The latest status board of what the gang did outside launches.
         self._own: Board | None = None
-        self._keeper = Keeper(given.application.lease, given.idle_timeout, self._own_request)
+        self._keeper = LeaseThread(given.application.lease, given.idle_timeout, self._own_request)
 
     @public
     def __enter__(self) -> Gang:
@@ -282,7 +282,7 @@ class Gang:
                 root = self._plan.paths["root"]
                 self._python_env = python_of(self._given.python_env, root, board, cancelled)
                 with self._keeper.borrowed(self._request(board, cancelled)) as whole:
-                    whole(Avoid())
+                    whole(Exclusions())
             except BaseException as error:
                 board.state(state_of_failure(error))
                 raise

@@ -96,7 +96,7 @@ def interruption(words: str) -> KeyboardInterrupt:
     raised = KeyboardInterrupt(words)
     if not tracebacks.shows_all():
         # The class must be KeyboardInterrupt itself, or Python would not exit as on an interrupt.
-        vars(raised)["_render_traceback_"] = functools.partial(tracebacks.in_words, raised)
+        vars(raised)["_render_traceback_"] = functools.partial(tracebacks.format_error, raised)
     return raised
 
 

@@ -18,13 +18,13 @@ from hopsgpu.data.argument import Datasets, datasets_of
 from hopsgpu.display.progress import Shielded, progress_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import needs_of, packed_modules, pickled
-from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.modules import PackedModules, Packer
 from hopsgpu.packaging.pickling import name_of
-from hopsgpu.packaging.preload import Foreseen, foresee, likely_preloads
+from hopsgpu.packaging.preload import StaticFindings, likely_preloads, scan_function
 from hopsgpu.packaging.provenance import Provenance, provenance_of
 from hopsgpu.packaging.python_env.builder import Wanted, warnings_of
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.rank.context import VARIABLE
 from hopsgpu.storage.names import file_name, model_name
 from hopsgpu.tracking.mlflow import Tracking, tracking_to
@@ -56,7 +56,7 @@ class Arguments:
     spec: GangSpec
     call: bytes
     modules: PackedModules
-    foreseen: Foreseen
+    foreseen: StaticFindings
     progress: Shielded
     application: Site
     provenance: Provenance | None = None
@@ -130,7 +130,7 @@ def arguments(
     refuse_nested()
     check_callable(train_fn)
     datasets = datasets_of(data, is_frame)
-    wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
+    wanted: Wanted | None = None if python_env is None else recipe_for(python_env)
     spec = gang_spec(
         gpus_per_worker,
         memory_per_worker,
@@ -159,7 +159,7 @@ def arguments(
         spec,
         call,
         modules,
-        foresee(train_fn, modules),
+        scan_function(train_fn, modules),
         shown,
         application,
         _provenance(model, tracking, train_fn, args, kwargs, modules),
@@ -193,7 +193,7 @@ def held_arguments(
         ConfigError: an argument is wrong; the message names it, its value and what is accepted.
     """
     refuse_nested()
-    wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
+    wanted: Wanted | None = None if python_env is None else recipe_for(python_env)
     spec = gang_spec(
         gpus_per_worker,
         memory_per_worker,
@@ -254,7 +254,7 @@ def launch_on(
         spec,
         call,
         modules,
-        foresee(train_fn, modules),
+        scan_function(train_fn, modules),
         shown,
         held.application,
         _provenance(model, tracking, train_fn, args, kwargs, modules),
@@ -273,7 +273,7 @@ def with_python(
     """
     default = application.option("python_env")
     if wanted is None and default:
-        wanted = wanted_of(default)
+        wanted = recipe_for(default)
     return dataclasses.replace(spec, python_env=None if wanted is None else wanted.name), wanted
 
 
@@ -307,7 +307,9 @@ def check_callable(train_fn: object) -> None:
         raise ConfigError(f"train_fn={name_of(train_fn)} {problem}")
 
 
-def _pickled(train_fn: Callable[..., Any], args: object, kwargs: object) -> tuple[bytes, Imported]:
+def _pickled(
+    train_fn: Callable[..., Any], args: object, kwargs: object
+) -> tuple[bytes, ImportedModules]:
     positional, named = _positional(args), keywords(kwargs)
     check_call(train_fn, positional, named)
     return pickled(train_fn, positional, named)

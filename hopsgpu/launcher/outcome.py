@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hopsgpu.control.channel import Message
-from hopsgpu.core.gang import Avoid, RankPlace, World
+from hopsgpu.core.gang import Exclusions, RankPlace, World
 from hopsgpu.errors import RankFailed
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.launcher import failures
-from hopsgpu.launcher.failures import Ended
+from hopsgpu.launcher.failures import EndedRank
 from hopsgpu.launcher.retry_policy import Fault, fault_of, suspect
 
 # A lost container is a cause; its consequences in other ranks can be reported before the loss.
@@ -20,9 +20,9 @@ _LOST_SECONDS = 1.0
 _SAVING_SECONDS = 120.0
 
 
-def ended(place: RankPlace, message: Message) -> Ended:
+def ended_rank(place: RankPlace, message: Message) -> EndedRank:
     """Return a rank's end, from its agent's message."""
-    return Ended(
+    return EndedRank(
         place=place,
         at=message["time"] + place.container.clock,
         exit_code=message["exit_code"],
@@ -35,7 +35,7 @@ def ended(place: RankPlace, message: Message) -> Ended:
     )
 
 
-def odd_end(end: Ended) -> list[str]:
+def odd_end(end: EndedRank) -> list[str]:
     """Return warnings about a rank that returned a value but whose process ended unusually."""
     warnings = []
     rank = end.place.rank
@@ -63,7 +63,7 @@ class Conclusion:
 
     failure: RankFailed
     fault: Fault
-    avoid: Avoid = Avoid()
+    avoid: Exclusions = Exclusions()
     suspect: str | None = None
 
 
@@ -74,7 +74,7 @@ class _Loss:
     reason: str
 
 
-class Ends:
+class RankEnds:
     """Collects the ends of an attempt's ranks.
 
     Args:
@@ -89,14 +89,14 @@ class Ends:
     def __init__(self, world: World, log_url: Callable[[int], str]) -> None:
         self._world = world
         self._log_url = log_url
-        self._ends: dict[int, Ended] = {}
+        self._ends: dict[int, EndedRank] = {}
         self._losses: list[_Loss] = []
         # Ranks that have ended, except that their checkpoints are still uploading, and since when.
         self._saving: dict[int, float] = {}
         self.pending = {place.rank for place in world.processes}
         self.overdue: tuple[int, ...] = ()
 
-    def end(self, end: Ended) -> bool:
+    def end(self, end: EndedRank) -> bool:
         """Record an end; return whether other ranks may be about to raise the same exception."""
         self._ends[end.place.rank] = end
         self.pending.discard(end.place.rank)
@@ -163,7 +163,7 @@ class Ends:
     def _too_late(self, timeout: float) -> Conclusion:
         rank, ends = self.overdue[0], list(self._ends.values())
         place = self._world.processes[rank]
-        failure = failures.ran_too_long(
+        failure = failures.timed_out(
             place,
             timeout,
             self.overdue,

@@ -18,7 +18,7 @@ from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.launcher.options import Arguments
 from hopsgpu.storage.error_messages import ABSENT
 from hopsgpu.storage.lake import Lake
-from hopsgpu.storage.root import below
+from hopsgpu.storage.root import join_url
 from hopsgpu.tracebacks import inherited
 
 _MOST_LISTED = 5
@@ -100,10 +100,10 @@ def _paths(
         ConfigError: the run to resume from does not exist.
         StoreError: the run to resume from cannot be read on the lake, or data does not exist.
     """
-    runs = below(root, "runs")
+    runs = join_url(root, "runs")
     paths = {"root": root, "run": f"{runs}/{run_id}"}
     if spec.model is not None:
-        paths["model"] = below(root, f"models/{spec.model}")
+        paths["model"] = join_url(root, f"models/{spec.model}")
     if spec.resume is not None:
         paths["resume"] = _run_there(Lake(runs), spec.resume)
     if data is not None:

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hopsgpu.agent.model_upload import Left, load_left, load_parts
+from hopsgpu.agent.model_upload import ModelFiles, load_model_files, load_parts
 from hopsgpu.artifacts import publication, stale_uploads
-from hopsgpu.artifacts.manifest import About, framework_of
+from hopsgpu.artifacts.manifest import VersionDescription, framework_of
 from hopsgpu.artifacts.models import ModelVersion
 from hopsgpu.artifacts.versions import CLAIMS, PROBE, STAGING
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
 from hopsgpu.core.gang import World
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.error_messages import ODD_JSON
 from hopsgpu.storage.lake import Lake
 
@@ -76,26 +76,28 @@ class Publisher:
         # Keys of the agents that are uploading.
         self._busy: set[int] = set()
 
-    def left(self) -> dict[int, Left]:
+    def left(self) -> dict[int, ModelFiles]:
         """Ask the agents what their ranks left, and return it by rank, without empty entries.
 
         Raises:
             StoreError: an agent was lost.
             Cancelled: the run was cancelled meanwhile.
         """
-        found: dict[int, Left] = {}
+        found: dict[int, ModelFiles] = {}
         for key, ranks in self._ranks.items():
             self._agents.send(key, "left", ranks=ranks)
         for message in self._answers("left", set(self._ranks)):
-            found |= load_left(message.payload)
+            found |= load_model_files(message.payload)
         return {rank: left for rank, left in sorted(found.items()) if left.files or left.problem}
 
-    def idle(self, left: Mapping[int, Left]) -> set[int]:
+    def idle(self, left: Mapping[int, ModelFiles]) -> set[int]:
         """Return the keys of the agents that take no part in the upload."""
         all_keys = {place.container.key for place in self._agents.world.processes}
         return all_keys - self._agents.of(left).keys()
 
-    def publish(self, models_url: str, left: Mapping[int, Left], about: About) -> ModelVersion:
+    def publish(
+        self, models_url: str, left: Mapping[int, ModelFiles], about: VersionDescription
+    ) -> ModelVersion:
         """Have the agents upload what their ranks left, and commit it as the next version.
 
         Args:
@@ -115,7 +117,7 @@ class Publisher:
         if not uploading:
             self._check(left)
         staging = publication.begin(models_url, self._name)
-        parts: dict[int, dict[str, Facts]] = {}
+        parts: dict[int, dict[str, FileFacts]] = {}
         try:
             for key, ranks in uploading.items():
                 self._busy.add(key)
@@ -143,7 +145,7 @@ class Publisher:
                 raise
             raise StoreError(f"{error}. {kept}", getattr(error, "kind", "")) from error
 
-    def _check(self, left: Mapping[int, Left]) -> None:
+    def _check(self, left: Mapping[int, ModelFiles]) -> None:
         for rank, one in sorted(left.items()):
             if one.problem:
                 raise StoreError(
@@ -164,8 +166,8 @@ class Publisher:
         )
 
     def _with_signature(
-        self, about: About, staging: Lake, parts: Mapping[int, Mapping[str, Facts]]
-    ) -> About:
+        self, about: VersionDescription, staging: Lake, parts: Mapping[int, Mapping[str, FileFacts]]
+    ) -> VersionDescription:
         """Return the facts for the manifest, with the signature if a rank left one."""
         rank = next((rank for rank, files in sorted(parts.items()) if SIGNATURE in files), None)
         if rank is None:

@@ -29,7 +29,7 @@ _CHUNK = 4 * 2**20
 _MADE_ANEW = frozenset({DAMAGED, UNSUPPORTED})
 
 
-class Spool:
+class OutputSpool:
     """The whole output of a rank, in a file on the driver's disk.
 
     The file has no name, so nothing of it remains however the driver ends. It is created at the
@@ -162,7 +162,7 @@ class RankOutput:
     def __init__(
         self, rank: int, host: str, show: Progress, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.spool = Spool()
+        self.spool = OutputSpool()
         self._rank = rank
         self._host = host
         self._show = show
@@ -204,7 +204,7 @@ class Logs:
         spools: the outputs, by the name of their file on the lake.
     """
 
-    def __init__(self, spools: Mapping[str, Spool]) -> None:
+    def __init__(self, spools: Mapping[str, OutputSpool]) -> None:
         self._spools = spools
 
     def uploads(self, directory: Lake) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -221,7 +221,7 @@ class Logs:
             yield target.url, functools.partial(_bring, spool, directory, target)
 
 
-def _follow(spool: Spool, directory: Lake, target: Lake) -> None:
+def _follow(spool: OutputSpool, directory: Lake, target: Lake) -> None:
     # What the lake refuses now is tried again soon; an error at the end is reported.
     with contextlib.suppress(StoreError):
         if not spool.is_on_lake:
@@ -229,7 +229,7 @@ def _follow(spool: Spool, directory: Lake, target: Lake) -> None:
         spool.follow(target)
 
 
-def _bring(spool: Spool, directory: Lake, target: Lake) -> None:
+def _bring(spool: OutputSpool, directory: Lake, target: Lake) -> None:
     with contextlib.closing(spool):
         if not spool.is_on_lake:
             directory.make()
@@ -253,9 +253,9 @@ class Outputs:
             rank: RankOutput(rank, place.container.host, show, clock)
             for rank, place in self._places.items()
         }
-        self._records = {rank: Spool() for rank in self._places}
+        self._records = {rank: OutputSpool() for rank in self._places}
         self._metrics = Metrics(self._places)
-        self._agents: dict[int, Spool] = {}
+        self._agents: dict[int, OutputSpool] = {}
         self._keeps_agents = False
         self._owned = contextlib.ExitStack()
 
@@ -291,7 +291,7 @@ class Outputs:
         """
         if (before := self._agents.pop(index, None)) is not None:
             before.close()
-        spool = self._agents[index] = Spool()
+        spool = self._agents[index] = OutputSpool()
         self._owned.callback(spool.close)
         spool.write(content)
 
@@ -356,7 +356,7 @@ class Outputs:
             spool.close()
         return Logs(self._files())
 
-    def _files(self) -> dict[str, Spool]:
+    def _files(self) -> dict[str, OutputSpool]:
         logs = {f"rank-{rank}.log": output.spool for rank, output in self._ranks.items()}
         records = {
             record_name(rank): spool for rank, spool in self._records.items() if not spool.is_empty

@@ -12,7 +12,7 @@ from hopsgpu.core.gang import World
 KINDS = ("started", "entered")
 
 
-class Told(Protocol):
+class RankStartListener(Protocol):
     """Is notified of the progress of an attempt's ranks."""
 
     def entered(self, ranks: int, of: int, at: float) -> None:
@@ -28,7 +28,7 @@ class Told(Protocol):
         """Report the ranks' last metrics, by rank."""
 
 
-class Beginnings:
+class RankStarts:
     """The starts of one attempt's ranks.
 
     Args:
@@ -39,7 +39,7 @@ class Beginnings:
         pids: process ids of the started ranks, by rank.
     """
 
-    def __init__(self, world: World, told: Told) -> None:
+    def __init__(self, world: World, told: RankStartListener) -> None:
         self._world = world
         self._told = told
         self.pids: dict[int, int] = {}

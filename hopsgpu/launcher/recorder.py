@@ -36,7 +36,7 @@ def _nothing() -> None:
     return None
 
 
-class Followed(Protocol):
+class LogSource(Protocol):
     """An attempt whose logs are written to the lake while it runs."""
 
     def grown_logs(self) -> Sequence[tuple[str, Work]]:
@@ -49,7 +49,7 @@ class Followed(Protocol):
         """Return, in order, the report of each rank that has started, and whether it has ended."""
 
 
-class Standing(Protocol):
+class RecordedRun(Protocol):
     """The part of a run's status that a record needs.
 
     Attributes:
@@ -64,14 +64,14 @@ class Standing(Protocol):
     def attempt(self) -> int: ...
 
 
-class Stood(Protocol):
+class RecordKeeper(Protocol):
     """The part of a run's status board that a record needs."""
 
     @property
     def run_id(self) -> str:
         """The id of the run."""
 
-    def status(self) -> Standing:
+    def status(self) -> RecordedRun:
         """Return the run's status now."""
 
 
@@ -96,7 +96,7 @@ class Recording:
     def __init__(
         self,
         plan: LaunchPlan,
-        board: Stood,
+        board: RecordKeeper,
         directory: Lake,
         *,
         application: str,
@@ -123,7 +123,7 @@ class Recording:
         self._directory = directory
         self._wish = Lake(directory.url, quick=True) / CANCEL
         self._lock = threading.Lock()
-        self._followed: Followed | None = None
+        self._followed: LogSource | None = None
         self._ranks: tuple[tuple[RankReport, bool], ...] = ()
         self._logs: dict[str, int] = {}
         self._logs_at = 0.0
@@ -148,7 +148,7 @@ class Recording:
                 ended.set()
 
     @contextlib.contextmanager
-    def following(self, attempt: Followed) -> Iterator[None]:
+    def following(self, attempt: LogSource) -> Iterator[None]:
         """Append an attempt's logs to the lake until the exit; begin no append afterwards."""
         with self._lock:
             self._followed = attempt
@@ -164,14 +164,14 @@ class Recording:
     def _key(self) -> str:
         return f"the record of {self._board.run_id}"
 
-    def _look_at(self, attempt: Followed) -> None:
+    def _look_at(self, attempt: LogSource) -> None:
         self._ranks = attempt.ranks()
         self._logs |= attempt.log_sizes()
 
     def _work(self, state: str, error: str | None) -> Work:
         if self._followed is not None:
             self._look_at(self._followed)
-        standing = run_record.Standing(
+        standing = run_record.RunSnapshot(
             plan=self._plan,
             result=self._result(),
             application=self._application,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Avoid, RankPlace, World
+from hopsgpu.core.gang import Exclusions, RankPlace, World
 from hopsgpu.errors import Cancelled, ConfigError, RankFailed
 from hopsgpu.frameworks.endpoints import Endpoints, endpoints_of, ports_wanted
 from hopsgpu.launcher import failures
@@ -25,7 +25,7 @@ _STORES = "torch"
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """The gang with the addresses and ports of its agents.
 
     Attributes:
@@ -38,7 +38,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Unmet:
+class RendezvousFailure:
     """Why a gang could not meet.
 
     Attributes:
@@ -49,16 +49,16 @@ class Unmet:
 
     failure: RankFailed
     silent: tuple[int, ...] = ()
-    avoid: Avoid = Avoid()
+    avoid: Exclusions = Exclusions()
 
 
-def meet(
+def rendezvous(
     world: World,
     call: Call,
     send: Callable[..., None],
     next_event: Callable[[], Event | None],
     cancelled: threading.Event,
-) -> Meeting | Unmet:
+) -> Rendezvous | RendezvousFailure:
     """Have every agent hold its ports, and learn by which address others reach it.
 
     Args:
@@ -110,7 +110,7 @@ def meet(
         if event is not None and event.peer in containers:
             if event.message is None:
                 why = event.reason or "its connection ended"
-                return Unmet(_failure(containers[event.peer], why))
+                return RendezvousFailure(_failure(containers[event.peer], why))
             if event.message.kind == "preparing":
                 deadline = time.monotonic() + _ANSWER_SECONDS
             if event.message.kind == "reserved":
@@ -129,7 +129,7 @@ def meet(
         elif time.monotonic() > deadline:
             silent = tuple(key for key in containers if key not in answers)
             why = f"its agent did not answer for {_ANSWER_SECONDS:g} s"
-            return Unmet(_failure(containers[silent[0]], why), silent)
+            return RendezvousFailure(_failure(containers[silent[0]], why), silent)
     return _meeting(world, first, answers)
 
 
@@ -144,7 +144,7 @@ def _failure(place: RankPlace, why: str) -> RankFailed:
     return failures.executor_lost(place, f"{why}, before its ranks were started", "(none)")
 
 
-def _unmet(place: RankPlace, answer: Message) -> Unmet:
+def _unmet(place: RankPlace, answer: Message) -> RendezvousFailure:
     """Return the failure that an agent reports: no access to its GPUs, or no ports or store.
 
     Raises:
@@ -156,12 +156,12 @@ def _unmet(place: RankPlace, answer: Message) -> Unmet:
     if not closed and answer["configured"]:
         raise ConfigError(f"{host}: {problem}")
     outcome = {"status": "not started", "error": problem}
-    end = failures.Ended(place, time.time(), None, None, outcome, (), stopped=False)
-    avoid = Avoid(gpus=frozenset((host, gpu) for gpu in closed))
-    return Unmet(failures.rank_failed(end, "(none)"), avoid=avoid)
+    end = failures.EndedRank(place, time.time(), None, None, outcome, (), stopped=False)
+    avoid = Exclusions(gpus=frozenset((host, gpu) for gpu in closed))
+    return RendezvousFailure(failures.rank_failed(end, "(none)"), avoid=avoid)
 
 
-def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Meeting:
+def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Rendezvous:
     def located(place: RankPlace) -> RankPlace:
         told = answers[place.container.key]
         container = replace(place.container, address=told["address"], interface=told["interface"])
@@ -171,4 +171,4 @@ def _meeting(world: World, first: int, answers: Mapping[int, Message]) -> Meetin
     servers = tuple(map(located, world.servers))
     there = replace(world, places=places, servers=servers)
     ports = {key: message["ports"] for key, message in answers.items()}
-    return Meeting(there, endpoints_of(there, ports, answers[first]["store"]))
+    return Rendezvous(there, endpoints_of(there, ports, answers[first]["store"]))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from enum import Enum
 
-from hopsgpu.core.gang import Avoid
-from hopsgpu.launcher.failures import Ended, failed_gpus, to_avoid
+from hopsgpu.core.gang import Exclusions
+from hopsgpu.launcher.failures import EndedRank, failed_gpus, to_avoid
 
 # Statuses that a rank reaches again, however often it is started.
 _ALWAYS = frozenset({"unpicklable", "too large"})
@@ -31,7 +31,7 @@ class Fault(Enum):
     CODE = "code"
 
 
-def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
+def fault_of(first: EndedRank, ends: Sequence[EndedRank]) -> Fault:
     """Return whose fault a failure was.
 
     Args:
@@ -49,7 +49,7 @@ def fault_of(first: Ended, ends: Sequence[Ended]) -> Fault:
     return Fault.CODE if len(raised) == 1 and None not in raised else Fault.RANK
 
 
-def _raised(end: Ended) -> tuple[str, str]:
+def _raised(end: EndedRank) -> tuple[str, str]:
     """Return an exception's text, without numbers (which differ by rank), and its last frame."""
     frames = _FRAME.findall(end.outcome.get("traceback", ""))
     return _NUMBER.sub("#", end.outcome["error"]), frames[-1] if frames else ""
@@ -66,7 +66,7 @@ def suspect(host: str, reason: str) -> str | None:
     return None if _EXCUSED.search(reason) else host
 
 
-def avoid_next(avoid: Avoid, lost: Sequence[str]) -> Avoid:
+def avoid_next(avoid: Exclusions, lost: Sequence[str]) -> Exclusions:
     """Return the nodes and GPUs that get no rank in the next attempt.
 
     Args:
@@ -75,7 +75,7 @@ def avoid_next(avoid: Avoid, lost: Sequence[str]) -> Avoid:
             a node that is the suspect twice is avoided.
     """
     twice = frozenset(host for host in lost if lost.count(host) > 1)
-    return avoid | Avoid(hosts=twice)
+    return avoid | Exclusions(hosts=twice)
 
 
 def may_retry(fault: Fault, *, attempt: int, retries: int, code_too: bool) -> bool:

@@ -153,7 +153,7 @@ class Board:
     def held(self) -> str:
         """What has become of the run's executors, in words; read it when the run has ended."""
         with self._lock:
-            return become_of(self._passed, self._timeline, self._gpus)
+            return executors_fate(self._passed, self._timeline, self._gpus)
 
     def _seconds(self, now: float) -> GpuSeconds:
         return gpu_seconds(
@@ -203,7 +203,7 @@ def gpu_seconds(
     return GpuSeconds(held, training, publishing, max(held - training - publishing, 0.0))
 
 
-def become_of(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
+def executors_fate(passed: Collection[GangState], timeline: Timeline, gpus: int) -> str:
     """Return what has become of the executors of a run that has ended, in words.
 
     Args:

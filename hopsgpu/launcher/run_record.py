@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RunSnapshot:
     """The state of a run, as its record shows it.
 
     Attributes:
@@ -61,7 +61,7 @@ class Standing:
     search: Mapping[str, Any] | None = None
 
 
-def content(standing: Standing, environment: Mapping[str, Any]) -> bytes:
+def content(standing: RunSnapshot, environment: Mapping[str, Any]) -> bytes:
     """Return the record as JSON (RFC 8259), schema 2; metrics are encoded by `metrics.for_json`.
 
     Args:

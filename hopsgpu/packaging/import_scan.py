@@ -23,7 +23,7 @@ _PARSINGS = 20
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModules:
     """The modules that a pickled call imports, by their dotted names.
 
     Attributes:
@@ -37,11 +37,11 @@ class Imported:
 
 
 @dataclass
-class Noted:
+class ImportRecorder:
     """A record of what a pickle imports, kept while the pickle is written.
 
     Attributes:
-        needed, likely: as in `Imported`.
+        needed, likely: as in `ImportedModules`.
     """
 
     needed: set[str] = field(default_factory=set)
@@ -74,9 +74,9 @@ class Noted:
             package = str(known.__globals__.get("__package__") or "")
             self.likely.update(imports_of_code(known.__code__, package))
 
-    def imported(self) -> Imported:
+    def imported(self) -> ImportedModules:
         """Return what was noted."""
-        return Imported(frozenset(self.needed), frozenset(self.likely - self.needed))
+        return ImportedModules(frozenset(self.needed), frozenset(self.likely - self.needed))
 
 
 class Import(NamedTuple):

@@ -54,7 +54,7 @@ def described_main(main: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedCall:
     """A call as a rank loads it.
 
     Attributes:
@@ -69,7 +69,7 @@ class Loaded:
     names: Mapping[str, Any]
 
 
-def load(call: Path) -> Loaded:
+def load(call: Path) -> LoadedCall:
     """Load a call, and make `__main__` the driver's, here and in processes spawned from here.
 
     Args:
@@ -92,7 +92,7 @@ def load(call: Path) -> Loaded:
     _have_spawned_restore()
     # In a fork server this name refers to another module.
     sys.modules[_OF_SPAWNED] = main
-    return Loaded(function, args, kwargs, names)
+    return LoadedCall(function, args, kwargs, names)
 
 
 def restore(namespace: dict[str, Any]) -> None:

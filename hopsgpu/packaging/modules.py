@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hopsgpu.packaging.import_scan import Imported, imports_of_source
+from hopsgpu.packaging.import_scan import ImportedModules, imports_of_source
 from hopsgpu.packaging.module_files import (
     File,
     files_below,
@@ -66,7 +66,7 @@ class PackedModules:
 
 
 @dataclass(frozen=True)
-class Root:
+class ImportRoot:
     """A place that ranks import from as from one entry of `sys.path`.
 
     Attributes:
@@ -85,10 +85,10 @@ class Root:
 
 def roots_of(
     function: Callable[..., Any],
-    imported: Imported = Imported(),  # noqa: B008 - frozen
+    imported: ImportedModules = ImportedModules(),  # noqa: B008 - frozen
     added: Path | None = None,
     sources: Sources | None = None,
-) -> tuple[Root, ...]:
+) -> tuple[ImportRoot, ...]:
     """Return where the ranks of a function import the user's modules from, in `sys.path` order.
 
     That is the directory of the script (or the notebook's working directory), and every other place
@@ -122,7 +122,7 @@ def roots_of(
 
 def _with_parts(
     paths: Sequence[Path], expected: Iterable[Path], parts: Iterable[Part]
-) -> tuple[Root, ...]:
+) -> tuple[ImportRoot, ...]:
     """Return each root once, with its parts; parts that belong to no root come last."""
     own: dict[Path, list[Part]] = {}
     written: dict[Path, Path] = {}
@@ -134,8 +134,8 @@ def _with_parts(
         root = None if part.root is None else part.root.resolve()
         (rest if root is None or root not in own else own[root]).append(part)
     known = {path.resolve() for path in expected}
-    found = [Root(written[path], tuple(below), path in known) for path, below in own.items()]
-    return (*found, Root(None, tuple(rest))) if rest else tuple(found)
+    found = [ImportRoot(written[path], tuple(below), path in known) for path, below in own.items()]
+    return (*found, ImportRoot(None, tuple(rest))) if rest else tuple(found)
 
 
 def _zips_in(directory: Path, places: Iterable[Path]) -> list[Path]:
@@ -150,7 +150,7 @@ def _module_of(function: Callable[..., Any]) -> str:
     return home if isinstance(home, str) else type(function).__module__
 
 
-def root_of_script(script: Path) -> Root:
+def root_of_script(script: Path) -> ImportRoot:
     """Return the user's modules that a script imports, as one root.
 
     They are those in its own directory, and those elsewhere on this Python's `sys.path` that it
@@ -164,7 +164,7 @@ def root_of_script(script: Path) -> Root:
     names = [found.name for found in imports_of_source("__main__", source, package=False)]
     own = None if is_environment(beside) else beside
     parts = users_parts(names, Sources(), own)
-    return Root(own, tuple(part for part in parts if part.root != own))
+    return ImportRoot(own, tuple(part for part in parts if part.root != own))
 
 
 def _root_of_main(main: ModuleType) -> Path | None:
@@ -192,9 +192,11 @@ class Packer:
     sources: Sources = field(default_factory=Sources)
     _last: tuple[object, PackedModules] | None = None
 
-    def pack(self, roots: Sequence[Root | Path]) -> PackedModules:
+    def pack(self, roots: Sequence[ImportRoot | Path]) -> PackedModules:
         """Pack as `pack_modules` does; a file has changed if its time, size, inode or mode has."""
-        found = [_found(root if isinstance(root, Root) else Root(root)) for root in roots]
+        found = [
+            _found(root if isinstance(root, ImportRoot) else ImportRoot(root)) for root in roots
+        ]
         state = [(one.warnings, [file.state for file in one.files]) for one in found]
         last = self._last
         if last is None or last[0] != state:
@@ -202,7 +204,7 @@ class Packer:
         return last[1]
 
 
-def pack_modules(roots: Sequence[Root | Path]) -> PackedModules:
+def pack_modules(roots: Sequence[ImportRoot | Path]) -> PackedModules:
     """Pack the modules below each root, every file of the packages among them, and named parts.
 
     Hidden directories, virtual environments, caches and this hopsgpu itself are left out. If a root
@@ -216,14 +218,14 @@ def pack_modules(roots: Sequence[Root | Path]) -> PackedModules:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _PackableFiles:
     """The files of a root to pack, and warnings for the user about what is not packed."""
 
     files: tuple[File, ...]
     warnings: tuple[str, ...]
 
 
-def _found(root: Root) -> _Found:
+def _found(root: ImportRoot) -> _PackableFiles:
     warnings: list[str] = []
     files: dict[str, File] = {}
     for part in root.parts:
@@ -237,7 +239,7 @@ def _found(root: Root) -> _Found:
         more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
         warnings.append(f"not sent to the ranks, as the name is not UTF-8: {unnamed[0]}{more}")
     ordered = sorted(filter(is_utf8, files))
-    return _Found(tuple(files[name] for name in ordered), tuple(warnings))
+    return _PackableFiles(tuple(files[name] for name in ordered), tuple(warnings))
 
 
 def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
@@ -295,7 +297,7 @@ def _size(files: Sequence[File]) -> int:
     return sum(file.size for file in files)
 
 
-def _packed(found: Sequence[_Found]) -> PackedModules:
+def _packed(found: Sequence[_PackableFiles]) -> PackedModules:
     warnings = [warning for part in found for warning in part.warnings]
     names: set[str] = set()
     buffer = io.BytesIO()

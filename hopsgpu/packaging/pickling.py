@@ -24,7 +24,7 @@ from typing import Any
 from cloudpickle import cloudpickle as internals
 
 from hopsgpu.errors import ConfigError
-from hopsgpu.packaging.import_scan import Noted
+from hopsgpu.packaging.import_scan import ImportRecorder
 from hopsgpu.packaging.main_module import Namespace, described_main
 from hopsgpu.packaging.reducers import (
     MAIN,
@@ -35,7 +35,14 @@ from hopsgpu.packaging.reducers import (
     resolved,
 )
 from hopsgpu.packaging.sources import sources_of
-from hopsgpu.packaging.unpicklable import Refused, Search, advice_on, article, described, refusal_of
+from hopsgpu.packaging.unpicklable import (
+    RefusedObject,
+    Search,
+    advice_on,
+    article,
+    describe_value,
+    refusal_of,
+)
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -54,7 +61,9 @@ class _CallPickler(ReducingPickler):
         noted: notes the modules that the pickle and its code import.
     """
 
-    def __init__(self, file: Any, main: Mapping[str, Any], noted: Noted | None = None) -> None:
+    def __init__(
+        self, file: Any, main: Mapping[str, Any], noted: ImportRecorder | None = None
+    ) -> None:
         super().__init__(file)
         self._main = main
         self._noted = noted
@@ -136,7 +145,7 @@ def pickle_call(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     *,
-    noted: Noted | None = None,
+    noted: ImportRecorder | None = None,
 ) -> bytes:
     """Return a call as bytes: a function, its arguments, and what it needs of `__main__`.
 
@@ -281,10 +290,10 @@ def _refused(
             f"{article(what)} {what} cannot travel to ranks: {of or 'the call'} has one as {where}."
             f" {advice}"
         )
-    said = "" if isinstance(error, Refused) else f" ({error})"
+    said = "" if isinstance(error, RefusedObject) else f" ({error})"
     return ConfigError(
-        f"{of or 'the call'} cannot be sent to the ranks: {where} is {described(culprit)}, which"
-        f" cannot be pickled{said}. {advice_on(culprit)}"
+        f"{of or 'the call'} cannot be sent to the ranks: {where} is {describe_value(culprit)},"
+        f" which cannot be pickled{said}. {advice_on(culprit)}"
     )
 
 

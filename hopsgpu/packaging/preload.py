@@ -65,7 +65,7 @@ _MOST_OBJECTS = 10_000
 _MOST_SOURCES = 4096
 
 
-class Foreseen(NamedTuple):
+class StaticFindings(NamedTuple):
     """What a function's code shows before it runs.
 
     Attributes:
@@ -97,7 +97,7 @@ class Foreseen(NamedTuple):
         return {**code_variables.carried(driver), **code_variables.environment(self.sets)}
 
 
-def foresee(function: Callable[..., Any], modules: PackedModules) -> Foreseen:
+def scan_function(function: Callable[..., Any], modules: PackedModules) -> StaticFindings:
     """Return what a function will import and set.
 
     An import or assignment counts wherever it stands in the function, in what the function refers
@@ -116,7 +116,7 @@ def foresee(function: Callable[..., Any], modules: PackedModules) -> Foreseen:
         if name in reached.sources:
             sets.update(_set_by_source(reached.sources[name][0], every))
     imports = () if code_variables.read_at_import(sets) else _preloads(reached)
-    return Foreseen(imports, frozenset(sets))
+    return StaticFindings(imports, frozenset(sets))
 
 
 class _Reached(NamedTuple):

@@ -50,7 +50,7 @@ _ADVICE = {
 _DEFAULT_ADVICE = "Create it inside the function, or pass what it is made from in args or kwargs"
 
 
-class Refused(Exception):
+class RefusedObject(Exception):
     """The error of a pickler that meets what must not travel, even if it could be pickled."""
 
 
@@ -92,7 +92,7 @@ def refuse(value: object) -> Any:
         Refused: the value must not travel.
     """
     if (refusal := refusal_of(value)) is not None:
-        raise Refused(f"{article(refusal[0])} {refusal[0]} cannot travel")
+        raise RefusedObject(f"{article(refusal[0])} {refusal[0]} cannot travel")
     return NotImplemented
 
 
@@ -104,7 +104,7 @@ def is_wrapper(value: object) -> bool:
     return not isinstance(value, types.FunctionType) or value.__globals__ is not inner.__globals__
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Return what a value is, in words."""
     if is_wrapper(value):
         by = value.__globals__.get("__name__") if hasattr(value, "__globals__") else None

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, SupportsFloat
 
 from hopsgpu.artifacts import checkpoint_restore
-from hopsgpu.artifacts.checkpoint_retention import wanted
-from hopsgpu.artifacts.checkpoint_upload import Saves
+from hopsgpu.artifacts.checkpoint_retention import check_options
+from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.artifacts.log_dir_upload import DIRECTORY as LOGS
 from hopsgpu.core import metrics as measures
 from hopsgpu.core.boundary import public
 from hopsgpu.core.rank_requirements import DATA as NEEDED
-from hopsgpu.core.rank_requirements import lacking
+from hopsgpu.core.rank_requirements import missing_modules
 from hopsgpu.errors import ConfigError
 from hopsgpu.rank.trial import Trial, is_to_end
 from hopsgpu.storage.lake import Lake
@@ -176,13 +176,13 @@ class Context:
                 saved; the call may be repeated.
             OSError: the node's disk is full; nothing is saved.
         """
-        saving = wanted(step, keep, metric, best)
+        saving = check_options(step, keep, metric, best)
         given = local_path(path, "path")
         file = os.environ.get(VARIABLE)
         if file is None:
             self._places[0].save(files_of(given), saving)
         else:
-            Saves(Path(file).parent).hand_over(given, saving)
+            PendingCheckpoints(Path(file).parent).hand_over(given, saving)
 
     @public
     def latest_checkpoint(self, *, all_ranks: bool = False) -> Path | None:
@@ -210,7 +210,7 @@ class Context:
             _copies(),
             all_ranks=all_ranks,
             world_size=self.world_size,
-            begun=file is None or Saves(Path(file).parent).begun,
+            begun=file is None or PendingCheckpoints(Path(file).parent).begun,
         )
 
     @public
@@ -295,16 +295,16 @@ def _opened(described: str, sharers: int) -> RankData | dict[str, RankData] | No
     shards = Path(described).with_name(DATA)
     if not shards.exists():
         return None
-    if lacks := lacking(NEEDED):
+    if lacks := missing_modules(NEEDED):
         raise ConfigError(
             f"context().data needs {' and '.join(lacks)}, which {sys.executable} on"
             f" {socket.gethostname()} does not have: add them to python_env=, or install them for"
             " the executors' Python"
         )
     # Imported here because ranks without data do not need it.
-    from hopsgpu.data.rank_shards import Dealt, opened
+    from hopsgpu.data.rank_shards import RankShards, opened
 
-    return opened(Dealt.load(shards.read_bytes()), shards.with_name(KEPT), sharers)
+    return opened(RankShards.load(shards.read_bytes()), shards.with_name(KEPT), sharers)
 
 
 def _copies() -> Path:

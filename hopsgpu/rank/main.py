@@ -145,7 +145,7 @@ def _enter(directory: Path) -> None:
     taken.chmod(stat.S_IRUSR)
 
 
-def entered(directory: Path) -> float | None:
+def entry_time(directory: Path) -> float | None:
     """Return when the function started in a rank, in seconds since the epoch, or None."""
     try:
         found = (directory / TAKEN).stat()
@@ -176,7 +176,7 @@ def _users_traceback(error: BaseException) -> str:
 def _told(error: BaseException) -> str:
     """Return the message of an exception, if its __str__ works."""
     try:
-        return tracebacks.without_own(str(error))
+        return tracebacks.strip_own_frames(str(error))
     except Exception as problem:  # noqa: BLE001 - a user's __str__
         return f"(its __str__ raised {type(problem).__name__})"
 

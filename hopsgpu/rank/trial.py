@@ -76,7 +76,7 @@ def is_to_end(directory: str) -> bool:
     return True
 
 
-def was_told(directory: Path) -> bool:
+def told_to_end(directory: Path) -> bool:
     """Return whether `is_to_end` has returned True."""
     return (directory / _TOLD).exists()
 

@@ -20,7 +20,7 @@ _IDLE_SECONDS = 5.0
 _LAST_SECONDS = 5.0
 
 
-class Bounded(Generic[T]):
+class BoundedCall(Generic[T]):
     """Work that is done in a thread of its own, and begins at once.
 
     The thread is a daemon: if the work hangs, the process ends without it.
@@ -120,10 +120,10 @@ class Steps:
             self._given_up = True
 
 
-class Hand:
+class WorkerThread:
     """A thread that does one piece of work after another; callers wait a limited time for each.
 
-    It is a daemon, as in `Bounded`; once some work took too long, the hand is of no more use.
+    It is a daemon, as in `BoundedCall`; once some work took too long, the hand is of no more use.
 
     Args:
         name: name of the thread.
@@ -131,7 +131,7 @@ class Hand:
             give it more work.
     """
 
-    def __init__(self, name: str, may_end: Callable[[Hand], bool]) -> None:
+    def __init__(self, name: str, may_end: Callable[[WorkerThread], bool]) -> None:
         self._under_way = 0
         self._calling = threading.Lock()
         self._may_end = may_end
@@ -237,35 +237,36 @@ class Hand:
             del work  # the objects that it holds are large
 
 
-class Hands:
-    """A pool of hands: each is lent, and then kept for the next borrower.
+class WorkerThreadPool:
+    """A pool of threads: each is lent, and then kept for the next borrower.
 
     A thread costs more than a small file: to start, and because its memory is new to the system.
-    Hands end when they had nothing to do for some seconds, or when nobody has the `Hands` any more.
+    A thread ends when it had nothing to do for some seconds, or when nobody has the
+    `WorkerThreadPool` any more.
 
     A process that ends waits for their calls, some seconds at most: Python ends daemon threads by
     unwinding their stacks as they return to it, and code that is not written in C, such as
-    hdfs-native, then aborts the process. Daemon threads that want a hand after that wait for the
-    end.
+    hdfs-native, then aborts the process. Daemon threads that want a thread of the pool after that
+    wait for the end.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._free: collections.deque[Hand] = collections.deque()
-        self._lent: set[Hand] = set()
+        self._free: collections.deque[WorkerThread] = collections.deque()
+        self._lent: set[WorkerThread] = set()
         self._over = threading.Event()
         weakref.finalize(self, _end, self._free).atexit = False
         weakref.finalize(self, _rest, self._lent, self._over, os.getpid())
 
     @contextlib.contextmanager
-    def one(self) -> Iterator[Hand]:
+    def one(self) -> Iterator[WorkerThread]:
         """Yield a hand that nobody else has meanwhile."""
         if self._over.is_set() and threading.current_thread().daemon:
             threading.Event().wait()
         try:
             hand = self._free.pop()
         except IndexError:
-            hand = Hand(self._name, functools.partial(_withdrawn, self._free))
+            hand = WorkerThread(self._name, functools.partial(_withdrawn, self._free))
         self._lent.add(hand)
         try:
             yield hand
@@ -277,7 +278,7 @@ class Hands:
                 hand.end()
 
 
-def _withdrawn(hands: collections.deque[Hand], hand: Hand) -> bool:
+def _withdrawn(hands: collections.deque[WorkerThread], hand: WorkerThread) -> bool:
     """Take a hand out of those that can be lent; return False if somebody was quicker."""
     try:
         hands.remove(hand)
@@ -286,16 +287,16 @@ def _withdrawn(hands: collections.deque[Hand], hand: Hand) -> bool:
     return True
 
 
-def _end(hands: collections.deque[Hand]) -> None:
+def _end(hands: collections.deque[WorkerThread]) -> None:
     for hand in hands:
         hand.end()
 
 
-def _rest(lent: set[Hand], over: threading.Event, process: int) -> None:
+def _rest(lent: set[WorkerThread], over: threading.Event, process: int) -> None:
     if os.getpid() != process:  # a forked child has none of the threads
         return
     over.set()
-    until, rested = time.monotonic() + _LAST_SECONDS, set[Hand]()
+    until, rested = time.monotonic() + _LAST_SECONDS, set[WorkerThread]()
     while hands := lent.difference(rested):
         for hand in hands:
             hand.rest(until - time.monotonic())

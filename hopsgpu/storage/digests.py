@@ -25,7 +25,7 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Facts:
+class FileFacts:
     """The size and digest that identify a file.
 
     Attributes:
@@ -37,7 +37,7 @@ class Facts:
     digest: str
 
 
-def read_facts(told: Any, digest: str) -> dict[str, Facts]:
+def read_facts(told: Any, digest: str) -> dict[str, FileFacts]:
     """Return the facts of files from JSON: by path, {"bytes": size, digest: hexadecimal}.
 
     Args:
@@ -48,7 +48,7 @@ def read_facts(told: Any, digest: str) -> dict[str, Facts]:
         ValueError: there are no files, a path is not inside the directory, or a size or digest is
             invalid. Other content than expected may also raise the other errors of `ODD_JSON`.
     """
-    files = {path: Facts(each["bytes"], each[digest]) for path, each in told.items()}
+    files = {path: FileFacts(each["bytes"], each[digest]) for path, each in told.items()}
     if not files:
         raise ValueError("no files")
     for path, facts in files.items():
@@ -82,12 +82,12 @@ class Digest:
         return other
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> FileFacts:
         """Return the facts of the bytes so far."""
-        return Facts(self._bytes, self._state.hexdigest())
+        return FileFacts(self._bytes, self._state.hexdigest())
 
 
-class Reading:
+class DigestingReader:
     """A local file that is read once, from its beginning to its end.
 
     Args:
@@ -97,13 +97,13 @@ class Reading:
             `facts`, because the file may be changed meanwhile.
     """
 
-    def __init__(self, source: Path, known: Callable[[Facts], None] | None) -> None:
+    def __init__(self, source: Path, known: Callable[[FileFacts], None] | None) -> None:
         self._source = source
         self._known = known
         self._digest = Digest()
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> FileFacts:
         """Return the facts of what `blocks` yielded."""
         return self._digest.facts
 
@@ -133,7 +133,9 @@ class Reading:
 
 
 @contextlib.contextmanager
-def _ahead(file: int, begin: int, digest: Digest, known: Callable[[Facts], None]) -> Iterator[None]:
+def _ahead(
+    file: int, begin: int, digest: Digest, known: Callable[[FileFacts], None]
+) -> Iterator[None]:
     """Have another thread read the rest of an open file and report its facts, during the block."""
     digest = digest.copy()
     over = threading.Event()

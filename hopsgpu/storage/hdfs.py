@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from hopsgpu.storage.bounded_calls import Hands, Steps
+from hopsgpu.storage.bounded_calls import Steps, WorkerThreadPool
 from hopsgpu.storage.error_messages import Refused, refusal
 from hopsgpu.storage.filesystem import Status
 from hopsgpu.storage.umask import creation_mask
@@ -63,7 +63,7 @@ class Hdfs:
         self._client = Client(url, _QUICK if quick else _PATIENT)
         self._answer = _QUICK_ANSWER_SECONDS if quick else _ANSWER_SECONDS
         self._mask = creation_mask(os.environ)
-        self._hands = Hands("hopsgpu-hdfs")
+        self._hands = WorkerThreadPool("hopsgpu-hdfs")
 
     def make(self, path: str) -> None:
         """Create a directory, and those above it."""
@@ -153,7 +153,7 @@ class Hdfs:
 class _Reader(io.RawIOBase):
     """hdfs-native's reader with the interface of Python's readers; its own lacks `readinto`."""
 
-    def __init__(self, reader: Any, hands: Hands) -> None:
+    def __init__(self, reader: Any, hands: WorkerThreadPool) -> None:
         self._reader = reader
         self._hands = hands
 
@@ -199,7 +199,9 @@ class _Reader(io.RawIOBase):
         return filled - at
 
 
-def _packets(hands: Hands, begin: Callable[[], Iterator[bytes]], seconds: float) -> Iterator[bytes]:
+def _packets(
+    hands: WorkerThreadPool, begin: Callable[[], Iterator[bytes]], seconds: float
+) -> Iterator[bytes]:
     """Yield the bytes of a file in order, in packets of 64 kB that hdfs-native reads ahead.
 
     Args:
@@ -229,7 +231,7 @@ def _some(packets: Iterator[bytes]) -> list[bytes]:
     return list(itertools.islice(packets, _PACKETS))
 
 
-def _within(hands: Hands, seconds: float, call: Callable[[], T]) -> T:
+def _within(hands: WorkerThreadPool, seconds: float, call: Callable[[], T]) -> T:
     """Return what a call of hdfs-native returns in time; a late call goes on in its thread."""
     with hands.one() as hand, _errors(seconds):
         return hand.do(call, seconds)
@@ -243,14 +245,14 @@ def _errors(seconds: float) -> Iterator[None]:
     except TimeoutError as error:
         raise _no_answer(seconds) from error
     except RuntimeError as error:
-        raise told(str(error)) from error
+        raise as_exception(str(error)) from error
 
 
 def _no_answer(seconds: float) -> OSError:
     return OSError(f"no answer in {seconds:.0f} s")
 
 
-def told(text: str) -> Exception:
+def as_exception(text: str) -> Exception:
     """Return the exception that the text of an hdfs-native error stands for."""
     if found := _RPC.search(text):
         java, said = found.groups()

@@ -19,8 +19,8 @@ from hopsgpu.storage.filesystem import BLOCK, FileSystem, Status, empty
 from hopsgpu.storage.hdfs import Hdfs
 from hopsgpu.storage.local import Local
 from hopsgpu.storage.names import UNFIT
-from hopsgpu.storage.retrying import RAISED, Patience
-from hopsgpu.storage.root import below, trimmed
+from hopsgpu.storage.retrying import RAISED, RetryLimits
+from hopsgpu.storage.root import join_url, trimmed
 from hopsgpu.storage.webhdfs import WebHdfs
 
 __all__ = ["UNFIT", "Lake", "Status", "is_draft"]
@@ -75,7 +75,7 @@ class Lake:
         object.__setattr__(self, "url", trimmed(self.url))
 
     def __truediv__(self, name: str) -> Lake:
-        there = replace(self, url=below(self.url, name))
+        there = replace(self, url=join_url(self.url, name))
         if "files" in self.__dict__:  # if there is a client, it serves both
             there.__dict__["files"] = self.files
         return there
@@ -176,7 +176,7 @@ class Lake:
         """Return the file here, opened for reading; the caller closes it."""
         held = contextlib.ExitStack()
         reading = self._try("read", lambda: held.enter_context(self.files.read(self.path)))
-        return cast(BinaryIO, io.BufferedReader(_Told(reading, self.url, held), BLOCK))
+        return cast(BinaryIO, io.BufferedReader(_NamedReader(reading, self.url, held), BLOCK))
 
     def read(self) -> bytes:
         """Return the whole content of the file here."""
@@ -330,14 +330,14 @@ class Lake:
     def _write(self, blocks: Callable[[], Iterable[bytes]]) -> None:
         self._try("write", lambda: self.files.write(self.path, blocks(), replace=True))
 
-    def patience(self, stop: threading.Event | None = None) -> Patience:
+    def patience(self, stop: threading.Event | None = None) -> RetryLimits:
         """Return how long a call here is tried again: not at all once a stop event is set.
 
         Args:
             stop: the event; by default the one of this lake.
         """
         seconds = _QUICK_SECONDS if self.quick else _PATIENT_SECONDS
-        return Patience(seconds, stop=stop or self.stop)
+        return RetryLimits(seconds, stop=stop or self.stop)
 
     def _try(self, doing: str, call: Callable[[], T]) -> T:
         return self.patience()(doing, self.url, lambda _: call())
@@ -348,7 +348,7 @@ def is_draft(name: str) -> bool:
     return name.startswith(".") and name.endswith(_DRAFT)
 
 
-class _Told(io.RawIOBase):
+class _NamedReader(io.RawIOBase):
     """A reader whose errors name the path.
 
     Args:

@@ -21,7 +21,7 @@ _LONGEST_PAUSE = 5.0
 
 
 @dataclass(frozen=True)
-class Patience:
+class RetryLimits:
     """The time for which a call is tried again.
 
     Attributes:

@@ -19,7 +19,7 @@ def root_on(named: str | None, files: str | None, user: str) -> str:
         return trimmed(named)
     if files is None or files.startswith("file:"):
         return f"file://{Path.home()}/hopsgpu"
-    return below(files, f"user/{user}/hopsgpu")
+    return join_url(files, f"user/{user}/hopsgpu")
 
 
 def trimmed(url: str) -> str:
@@ -35,7 +35,7 @@ def trimmed(url: str) -> str:
     return f"{scheme}{colon}{host}{slash}{path.strip('/')}"
 
 
-def below(url: str, path: str) -> str:
+def join_url(url: str, path: str) -> str:
     """Return the URL of a place below a directory, which may be the root of a file system.
 
     Args:

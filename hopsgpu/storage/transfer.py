@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, Digest, Facts, Reading
+from hopsgpu.storage.digests import DIGEST, Digest, DigestingReader, FileFacts
 from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, explain
 from hopsgpu.storage.filesystem import empty
 from hopsgpu.storage.lake import Lake
@@ -33,8 +33,8 @@ def upload_files(
     root: Lake,
     *,
     stop: threading.Event | None = None,
-    known: Callable[[str, Facts], None] | None = None,
-) -> dict[str, Facts]:
+    known: Callable[[str, FileFacts], None] | None = None,
+) -> dict[str, FileFacts]:
     """Stream local files to a directory, which is created with those below it.
 
     Args:
@@ -56,7 +56,7 @@ def upload_files(
     """
     paths = {path_below(name): source for name, source in files.items()}
     _make_directories(paths, root)
-    found: dict[str, Facts] = {}
+    found: dict[str, FileFacts] = {}
 
     def upload(name: str, stopped: threading.Event) -> None:
         tell = None if known is None else functools.partial(known, name)
@@ -68,7 +68,7 @@ def upload_files(
 
 
 def download_files(
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, FileFacts],
     root: Lake,
     target: Path,
     *,
@@ -105,7 +105,7 @@ def download_files(
 
 
 def check_files(
-    facts: Mapping[str, Facts], root: Lake, *, stop: threading.Event | None = None
+    facts: Mapping[str, FileFacts], root: Lake, *, stop: threading.Event | None = None
 ) -> None:
     """Read and check files of a directory, without keeping anything.
 
@@ -120,7 +120,7 @@ def check_files(
 
 
 def _all(
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, FileFacts],
     root: Lake,
     work: Callable[[str, threading.Event], None],
     stop: threading.Event | None,
@@ -145,9 +145,9 @@ def _size(source: Path) -> int:
 
 
 def _upload(
-    source: Path, target: Lake, stop: threading.Event, known: Callable[[Facts], None] | None
-) -> Facts:
-    reading = Reading(source, known)
+    source: Path, target: Lake, stop: threading.Event, known: Callable[[FileFacts], None] | None
+) -> FileFacts:
+    reading = DigestingReader(source, known)
 
     def blocks() -> Generator[bytes, None, None]:
         with contextlib.closing(reading.blocks()) as given:
@@ -157,7 +157,7 @@ def _upload(
 
     def attempt(number: int) -> None:
         nonlocal reading
-        reading = Reading(source, known)
+        reading = DigestingReader(source, known)
         # Without this, the frames of an error would keep the file open.
         with contextlib.closing(blocks()) as given:
             target.files.write(target.path, given, replace=True)
@@ -167,7 +167,7 @@ def _upload(
 
 
 def _check(
-    facts: Facts,
+    facts: FileFacts,
     source: Lake,
     stop: threading.Event,
     keep: Callable[[], Callable[[bytes], object]],
@@ -178,7 +178,7 @@ def _check(
         keep: prepares to keep what is read, at each attempt; returns a function that takes a block.
     """
 
-    def attempt(number: int) -> Facts:
+    def attempt(number: int) -> FileFacts:
         take, digest = keep(), Digest()
         for block in source.files.blocks(source.path):
             _check_stop(stop, source)

@@ -15,7 +15,7 @@ from hopsgpu.core.trials import COMPLETE, FAILED, AblationRow, TrialReport
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.interrupts import takes
 from hopsgpu.launcher.options import Duration, check_call, check_callable, keywords
-from hopsgpu.tuning.search import searched
+from hopsgpu.tuning.search import run_search
 from hopsgpu.tuning.search_options import SearchArguments, search_arguments
 from hopsgpu.tuning.search_results import AblationResult
 from hopsgpu.tuning.space import check_optuna
@@ -148,7 +148,7 @@ def ablate(given: Ablation, interrupted: threading.Event) -> AblationResult:
         ConfigError, CapacityError, GangTimeout, StoreError, HopsGpuError, KeyboardInterrupt: as for
             `search`.
     """
-    result = searched(given.search, interrupted)
+    result = run_search(given.search, interrupted)
     return AblationResult(
         run_id=result.run_id,
         rows=rows_of(given.components, result.trials),

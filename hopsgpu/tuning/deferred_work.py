@@ -15,7 +15,7 @@ _MOST_SECONDS = 0.1
 Work = Callable[[], object]
 
 
-class Later:
+class DeferredWork:
     """A queue of work that is due once no trial is about to begin, and after 0.1 s in any case."""
 
     def __init__(self) -> None:

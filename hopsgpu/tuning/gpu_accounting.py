@@ -9,7 +9,7 @@ from hopsgpu.core.trials import Moment
 _MOST_MOMENTS = 4000
 
 
-class Tally:
+class GpuAccount:
     """The sums of held and used GPUs over time.
 
     Args:

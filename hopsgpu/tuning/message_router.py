@@ -18,8 +18,8 @@ _SWITCH_SECONDS = 0.0005
 _EVENT_SECONDS = 0.2
 
 
-class TrialWire:
-    """The agents of one trial, as a `backends.grant.Wire`; `Switch.add` creates it.
+class TrialAgents:
+    """The agents of one trial, as a `backends.grant.Wire`; `MessageRouter.add` creates it.
 
     Args:
         server: control server of the agents.
@@ -64,7 +64,7 @@ class TrialWire:
         self._events.put(event)
 
 
-class Switch:
+class MessageRouter:
     """Routes events to trials, by the run id in their agents' messages.
 
     Args:
@@ -74,11 +74,11 @@ class Switch:
     def __init__(self, server: ControlServer) -> None:
         self._server = server
         self._lock = threading.Lock()
-        self._wires: dict[str, TrialWire] = {}
+        self._wires: dict[str, TrialAgents] = {}
 
     def add(
         self, run_id: str, keys: Collection[int], heard: Callable[[Message], None]
-    ) -> TrialWire:
+    ) -> TrialAgents:
         """Return a wire that from now on receives the events of a trial.
 
         These are the messages with its run id, and the ends of its agents' connections.
@@ -88,12 +88,12 @@ class Switch:
             keys: keys of its agents.
             heard: called with each message first, in the thread that routes.
         """
-        wire = TrialWire(self._server, keys, heard)
+        wire = TrialAgents(self._server, keys, heard)
         with self._lock:
             self._wires[run_id] = wire
         return wire
 
-    def drop(self, run_id: str, wire: TrialWire) -> None:
+    def drop(self, run_id: str, wire: TrialAgents) -> None:
         """Stop routing to a wire, whose try is over.
 
         Later messages with the run id go to the wire of the trial's next try, or to none.
@@ -117,7 +117,10 @@ class Switch:
 
 @contextlib.contextmanager
 def dealing(
-    server: ControlServer, switch: Switch, name: str, put: Callable[[Event | Exception], None]
+    server: ControlServer,
+    switch: MessageRouter,
+    name: str,
+    put: Callable[[Event | Exception], None],
 ) -> Iterator[None]:
     """Route the control channel's events to the trials within the context, in a thread.
 

@@ -16,7 +16,7 @@ import optuna
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.tuning.journal import Journal
-from hopsgpu.tuning.scheduler import End
+from hopsgpu.tuning.scheduler import TrialEnd
 from hopsgpu.tuning.space import arguments_of
 
 if TYPE_CHECKING:
@@ -30,9 +30,9 @@ _TRIES = "hopsgpu.tries"
 # Attribute of the study: a digest of the code of its trials.
 _CODE = "hopsgpu.code"
 _STATES = {
-    End.COMPLETE: optuna.trial.TrialState.COMPLETE,
-    End.PRUNED: optuna.trial.TrialState.PRUNED,
-    End.FAILED: optuna.trial.TrialState.FAIL,
+    TrialEnd.COMPLETE: optuna.trial.TrialState.COMPLETE,
+    TrialEnd.PRUNED: optuna.trial.TrialState.PRUNED,
+    TrialEnd.FAILED: optuna.trial.TrialState.FAIL,
 }
 # Largest number of reports that Optuna gets of one batch; it asks the pruner once per batch.
 _MOST_REPORTS = 100
@@ -63,25 +63,25 @@ class Declined:
 
 
 @dataclass(frozen=True)
-class NoMore:
+class SamplerExhausted:
     """News: the sampler has no more trials to propose."""
 
 
 @dataclass(frozen=True)
-class Condemned:
+class PruneRequested:
     """News: the pruner decided that a trial should end."""
 
     number: int
 
 
 @dataclass(frozen=True)
-class Broken:
+class SamplerFailed:
     """News: Optuna or the user's space raised an error; no more trials are proposed."""
 
     error: Exception
 
 
-News = Proposed | Declined | NoMore | Condemned | Broken
+News = Proposed | Declined | SamplerExhausted | PruneRequested | SamplerFailed
 
 
 def open_study(
@@ -119,7 +119,7 @@ def open_study(
     return study
 
 
-class Asker:
+class SamplerThread:
     """Calls Optuna in a separate thread.
 
     Args:
@@ -174,7 +174,9 @@ class Asker:
 
         self._put(work)
 
-    def tell(self, number: int, how: End, value: float | None, about: Mapping[str, Any]) -> None:
+    def tell(
+        self, number: int, how: TrialEnd, value: float | None, about: Mapping[str, Any]
+    ) -> None:
         """Record in Optuna how a trial ended.
 
         Args:
@@ -210,7 +212,7 @@ class Asker:
                     steps.add(step)
                     trial.report(value, step)
             if trial.should_prune():
-                self._tell_news(Condemned(number))
+                self._tell_news(PruneRequested(number))
 
         self._put(work)
 
@@ -249,7 +251,7 @@ class Asker:
             while (work := self._next()) is not None:
                 work()
         except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
-            self._tell_news(Broken(error))
+            self._tell_news(SamplerFailed(error))
         finally:
             self._over.set()
 
@@ -275,7 +277,7 @@ class Asker:
         try:
             news = self._proposal()
         except Exception as error:  # noqa: BLE001 - ends the search, and is raised there
-            news = Broken(error)
+            news = SamplerFailed(error)
             with self._changed:
                 # Optuna still records trials that end before the search does: none is lost.
                 self._broken = True
@@ -287,7 +289,7 @@ class Asker:
             reported = self._reported(self.unfinished[0])
             trial = self._unfinished()
         elif self._is_exhausted():
-            return NoMore()
+            return SamplerExhausted()
         else:
             trial = self.study.ask()
         try:
@@ -320,7 +322,7 @@ class Asker:
         return points is not None and len(self.study.get_trials(deepcopy=False)) >= len(points)
 
 
-def ended_before(study: optuna.Study) -> int:
+def count_ended(study: optuna.Study) -> int:
     """Return how many trials of a study have ended."""
     return sum(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
 
@@ -333,7 +335,7 @@ def note_code(study: optuna.Study, digest: str) -> bool:
     return before not in (None, digest)
 
 
-def refused(error: Exception) -> HopsGpuError:
+def as_user_error(error: Exception) -> HopsGpuError:
     """Return the error to raise for an error of Optuna or of the user's space."""
     if isinstance(error, HopsGpuError):
         return error

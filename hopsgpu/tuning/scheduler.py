@@ -20,7 +20,7 @@ _LEAST_AHEAD = 2
 _AHEAD_SHARE = 8
 
 
-class End(Enum):
+class TrialEnd(Enum):
     """How a trial left its slots.
 
     A lost, preempted or stopped trial has not ended: it is put back.
@@ -36,11 +36,11 @@ class End(Enum):
     STOPPED = "stopped"
 
 
-_PUT_BACK = frozenset({End.LOST, End.PREEMPTED, End.STOPPED})
+_PUT_BACK = frozenset({TrialEnd.LOST, TrialEnd.PREEMPTED, TrialEnd.STOPPED})
 
 
 @dataclass(frozen=True)
-class Terms:
+class SearchTerms:
     """What a search should do.
 
     Attributes:
@@ -130,7 +130,7 @@ class Placement:
         closing: whether no more trials may start.
     """
 
-    terms: Terms
+    terms: SearchTerms
     ended: int = 0
     failures: int = 0
     running: dict[int, tuple[Slot, ...]] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class Placement:
         """Return how often a trial was started in this run."""
         return self._tries[trial]
 
-    def left(self, trial: int, how: End, now: float) -> End:
+    def left(self, trial: int, how: TrialEnd, now: float) -> TrialEnd:
         """Record that all ranks of a trial are gone.
 
         A trial that lost its executor or was stopped is put back and is the next to start. After
@@ -216,15 +216,15 @@ class Placement:
         for slot in self.running.pop(trial):
             if slot.executor in self._executors:
                 self._executors[slot.executor].free.add(slot.index)
-        if how is End.LOST:
+        if how is TrialEnd.LOST:
             self._losses[trial] += 1
             if self._losses[trial] >= MOST_LOSSES:
-                how = End.FAILED
+                how = TrialEnd.FAILED
         if how in _PUT_BACK:
             self.waiting.appendleft(trial)
         else:
             self.ended += 1
-            self.failures += how is End.FAILED
+            self.failures += how is TrialEnd.FAILED
         self._changed(now)
         return how
 

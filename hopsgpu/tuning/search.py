@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import optuna
 
     from hopsgpu.tuning.journal import Journal
-    from hopsgpu.tuning.sampler_thread import Asker
+    from hopsgpu.tuning.sampler_thread import SamplerThread
     from hopsgpu.tuning.search_loop import Searching
 
 log = logging.getLogger(__name__)
@@ -98,10 +98,10 @@ def search(given: SearchArguments, interrupted: threading.Event) -> SearchResult
             the other errors of a search that has begun, `error.result` has the results so far.
         KeyboardInterrupt: the user pressed Ctrl-C; the search's GPUs are back.
     """
-    return searched(given, interrupted)
+    return run_search(given, interrupted)
 
 
-def searched(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
+def run_search(given: SearchArguments, interrupted: threading.Event) -> SearchResult:
     """Run a search, as `search` does, with checked arguments."""
     run_id = given.resume or given.named or new_run_id(given.spec.name)
     plan = _plan(given, run_id)
@@ -131,7 +131,7 @@ def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
     terms = given.terms
     least = terms.executors(terms.least) * terms.slots
     fit = given.application.fit(replace(given.spec, workers=least))
-    told = (
+    search_record = (
         *given.modules.warnings,
         *warnings_of(given.python_env),
         *given.foreseen.warnings,
@@ -139,7 +139,7 @@ def _plan(given: SearchArguments, run_id: str) -> LaunchPlan:
     )
     environment = given.foreseen.environment(os.environ)
     plan = plan_of(given.spec, given.application, run_id, (), environment=environment)
-    return replace(plan, warnings=tuple(dict.fromkeys((*told, *plan.warnings))))
+    return replace(plan, warnings=tuple(dict.fromkeys((*search_record, *plan.warnings))))
 
 
 def _check_before(given: SearchArguments, run: Lake, run_id: str) -> None:
@@ -225,7 +225,7 @@ class _Search:
     def _searched(self, recording: Recording) -> None:
         # Imported here because Optuna takes long to import and is needed only from here on.
         from hopsgpu.tuning.journal import Journal
-        from hopsgpu.tuning.sampler_thread import Asker, ended_before, note_code, open_study
+        from hopsgpu.tuning.sampler_thread import SamplerThread, count_ended, note_code, open_study
         from hopsgpu.tuning.search_loop import Searching
         from hopsgpu.tuning.search_record import reports_of
 
@@ -235,12 +235,16 @@ class _Search:
             journal, self._board.run_id, given.direction, given.sampler, given.pruner
         )
         self._board.before(r for r in reports_of(study) if r.ended is not None)
-        ended, is_other = ended_before(study), note_code(study, given.code)
+        ended, is_other = count_ended(study), note_code(study, given.code)
         if ended and (is_other or given.named):
-            told = f"the search {self._board.run_id!r} goes on with {counted(ended, 'trial')}"
+            search_record = (
+                f"the search {self._board.run_id!r} goes on with {counted(ended, 'trial')}"
+            )
             other = ", of other code or with other modules" if is_other else ""
-            self._board.warn(f"{told} that had ended{other}; another name= begins a new search")
-        asker = Asker(study, given.space, lambda: searching.wake())
+            self._board.warn(
+                f"{search_record} that had ended{other}; another name= begins a new search"
+            )
+        asker = SamplerThread(study, given.space, lambda: searching.wake())
         searching = Searching(
             given,
             self._plan,
@@ -277,7 +281,7 @@ class _Search:
         with given.application.elastic(replace(request, executors=most)) as lease:
             searching.run(lease, python_env)
 
-    def _conclude(self, asker: Asker, journal: Journal) -> None:
+    def _conclude(self, asker: SamplerThread, journal: Journal) -> None:
         """Wait until Optuna has recorded all trials, and the journal is on the lake."""
         if not asker.close(_KEEP_SECONDS):
             self._board.warn(f"Optuna did not take in all trials within {_KEEP_SECONDS:g} s")
@@ -341,6 +345,6 @@ class _Search:
         )
 
     def _told(self) -> Mapping[str, Any]:
-        from hopsgpu.tuning.search_record import told
+        from hopsgpu.tuning.search_record import search_record
 
-        return told(self._given, self._study, self._board.best)
+        return search_record(self._given, self._study, self._board.best)

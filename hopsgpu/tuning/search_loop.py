@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Avoid, GangState, assign_ranks, backoff_seconds
+from hopsgpu.core.gang import Exclusions, GangState, assign_ranks, backoff_seconds
 from hopsgpu.core.spec import LaunchPlan
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED
 from hopsgpu.errors import Cancelled, HopsGpuError
@@ -24,23 +24,23 @@ from hopsgpu.launcher.rank_call import Call, script_name
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank.trial import Trial
 from hopsgpu.storage.lake import Lake
-from hopsgpu.tuning.deferred_work import Later
+from hopsgpu.tuning.deferred_work import DeferredWork
 from hopsgpu.tuning.journal import Journal
-from hopsgpu.tuning.message_router import Switch, dealing, quick_switching
+from hopsgpu.tuning.message_router import MessageRouter, dealing, quick_switching
 from hopsgpu.tuning.sampler_thread import (
-    Asker,
-    Broken,
-    Condemned,
     Declined,
     News,
-    NoMore,
     Proposed,
-    refused,
+    PruneRequested,
+    SamplerExhausted,
+    SamplerFailed,
+    SamplerThread,
+    as_user_error,
 )
-from hopsgpu.tuning.scheduler import Decision, End, Placement, Start
+from hopsgpu.tuning.scheduler import Decision, Placement, Start, TrialEnd
 from hopsgpu.tuning.search_options import SearchArguments
 from hopsgpu.tuning.status_board import SearchBoard, about
-from hopsgpu.tuning.trial_run import Meetings, Try
+from hopsgpu.tuning.trial_run import RendezvousCache, TrialRun
 from hopsgpu.units import counted
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 _LOOK_SECONDS = 0.25
 _TOLD_SECONDS = 60.0
 _MOST_TAKEN = 256
-_STATES = {End.COMPLETE: COMPLETE, End.PRUNED: PRUNED, End.FAILED: FAILED}
+_STATES = {TrialEnd.COMPLETE: COMPLETE, TrialEnd.PRUNED: PRUNED, TrialEnd.FAILED: FAILED}
 _MOST_ERROR = 16 * 1024
 
 
@@ -67,7 +67,7 @@ class _Begun:
 
 # What the search's thread handles: an executor that arrives or leaves, a trial that has begun, a
 # try that is over, the reports of a trial, an error in routing, and news of Optuna (None).
-_Item = Event | _Begun | Try | _Reported | Exception | None
+_Item = Event | _Begun | TrialRun | _Reported | Exception | None
 
 
 class Searching:
@@ -91,7 +91,7 @@ class Searching:
         board: SearchBoard,
         cancelled: threading.Event,
         background: Background,
-        asker: Asker,
+        asker: SamplerThread,
         journal: Journal,
         ended: int,
     ) -> None:
@@ -108,10 +108,10 @@ class Searching:
         self._placement = Placement(given.terms, ended=ended)
         self._proposed: dict[int, Proposed] = {}
         self._calls: dict[int, bytes] = {}
-        self._tries: dict[int, Try] = {}
-        self._meetings = Meetings()
-        self._ending: list[Try] = []
-        self._later = Later()
+        self._tries: dict[int, TrialRun] = {}
+        self._meetings = RendezvousCache()
+        self._ending: list[TrialRun] = []
+        self._later = DeferredWork()
         self._error: BaseException | None = None
         self._given_back = 0
         self._has_begun = False
@@ -137,7 +137,7 @@ class Searching:
         self._python_env = python_env
         if self._given.timeout is not None:
             self._deadline = time.monotonic() + self._given.timeout
-        switch = Switch(lease.server)
+        switch = MessageRouter(lease.server)
         name = f"hopsgpu-{self._board.run_id}-events"
         with quick_switching(), dealing(lease.server, switch, name, self._inbox.put):
             try:
@@ -154,7 +154,7 @@ class Searching:
         if self._error is not None:
             raise self._error
 
-    def _step(self, lease: ElasticLease, switch: Switch) -> bool:
+    def _step(self, lease: ElasticLease, switch: MessageRouter) -> bool:
         """Decide, perform the decision, and handle what arrives; return whether all is over."""
         now = time.monotonic()
         decision = self._placement.decide(now)
@@ -172,7 +172,9 @@ class Searching:
                 self._take(self._inbox.get_nowait(), lease)
         return False
 
-    def _perform(self, decision: Decision, lease: ElasticLease, switch: Switch, now: float) -> None:
+    def _perform(
+        self, decision: Decision, lease: ElasticLease, switch: MessageRouter, now: float
+    ) -> None:
         for start in decision.starts:
             self._placement.started(start, now)
             self._start(start, lease, switch, now)
@@ -199,12 +201,12 @@ class Searching:
             for running in self._tries.values():
                 running.stop()
 
-    def _start(self, start: Start, lease: ElasticLease, switch: Switch, now: float) -> None:
+    def _start(self, start: Start, lease: ElasticLease, switch: MessageRouter, now: float) -> None:
         proposed = self._proposed[start.trial]
         keys = [slot.executor for slot in start.slots]
         containers = [lease.here[key] for key in keys]
         call = self._call(proposed, start)
-        running = Try(
+        running = TrialRun(
             proposed,
             start.slots,
             switch,
@@ -293,7 +295,7 @@ class Searching:
                 self._learn(news, lease)
         elif isinstance(item, _Begun):
             self._later.begun(item.number)
-        elif isinstance(item, Try):
+        elif isinstance(item, TrialRun):
             self._end(item, lease)
         elif isinstance(item, Exception):
             self._fail(item)
@@ -336,17 +338,17 @@ class Searching:
             self._placement.proposed(news.number)
         elif isinstance(news, Declined):
             self._placement.declined()
-        elif isinstance(news, NoMore):
+        elif isinstance(news, SamplerExhausted):
             self._placement.unproposed()
-        elif isinstance(news, Broken):
-            self._fail(refused(news.error))
-        elif isinstance(news, Condemned) and news.number in self._tries:
+        elif isinstance(news, SamplerFailed):
+            self._fail(as_user_error(news.error))
+        elif isinstance(news, PruneRequested) and news.number in self._tries:
             running = self._tries[news.number]
             log.info("%s: trial %d is to be pruned", self._board.run_id, news.number)
             for key in running.keys:
                 lease.server.send(key, "prune", run_id=running.call.run_id)
 
-    def _end(self, running: Try, lease: ElasticLease) -> None:
+    def _end(self, running: TrialRun, lease: ElasticLease) -> None:
         """Handle the end of a try: record the end of its trial, or put the trial back."""
         number, outcome = running.proposed.number, running.outcome
         del self._tries[number]
@@ -374,7 +376,7 @@ class Searching:
         del self._calls[number], self._proposed[number]
         last = self._board.running(number)
         assert last is not None, "it was started"
-        value = {End.COMPLETE: outcome.value, End.PRUNED: last.value}.get(how)
+        value = {TrialEnd.COMPLETE: outcome.value, TrialEnd.PRUNED: last.value}.get(how)
         report = dataclasses.replace(
             last,
             state=_STATES[how],
@@ -390,7 +392,7 @@ class Searching:
             self._fail(
                 HopsGpuError(f"{failed} failed, and max_failures={bound}; the last: {report.error}")
             )
-        kept = value if how is End.COMPLETE else None
+        kept = value if how is TrialEnd.COMPLETE else None
         told = functools.partial(self._asker.tell, number, how, kept, about(report))
         self._later.put(told, time.monotonic())
 
@@ -400,7 +402,7 @@ class Searching:
                 work()
             self._background.offer(f"the journal of {self._board.run_id}", self._journal.try_follow)
 
-    def _avoid(self, blamed: Avoid, lease: ElasticLease) -> None:
+    def _avoid(self, blamed: Exclusions, lease: ElasticLease) -> None:
         """Start no more trials on a GPU or node that failed, where they would fail too."""
         try:
             aside = lease.avoid(blamed)

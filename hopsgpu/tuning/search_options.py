@@ -22,15 +22,15 @@ from hopsgpu.launcher.options import (
     refuse_nested,
     with_python,
 )
-from hopsgpu.packaging.import_scan import Imported, Noted
+from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.modules import PackedModules, Packer
 from hopsgpu.packaging.pickling import pickle_call
-from hopsgpu.packaging.preload import Foreseen, foresee
+from hopsgpu.packaging.preload import StaticFindings, scan_function
 from hopsgpu.packaging.provenance import code_digest
 from hopsgpu.packaging.python_env.builder import Wanted
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.names import file_name
-from hopsgpu.tuning.scheduler import Terms
+from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.space import check_optuna, check_space, pruner_of, sampler_of, values_of
 from hopsgpu.units import parse_duration
 
@@ -68,7 +68,7 @@ class SearchArguments:
         needs: top-level modules that the ranks' Python must have to unpickle the function.
     """
 
-    terms: Terms
+    terms: SearchTerms
     spec: GangSpec
     space: Space
     direction: Direction
@@ -80,7 +80,7 @@ class SearchArguments:
     function: bytes
     modules: PackedModules
     code: str
-    foreseen: Foreseen
+    foreseen: StaticFindings
     progress: ShieldedSearch
     application: Site
     python_env: Wanted | None
@@ -153,7 +153,7 @@ def search_arguments(
         raise ConfigError(
             f"name={name!r} and resume={resume!r}: a search goes on by either, give one of them"
         )
-    wanted: Wanted | None = None if python_env is None else wanted_of(python_env)
+    wanted: Wanted | None = None if python_env is None else recipe_for(python_env)
     spec = gang_spec(
         gpus_per_trial,
         memory_per_worker,
@@ -187,7 +187,7 @@ def search_arguments(
         function=function,
         modules=modules,
         code=code_digest(train_fn, modules),
-        foreseen=foresee(train_fn, modules),
+        foreseen=scan_function(train_fn, modules),
         progress=shown,
         application=application,
         python_env=wanted,
@@ -204,7 +204,7 @@ def _terms(
     gpus: float,
     workers: int,
     max_failures: int | None,
-) -> Terms:
+) -> SearchTerms:
     check_count(trials, "trials", 1)
     check_count(most, "max_concurrent", 1)
     check_count(least, "min_concurrent", 1)
@@ -223,7 +223,7 @@ def _terms(
             " have one worker each, since NCCL connects no ranks on one GPU; ask for whole GPUs,"
             " which each worker of a trial gets"
         )
-    return Terms(trials, most, least, workers, slots, max_failures)
+    return SearchTerms(trials, most, least, workers, slots, max_failures)
 
 
 def _gpus(given: float) -> GpuRequest:
@@ -235,7 +235,7 @@ def _gpus(given: float) -> GpuRequest:
 
 def _function(
     train_fn: Callable[..., Any], space: Space, fixed: Mapping[str, Any]
-) -> tuple[bytes, Imported]:
+) -> tuple[bytes, ImportedModules]:
     """Return the pickled function with its shared arguments, and the modules that they import."""
     if isinstance(space, Mapping):
         if twice := sorted(fixed.keys() & space.keys()):
@@ -245,7 +245,7 @@ def _function(
         check_call(train_fn, (), {**fixed, **space})
     else:
         check_call(train_fn, (), fixed, all_known=False)
-    noted = Noted()
+    noted = ImportRecorder()
     call = pickle_call(train_fn, (), fixed, noted=noted)
     for value in values_of(space):
         # The parameters that trials get in addition may need modules of their own.

@@ -44,7 +44,7 @@ def _report(trial: optuna.trial.FrozenTrial) -> TrialReport:
     )
 
 
-def told(
+def search_record(
     given: SearchArguments, study: optuna.Study | None, best: Best | None
 ) -> Mapping[str, Any]:
     """Return what the record contains about a search and its trials; JSON.

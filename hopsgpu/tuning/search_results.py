@@ -9,7 +9,7 @@ from hopsgpu.core.trials import AblationOutcome, SearchOutcome
 from hopsgpu.display.ablation import card, text
 from hopsgpu.display.search_cards import search_card
 from hopsgpu.display.search_page import page
-from hopsgpu.display.search_phrases import ends, shortened
+from hopsgpu.display.search_phrases import count_phrase, shortened
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class SearchResult(SearchOutcome):
         if self.best is not None:
             best = self.best
             parts.append(f"best={best.value:.6g} (trial {best.number}: {shortened(best.params)})")
-        parts.append(ends(len(self.trials), self.states))
+        parts.append(count_phrase(len(self.trials), self.states))
         parts += [f"warnings={self.warnings!r}"] if self.warnings else []
         parts += [str(self.timeline), str(self.gpu_seconds)]
         return f"SearchResult({', '.join(parts)})"

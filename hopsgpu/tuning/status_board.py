@@ -14,9 +14,9 @@ from hopsgpu.core.run_values import GpuSeconds, Timeline
 from hopsgpu.core.trials import COMPLETE, FAILED, PRUNED, Best, Moment, SearchStatus, TrialReport
 from hopsgpu.display.progress import ShieldedSearch
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.launcher.run import become_of
-from hopsgpu.tuning.gpu_accounting import Tally
-from hopsgpu.tuning.scheduler import Terms
+from hopsgpu.launcher.run import executors_fate
+from hopsgpu.tuning.gpu_accounting import GpuAccount
+from hopsgpu.tuning.scheduler import SearchTerms
 
 _RECENT = 50
 
@@ -48,7 +48,7 @@ class SearchBoard:
     def __init__(
         self,
         run_id: str,
-        terms: Terms,
+        terms: SearchTerms,
         gpus: int,
         direction: str,
         metric: str | None,
@@ -67,7 +67,7 @@ class SearchBoard:
         self._why = ""
         self._warnings: list[str] = []
         self._timeline = Timeline(requested=time.time())
-        self._tally = Tally(gpus, terms.slots)
+        self._tally = GpuAccount(gpus, terms.slots)
         self._held = self._here = self._most = 0
         self._running: dict[int, TrialReport] = {}
         self._recent: deque[TrialReport] = deque(maxlen=_RECENT)
@@ -220,7 +220,7 @@ class SearchBoard:
     def held(self) -> str:
         """Return in words what happened to the search's GPUs; meaningful at the search's end."""
         with self._lock:
-            return become_of(self._passed, self._timeline, self._gpus)
+            return executors_fate(self._passed, self._timeline, self._gpus)
 
     @property
     def best(self) -> Best | None:

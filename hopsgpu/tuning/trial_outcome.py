@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hopsgpu.launcher import failures
-from hopsgpu.launcher.failures import Ended
-from hopsgpu.tuning.scheduler import End
+from hopsgpu.launcher.failures import EndedRank
+from hopsgpu.tuning.scheduler import TrialEnd
 
 _SHOWN = 200
 
@@ -30,13 +30,13 @@ class Outcome:
         error: what failed, with the user's traceback; "" if nothing failed.
     """
 
-    how: End
+    how: TrialEnd
     value: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
 
 
-def measured(returned: object, metric: str | None) -> tuple[float, dict[str, float]]:
+def metric_of(returned: object, metric: str | None) -> tuple[float, dict[str, float]]:
     """Return the metric in what a function returned, and all numbers in it.
 
     Args:
@@ -84,7 +84,7 @@ def _number_or_none(value: Any) -> float | None:
         return None
 
 
-def failed_by(ends: Sequence[Ended], log_url: str) -> str:
+def failed_by(ends: Sequence[EndedRank], log_url: str) -> str:
     """Return the failure of a trial whose ranks have ended; "" if none failed."""
     first = failures.first_failure(ends)
     if first is None:

@@ -11,40 +11,40 @@ from dataclasses import dataclass
 from hopsgpu.backends.grant import Lease
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import Event
-from hopsgpu.core.gang import Avoid, Container, World
+from hopsgpu.core.gang import Container, Exclusions, World
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.trials import RUNNING, TrialReport
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, HopsGpuError
 from hopsgpu.launcher.attempt import Trained, train_on
 from hopsgpu.launcher.background import Background
 from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rendezvous import Meeting
+from hopsgpu.launcher.rendezvous import Rendezvous
 from hopsgpu.launcher.retry_policy import Fault, suspect
-from hopsgpu.tuning.message_router import Switch, TrialWire
+from hopsgpu.tuning.message_router import MessageRouter, TrialAgents
 from hopsgpu.tuning.sampler_thread import Proposed
-from hopsgpu.tuning.scheduler import End, Slot
+from hopsgpu.tuning.scheduler import Slot, TrialEnd
 from hopsgpu.tuning.status_board import SearchBoard
-from hopsgpu.tuning.trial_outcome import NoMetric, Outcome, Reports, measured
+from hopsgpu.tuning.trial_outcome import NoMetric, Outcome, Reports, metric_of
 
 _FOLLOWED_SECONDS = 1.0
-_CLEAN = frozenset({End.COMPLETE, End.PRUNED})
+_CLEAN = frozenset({TrialEnd.COMPLETE, TrialEnd.PRUNED})
 
 
-class Meetings:
+class RendezvousCache:
     """The meetings of single-rank trials that ended well, for the next trial on the same slot.
 
     Several threads may use it at the same time, because only one trial has a slot.
     """
 
     def __init__(self) -> None:
-        self._left: dict[Slot, Meeting] = {}
+        self._left: dict[Slot, Rendezvous] = {}
 
-    def taken(self, slots: Sequence[Slot]) -> Meeting | None:
+    def taken(self, slots: Sequence[Slot]) -> Rendezvous | None:
         """Remove and return the last meeting on a slot; None if these ranks must meet anew."""
         left = [self._left.pop(slot, None) for slot in slots]
         return left[0] if len(left) == 1 else None
 
-    def keep(self, slots: Sequence[Slot], meeting: Meeting | None, how: End) -> None:
+    def keep(self, slots: Sequence[Slot], meeting: Rendezvous | None, how: TrialEnd) -> None:
         """Keep a meeting for the next trial, if this trial has one rank and ended well.
 
         After another end, something of the trial may be left.
@@ -54,7 +54,7 @@ class Meetings:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TrialOutput:
     """Shows a trial's output on the search's display; a `Progress`."""
 
     board: SearchBoard
@@ -67,7 +67,7 @@ class Shown:
         self.board.line(self.number, rank, host, *texts)
 
 
-class _Told:
+class _TrialStartListener:
     """Records on the search's board that a trial runs."""
 
     def __init__(self, board: SearchBoard) -> None:
@@ -81,7 +81,7 @@ class _Told:
         """Ignore the last metrics of each rank: a search reads every report instead."""
 
 
-class Try:
+class TrialRun:
     """One try of a trial on its slots; `start` starts it, and it calls `over` at its end.
 
     Args:
@@ -112,25 +112,25 @@ class Try:
         self,
         proposed: Proposed,
         slots: tuple[Slot, ...],
-        switch: Switch,
-        lease: Callable[[TrialWire], Lease],
+        switch: MessageRouter,
+        lease: Callable[[TrialAgents], Lease],
         world: World,
         call: Call,
-        meetings: Meetings,
+        meetings: RendezvousCache,
         metric: str | None,
         board: SearchBoard,
         background: Background,
         begun: Callable[[int], None],
         reported: Callable[[int, Sequence[tuple[int, float]]], None],
-        over: Callable[[Try], None],
+        over: Callable[[TrialRun], None],
     ) -> None:
         self.proposed = proposed
         self.slots = slots
         self.world = world
         self.call = call
         self.began = time.time()
-        self.outcome = Outcome(End.STOPPED)
-        self.avoid = Avoid()
+        self.outcome = Outcome(TrialEnd.STOPPED)
+        self.avoid = Exclusions()
         self.fatal: HopsGpuError | None = None
         self.warnings: tuple[str, ...] = ()
         self.followed = threading.Event()
@@ -210,8 +210,8 @@ class Try:
                 self._lease,
                 self.world,
                 self.call,
-                Shown(self._board, self.proposed.number),
-                _Told(self._board),
+                TrialOutput(self._board, self.proposed.number),
+                _TrialStartListener(self._board),
                 self._stopped,
             ) as training:
                 try:
@@ -226,12 +226,12 @@ class Try:
                 finally:
                     training.keep_logs(self._background)
         except Cancelled:
-            self.outcome = Outcome(End.STOPPED)
+            self.outcome = Outcome(TrialEnd.STOPPED)
         except (ConfigError, DiscoveryError) as error:
             self.fatal = error
         except Exception as error:  # noqa: BLE001 - becomes the trial's own failure, and is told
             if not told:
-                self.outcome = Outcome(End.FAILED, error=f"{type(error).__name__}: {error}")
+                self.outcome = Outcome(TrialEnd.FAILED, error=f"{type(error).__name__}: {error}")
         finally:
             self._switch.drop(self.call.run_id, self._wire)
             if not told:
@@ -241,17 +241,17 @@ class Try:
         failure = trained.failure
         if failure is not None:
             if trained.fault is not Fault.INFRASTRUCTURE:
-                return Outcome(End.FAILED, error=str(failure))
+                return Outcome(TrialEnd.FAILED, error=str(failure))
             taken = suspect(failure.host or "", str(failure)) is None
-            return Outcome(End.PREEMPTED if taken else End.LOST, error=str(failure))
+            return Outcome(TrialEnd.PREEMPTED if taken else TrialEnd.LOST, error=str(failure))
         if self._was_pruned:
-            return Outcome(End.PRUNED)
+            return Outcome(TrialEnd.PRUNED)
         try:
             pickled = trained.values[0].content(self.call.directory)
-            value, metrics = measured(_unpickled(pickled), self._metric)
+            value, metrics = metric_of(_unpickled(pickled), self._metric)
         except (NoMetric, HopsGpuError) as error:
-            return Outcome(End.FAILED, error=str(error))
-        return Outcome(End.COMPLETE, value, metrics)
+            return Outcome(TrialEnd.FAILED, error=str(error))
+        return Outcome(TrialEnd.COMPLETE, value, metrics)
 
 
 def _unpickled(pickled: bytes) -> object:

@@ -15,7 +15,7 @@ _MOST_SAID = 400
 
 
 @dataclass(frozen=True)
-class Standing:
+class ApplicationState:
     """The state of one application.
 
     Attributes:
@@ -57,11 +57,11 @@ class Standing:
         return found[1] if found else ""
 
 
-def standing_of(app: Mapping[str, Any]) -> Standing:
+def application_state_of(app: Mapping[str, Any]) -> ApplicationState:
     """Return an application's state from its part of `/apps`."""
     usages = (app.get("resourceInfo") or {}).get("resourceUsagesByPartition") or []
     said = " ".join((app.get("diagnostics") or "").split())
-    return Standing(
+    return ApplicationState(
         id=app["id"],
         name=app.get("name") or "",
         user=app.get("user") or "",

@@ -15,9 +15,9 @@ from hopsgpu.core.queue_policy import (
     Line,
     Ticket,
     asking_name,
-    litter,
     queue_tag,
     read_line,
+    stale_entries,
     turn_name,
 )
 from hopsgpu.errors import StoreError
@@ -26,7 +26,7 @@ from hopsgpu.storage.lake import Lake
 _SHARED = 0o1777
 
 
-class Place:
+class QueuePlace:
     """One gang's place in the queue of gangs; use `stand_in_line`, which leaves it on every path.
 
     All methods raise StoreError if the lake refuses. What they have done by then is remembered, so
@@ -130,7 +130,7 @@ class Place:
         self._filed = False
         self._remove()
         if self.owner:
-            for name in litter(self._entries(), self.owner, self._now()):
+            for name in stale_entries(self._entries(), self.owner, self._now()):
                 (self._directory / name).remove()
 
     def _line(self) -> Line:
@@ -188,7 +188,7 @@ def make_line(base: Lake, *names: str) -> Lake:
 
 
 @contextlib.contextmanager
-def stand_in_line(place: Place) -> Iterator[Place]:
+def stand_in_line(place: QueuePlace) -> Iterator[QueuePlace]:
     """Let the place be filed while inside; leave it on every path."""
     try:
         yield place

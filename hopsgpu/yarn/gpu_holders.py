@@ -13,7 +13,7 @@ _HOLDERS_SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Facts:
+class GpuFacts:
     """Who holds what a gang waits for, and what is free.
 
     Attributes:
@@ -30,7 +30,7 @@ class Facts:
         return "; ".join(part for part in (self.holders, *why, self.free) if part)
 
 
-def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str = "") -> Facts:
+def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str = "") -> GpuFacts:
     """Return what is free, and who holds the rest.
 
     These are GPUs if the gang wants some, else cores and memory.
@@ -56,7 +56,7 @@ def waiting_facts(snapshot: Snapshot, demand: Demand, held: int = 0, told: str =
             left = queue.maximum - queue.used
             free.append(f"{_of(left, queue.maximum, with_gpus)} in queue {queue.path}")
     own = snapshot.granted(demand.container) * held
-    return Facts(_holders(snapshot, used, own, with_gpus), ", ".join(free))
+    return GpuFacts(_holders(snapshot, used, own, with_gpus), ", ".join(free))
 
 
 def _of(free: Amount, whole: Amount, with_gpus: bool) -> str:

@@ -33,7 +33,7 @@ _Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Device:
+class NodeGpu:
     """A GPU that YARN has on a node.
 
     Attributes:
@@ -56,12 +56,12 @@ class Devices:
         driver: version of NVIDIA's driver, such as "550.54.15"; "" if it is not reported.
     """
 
-    gpus: tuple[Device, ...]
+    gpus: tuple[NodeGpu, ...]
     driver: str
 
 
 @dataclass(frozen=True)
-class Told:
+class NodeAnswers:
     """What NodeManagers answered.
 
     Attributes:
@@ -97,7 +97,7 @@ class NodeManagers:
         # Answers by node id, each with the time from which the node is asked again.
         self._known: dict[str, tuple[float, Devices | str]] = {}
 
-    def devices(self, nodes: Sequence[Node]) -> Told:
+    def devices(self, nodes: Sequence[Node]) -> NodeAnswers:
         """Return the GPUs of nodes; ask all nodes at once, each for some seconds at most."""
         now = self._clock()
         self._known = {name: known for name, known in self._known.items() if known[0] > now}
@@ -111,7 +111,7 @@ class NodeManagers:
                 lasts = _AGAIN_SECONDS if isinstance(answer, str) else _REMEMBERED_SECONDS
                 self._known[node.id] = (now + lasts, answer)
         known = {node.id: self._known[node.id][1] for node in nodes if node.id in self._known}
-        return Told(
+        return NodeAnswers(
             devices={name: found for name, found in known.items() if isinstance(found, Devices)},
             problems={name: found for name, found in known.items() if isinstance(found, str)},
         )
@@ -168,7 +168,7 @@ def devices_of(answer: object) -> Devices:
     given = {_minor(device) for device in _listed(whole.get("totalGpuDevices"))}
     listed = _listed(_field(said, "gpu", "gpus"))
     gpus = tuple(
-        Device(
+        NodeGpu(
             name=_text(_field(gpu, "product_name", "productName")),
             memory_mib=_memory(gpu),
             uuid=_text(gpu.get("uuid")),

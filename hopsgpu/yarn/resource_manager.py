@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.application_state import ENDED, Standing, standing_of
+from hopsgpu.yarn.application_state import ENDED, ApplicationState, application_state_of
 from hopsgpu.yarn.queues import chain_of
 from hopsgpu.yarn.resources import amount_of, total
 from hopsgpu.yarn.rest_answers import (
@@ -29,7 +29,7 @@ from hopsgpu.yarn.rest_answers import (
     queues_of,
     rounding_of,
     shared_partitions,
-    silent_apps,
+    unreported_apps,
     user_of,
 )
 from hopsgpu.yarn.rest_client import NoAnswer, get_json, put_json
@@ -48,7 +48,7 @@ _SCHEDULER = "/ws/v1/cluster/scheduler"
 
 
 @dataclass(frozen=True)
-class Held:
+class PriorityContainers:
     """Containers that an application has, and asks for, under one priority.
 
     Attributes:
@@ -89,7 +89,7 @@ def _web_address(
 
 
 @contextlib.contextmanager
-def understood() -> Iterator[None]:
+def checked_form() -> Iterator[None]:
     """Turn an answer that has another form than YARN's into an error that says so.
 
     Raises:
@@ -116,12 +116,12 @@ class ResourceManager:
         # down.
         self._answered: str | None = None
 
-    @understood()
+    @checked_form()
     def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, whatever their state."""
         return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
-    @understood()
+    @checked_form()
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
         """Return a snapshot of all that decides what an application can get.
 
@@ -149,7 +149,7 @@ class ResourceManager:
         label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
         shared = self._shared(nodes, label)
         chain = chain_of(queues_of(said, label, nodes), ours["queue"])
-        containers = self._containers_of(silent_apps(apps, application_id, _MOST_ASKED))
+        containers = self._containers_of(unreported_apps(apps, application_id, _MOST_ASKED))
         return replace(
             self._standing(said, nodes, chain, user, label, shared),
             application_id=application_id,
@@ -179,7 +179,7 @@ class ResourceManager:
             rounding=rounding,
         )
 
-    @understood()
+    @checked_form()
     def overview(self, user: str) -> Overview:
         """Return the nodes, queues and applications, and what a user would find.
 
@@ -215,7 +215,7 @@ class ResourceManager:
             acls=self._acls(),
         )
 
-    @understood()
+    @checked_form()
     def user(self) -> str | None:
         """Return the user whom the ResourceManager sees in the caller; None if it does not say."""
         try:
@@ -225,7 +225,7 @@ class ResourceManager:
         # The documentation shows the answer inside an object of its name; 3.5 sends it without.
         return said.get("clusterUserInfo", said).get("requestedUser") or None
 
-    @understood()
+    @checked_form()
     def queues(self) -> tuple[Queue, ...]:
         """Return all queues, each parent before its children, for nodes without a label."""
         return queues_of(self.ask(_SCHEDULER), "", self.nodes())
@@ -281,7 +281,7 @@ class ResourceManager:
         running = [node for node in self.nodes() if node.state == "RUNNING"]
         return sum(n.used.gpus for n in running), sum(n.total.gpus for n in running)
 
-    @understood()
+    @checked_form()
     def gpus_ending(self) -> int:
         """Return the number of GPUs that the scheduler has released but their nodes have not.
 
@@ -296,8 +296,8 @@ class ResourceManager:
         scheduled = amount_of(used)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
-    @understood()
-    def held(self, application_id: str, priority: int) -> Held:
+    @checked_form()
+    def held(self, application_id: str, priority: int) -> PriorityContainers:
         """Return what an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
@@ -311,9 +311,9 @@ class ResourceManager:
             if request["priority"] == priority and request["resourceName"] == "*"
         )
         ids = (c["containerId"] for c in containers if int(c["priority"]) == priority)
-        return Held(tuple(ids), pending)
+        return PriorityContainers(tuple(ids), pending)
 
-    @understood()
+    @checked_form()
     def end_of(self, application_id: str) -> str:
         """Return how an application ended and why, in YARN's words; "" while it runs."""
         app = self._app(application_id)
@@ -321,17 +321,17 @@ class ResourceManager:
             return ""
         return " ".join(f"{app['state']}: {app.get('diagnostics') or '(no diagnostics)'}".split())
 
-    @understood()
-    def standing(self, application_id: str) -> Standing:
+    @checked_form()
+    def standing(self, application_id: str) -> ApplicationState:
         """Return the state of an application."""
-        return standing_of(self._app(application_id))
+        return application_state_of(self._app(application_id))
 
-    @understood()
-    def tagged(self, tag: str) -> Standing | None:
+    @checked_form()
+    def tagged(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
         found = (listed.get("apps") or {}).get("app") or [None]
-        return None if found[0] is None else standing_of(found[0])
+        return None if found[0] is None else application_state_of(found[0])
 
     def kill(self, application_id: str, user: str) -> None:
         """Make YARN end an application.

@@ -83,7 +83,7 @@ def amount_of(resource: Mapping[str, Any] | None) -> Amount:
     return Amount(values.get(GPU, 0), values.get(CORES, 0), values.get(MEMORY, 0))
 
 
-def others_of(resource: Mapping[str, Any] | None) -> frozenset[str]:
+def other_resources(resource: Mapping[str, Any] | None) -> frozenset[str]:
     """Return the names of the further resources of which there are any."""
     values = _values(resource)
     return frozenset(name for name in values.keys() - {GPU, CORES, MEMORY} if values[name] > 0)

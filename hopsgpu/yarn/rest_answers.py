@@ -17,7 +17,7 @@ from hopsgpu.yarn.resources import (
     amount_of,
     dominates,
     multiplied_down,
-    others_of,
+    other_resources,
     total,
 )
 from hopsgpu.yarn.snapshot import App, Container, Master, Node, Queue, Rounding, User
@@ -38,7 +38,7 @@ def nodes_of(answer: Answer) -> tuple[Node, ...]:
             partition=next(iter(node.get("nodeLabels") or ()), ""),
             web=node.get("nodeHTTPAddress") or "",
             health=" ".join((node.get("healthReport") or "").split()),
-            others=others_of(node.get("totalResource")),
+            others=other_resources(node.get("totalResource")),
         )
         for node in (answer.get("nodes") or {}).get("node", [])
     )
@@ -213,7 +213,7 @@ def _app_used(app: Answer, partitions: frozenset[str], containers: Containers | 
     )
 
 
-def silent_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
+def unreported_apps(answer: Answer, own: str, most: int) -> dict[str, str]:
     """Return applications that may have GPUs but do not report them: ids with their attempts' ids.
 
     Args:
@@ -246,7 +246,7 @@ def gpu_apps(answer: Answer, partitions: frozenset[str], most: int) -> dict[str,
     listed = (answer.get("apps") or {}).get("app", [])
     attempts = {app["id"]: attempt for app in listed if (attempt := _attempt_of(app))}
     found = {app.id: attempts[app.id] for app in having if app.id in attempts}
-    return dict(list((found | silent_apps(answer, "", most)).items())[:most])
+    return dict(list((found | unreported_apps(answer, "", most)).items())[:most])
 
 
 def _attempt_of(app: Answer) -> str | None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gang import Exclusions
 from hopsgpu.yarn.resources import NOTHING, Amount, total
 
 
@@ -177,7 +177,7 @@ class Snapshot:
     shared: frozenset[str] = frozenset()
     rounding: Rounding = Rounding()
     hosts: frozenset[str] | None = None
-    avoided: Avoid = Avoid()
+    avoided: Exclusions = Exclusions()
 
     @property
     def running(self) -> tuple[Node, ...]:
@@ -192,7 +192,7 @@ class Snapshot:
             and node.host not in self.avoided.hosts
         )
 
-    def without(self, avoid: Avoid) -> Snapshot:
+    def without(self, avoid: Exclusions) -> Snapshot:
         """Return the same for a gang whose ranks avoid something; YARN's shares still count it."""
         return replace(self, avoided=self.avoided | avoid)
 

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hopsgpu.gpu.node.lease_keeper import Watched, keeping
+from hopsgpu.gpu.node.lease_keeper import WatchedProcess, kept_by_processes
 from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins.node import holders
@@ -41,7 +41,7 @@ SCRIPT = 0.02
 
 def script(directory: Path, executor: int, told: int) -> None:
     """What the discovery script does with its leases, and says to the executor."""
-    with Watched(executor) as watched, Leases(directory) as leases:
+    with WatchedProcess(executor) as watched, Leases(directory) as leases:
         if os.getppid() != executor:
             return
         until_then = time.monotonic() + ASK
@@ -49,7 +49,7 @@ def script(directory: Path, executor: int, told: int) -> None:
             if time.monotonic() > until_then:
                 return
             time.sleep(0.002)  # another's end is nothing that anybody tells of
-        with keeping(leases, watched) as stay:
+        with kept_by_processes(leases, watched) as stay:
             os.write(told, leases.held[0].encode())
             stay()
 

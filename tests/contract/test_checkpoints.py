@@ -15,7 +15,7 @@ import pytest
 
 from hopsgpu.artifacts import checkpoint_restore, checkpoints
 from hopsgpu.artifacts.checkpoint_restore import best, latest
-from hopsgpu.artifacts.checkpoint_retention import Saving, superseded, wanted
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions, check_options, superseded
 from hopsgpu.artifacts.checkpoints import Checkpoints, Part, complete, files_of, stalled
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.storage import transfer
@@ -24,7 +24,7 @@ from hopsgpu.storage.local_tree import files_below
 
 
 def save(place: Checkpoints, path: Path, step: int, **said: Any) -> None:
-    place.save(files_of(path), Saving(step, **said))
+    place.save(files_of(path), CheckpointOptions(step, **said))
 
 
 @pytest.fixture
@@ -207,24 +207,24 @@ def test_what_cannot_be_saved_leaves_nothing(lake: Lake, file: Path, tmp_path: P
     given_up = threading.Event()
     given_up.set()
     with pytest.raises(Cancelled):
-        Checkpoints(lake, 0).save(files_of(file), Saving(8), given_up)
+        Checkpoints(lake, 0).save(files_of(file), CheckpointOptions(8), given_up)
     assert (lake / "_staging").names() == () and (lake / "8").names() == ()
 
 
 def test_what_is_said_of_a_checkpoint_is_checked() -> None:
     for step in (-1, 1.0, True, "1"):
         with pytest.raises(ConfigError, match="step=.*must be an integer ≥ 0"):
-            wanted(step, 3, None, "min")
+            check_options(step, 3, None, "min")
     for keep in (0, 1.5, None):
         with pytest.raises(ConfigError, match="keep=.*must be an integer ≥ 1"):
-            wanted(1, keep, None, "min")
+            check_options(1, keep, None, "min")
     for metric in ("0.5", [1], {}):
         with pytest.raises(ConfigError, match="metric=.*must be a number"):
-            wanted(1, 3, metric, "min")
+            check_options(1, 3, metric, "min")
     with pytest.raises(ConfigError, match="best='least': must be 'min' or 'max'"):
-        wanted(1, 3, None, "least")
-    assert wanted(1, 2, 1, "max") == Saving(1, 2, 1.0, "max")
-    assert wanted(0, 1, float("nan"), "min").metric is None
+        check_options(1, 3, None, "least")
+    assert check_options(1, 2, 1, "max") == CheckpointOptions(1, 2, 1.0, "max")
+    assert check_options(0, 1, float("nan"), "min").metric is None
 
 
 def test_which_steps_are_superseded() -> None:

@@ -14,13 +14,13 @@ from hopsgpu.core import queue_policy
 from hopsgpu.core.queue_policy import Bound, Own, decide_turn
 from hopsgpu.errors import StoreError
 from hopsgpu.storage.lake import Lake
-from hopsgpu.yarn.gang_queue import Place, make_line, stand_in_line
+from hopsgpu.yarn.gang_queue import QueuePlace, make_line, stand_in_line
 
 NODES = (2, 2)
 
 
-def place(directory: Lake, number: int, executors: int = 1) -> Place:
-    return Place(
+def place(directory: Lake, number: int, executors: int = 1) -> QueuePlace:
+    return QueuePlace(
         Lake(directory.url),
         application=f"application_1_{number:04d}",
         executors=executors,
@@ -28,18 +28,18 @@ def place(directory: Lake, number: int, executors: int = 1) -> Place:
     )
 
 
-def file(one: Place, **changes: Any) -> None:
+def file(one: QueuePlace, **changes: Any) -> None:
     one.file(dataclasses.replace(one.ticket, **changes))
 
 
-def filed(*places: Place) -> list[Place]:
+def filed(*places: QueuePlace) -> list[QueuePlace]:
     """Files them; in their order, which chance decides within one tick of the lake's clock."""
     for one in places:
         file(one)
     return sorted(places, key=lambda one: one.ticket.order)
 
 
-def try_turn(one: Place) -> bool:
+def try_turn(one: QueuePlace) -> bool:
     if not one.is_filed:
         file(one)
     line = one.look()
@@ -47,7 +47,7 @@ def try_turn(one: Place) -> bool:
     return decide_turn(own, line, NODES, False).take and one.take(line)
 
 
-def wait_turn(one: Place) -> None:
+def wait_turn(one: QueuePlace) -> None:
     deadline = time.monotonic() + 150
     while not try_turn(one):
         assert time.monotonic() < deadline, [entry.name for entry in one._directory.entries()]

@@ -16,11 +16,11 @@ import pytest
 
 import hopsgpu
 from hopsgpu.artifacts import publication, stale_uploads
-from hopsgpu.artifacts.manifest import About
+from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.launcher.publisher import check_writable
-from hopsgpu.storage.digests import DIGEST, Facts
+from hopsgpu.storage.digests import DIGEST, FileFacts
 from hopsgpu.storage.lake import Lake
 
 DAY = 24 * 3600 * 1000
@@ -419,7 +419,7 @@ def test_files_that_change_while_they_are_uploaded_are_no_version(
 ) -> None:
     upload_files = publication.upload_files
 
-    def changed(files: dict[str, Path], *arguments: Any, **options: Any) -> dict[str, Facts]:
+    def changed(files: dict[str, Path], *arguments: Any, **options: Any) -> dict[str, FileFacts]:
         upload_files(files, *arguments, **options)
         (model / "weights.pt").write_bytes(b"trained on")
         return upload_files(files, *arguments)
@@ -472,7 +472,7 @@ def test_leftovers_are_swept_by_the_age_of_their_newest_file(
     assert left(lake) == ()
     assert (home / "4" / "somebody's").exists()
     with pytest.raises(StoreError):
-        publication.commit(dead.url, {0: {"empty": Facts(0, "")}}, About())
+        publication.commit(dead.url, {0: {"empty": FileFacts(0, "")}}, VersionDescription())
     assert [version.version for version in store.versions("net")] == [1, 5]
 
 
@@ -537,7 +537,9 @@ def test_the_parts_of_several_ranks_are_one_version(
     for rank, directory in shards(tmp_path, files).items():
         parts[rank] = publication.upload(staging, directory, rank)
     assert parts[2] == {}
-    about = About(run_id="run-1", application="application_1_1", user="ann", code_digest="c0de")
+    about = VersionDescription(
+        run_id="run-1", application="application_1_1", user="ann", code_digest="c0de"
+    )
     version = publication.commit(staging, parts, about)
     assert version == store.get("net")
     merged = {path: content.encode() for own in files.values() for path, content in own.items()}
@@ -564,7 +566,7 @@ def test_parts_that_contradict_each_other_are_refused(
     directories = shards(tmp_path, {0: {"a/w": "one"}, 4: other})
     parts = {rank: publication.upload(staging, own, rank) for rank, own in directories.items()}
     with pytest.raises(StoreError, match=said):
-        publication.commit(staging, parts, About())
+        publication.commit(staging, parts, VersionDescription())
     publication.abandon(staging)
     publication.abandon(staging)
     assert left(lake) == ()

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.artifacts import publication, stale_uploads
-from hopsgpu.artifacts.manifest import About
+from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.artifacts.versions import numbers
 from hopsgpu.errors import HopsGpuError
@@ -161,7 +161,7 @@ class Steps:
 def publish_parts(url: str, name: str, sources: Path) -> int:
     staging = publication.begin(url, name)
     parts = {rank: publication.upload(staging, sources / str(rank), rank) for rank in FILES}
-    return publication.commit(staging, parts, About(tags=["production"])).version
+    return publication.commit(staging, parts, VersionDescription(tags=["production"])).version
 
 
 def publish_whole(url: str, name: str, sources: Path) -> int:

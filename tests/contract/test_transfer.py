@@ -11,7 +11,7 @@ import pytest
 import xxhash
 
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.hdfs import Hdfs
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local import Local
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 def test_files_come_back_as_they_were(lake: Lake, source: Path, tmp_path: Path) -> None:
     facts = upload_files(files_below(source), lake)
     assert facts == {
-        name: Facts(size, xxhash.xxh3_128_hexdigest((source / name).read_bytes()))
+        name: FileFacts(size, xxhash.xxh3_128_hexdigest((source / name).read_bytes()))
         for name, size in SIZES.items()
     }
     check_files(facts, lake)
@@ -122,6 +122,6 @@ def test_paths_outside_are_refused(lake: Lake, source: Path, tmp_path: Path) -> 
     with pytest.raises(ConfigError):
         upload_files({"../x": source / "small"}, lake)
     with pytest.raises(ConfigError):
-        download_files({"../x": Facts(0, "")}, lake, tmp_path / "copy")
+        download_files({"../x": FileFacts(0, "")}, lake, tmp_path / "copy")
     with pytest.raises(ConfigError):
-        check_files({"/x": Facts(0, "")}, lake)
+        check_files({"/x": FileFacts(0, "")}, lake)

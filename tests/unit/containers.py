@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.agent import spare_child
-from hopsgpu.agent.daemon_client import Keeper, Started, connected
+from hopsgpu.agent.daemon_client import DaemonClient, StartedRank, connected
 from hopsgpu.agent.orphans import marked
 from hopsgpu.agent.rank_environment import ServerSpec
-from hopsgpu.agent.reaper import Ended
+from hopsgpu.agent.reaper import ExitStatus
 from hopsgpu.linux import comm
 from hopsgpu.packaging.pickling import pickle_call
 from hopsgpu.rank import main as rank
@@ -42,8 +42,8 @@ signal.pause()
 class Rank:
     """A rank that was started, and its directory."""
 
-    keeper: Keeper
-    started: Started
+    keeper: DaemonClient
+    started: StartedRank
     directory: Path
 
     @property
@@ -54,7 +54,7 @@ class Rank:
     def log(self) -> str:
         return (self.directory / rank.LOG).read_text()
 
-    async def end(self) -> Ended:
+    async def end(self) -> ExitStatus:
         return await asyncio.wait_for(self.keeper.ended(self.pid), SECONDS)
 
     async def value(self) -> Any:
@@ -90,14 +90,14 @@ class Container:
         (self.directory / "path" / f"{name}.py").write_text(source)
 
     @contextlib.asynccontextmanager
-    async def keeper(self) -> AsyncIterator[Keeper]:
+    async def keeper(self) -> AsyncIterator[DaemonClient]:
         async with connected(self.directory / "hopsgpu", self.jvm) as keeper:
             self.tokens.add(keeper.token)
             yield keeper
 
     async def start(
         self,
-        keeper: Keeper,
+        keeper: DaemonClient,
         spec: ServerSpec,
         function: Callable[..., Any],
         *args: Any,

@@ -10,7 +10,7 @@ from typing import Any
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.launcher.gang_result import GangResult
-from hopsgpu.launcher.run_record import Standing, content
+from hopsgpu.launcher.run_record import RunSnapshot, content
 
 ENVIRONMENT = {
     "hopsgpu": "0.7",
@@ -40,7 +40,7 @@ def put_run(root: Path, name: str, state: str = "succeeded", **changes: Any) -> 
         timeline=Timeline(requested=now - 75.0, granted=now - 60.0),
         gpu_seconds=GpuSeconds(held=120.0, training=100.0, idle=20.0),
     )
-    standing = Standing(
+    standing = RunSnapshot(
         plan,
         result,
         application="application_1_0001",

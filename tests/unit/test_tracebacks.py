@@ -205,7 +205,7 @@ def test_a_traceback_of_another_process_is_without_them_too() -> None:
     assert "fetcher.fetch(index)" in text and "for batch in" not in text and "^^^" not in text
     assert "hopsgpu.StoreError: gone" in text
     drawn = textwrap.indent(told, "  | ")
-    assert files_in(tracebacks.without_own(drawn)) == ["/env/torch/worker.py"]
+    assert files_in(tracebacks.strip_own_frames(drawn)) == ["/env/torch/worker.py"]
 
 
 def test_a_fault_of_hopsgpu_in_a_rank_can_be_found() -> None:

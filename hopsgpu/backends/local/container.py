@@ -1,8 +1,8 @@
 """A container on this machine: a process that leases GPUs and runs an agent.
 
 The driver starts it as `python -m hopsgpu.backends.local.container`, in a directory of its own. The
-first line of its input is the request (`Wanted` as JSON), so that the run's secret is not on a
-command line. The process reports to the driver with lines of JSON on stdout: {"waiting": …},
+first line of its input is the request (`ContainerRequest` as JSON), so that the run's secret is not
+on a command line. The process reports to the driver with lines of JSON on stdout: {"waiting": …},
 {"warning": …} or {"problem": …, "kind": …}. It ends when the driver disconnects, closes its input,
 or is gone.
 """
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.agent.supervisor import run_agent
-from hopsgpu.backends.local.gpu_leases import Abandoned, take_gpus
+from hopsgpu.backends.local.gpu_leases import NoLongerNeeded, take_gpus
 from hopsgpu.control.peer import Driver
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, leave
+from hopsgpu.gpu.node.discovery_script import DiscoveryFailure, write_container_gpus
 from hopsgpu.gpu.node.leases import LeaseError, Leases, lease_directory, owner
 
 _WAIT_SECONDS = 0.3
@@ -33,7 +33,7 @@ _REFRESH_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ContainerRequest:
     """The driver's request for a container.
 
     Attributes:
@@ -56,7 +56,7 @@ class Wanted:
         return json.dumps({**vars(self), "driver": driver}).encode() + b"\n"
 
     @classmethod
-    def load(cls, line: bytes) -> Wanted:
+    def load(cls, line: bytes) -> ContainerRequest:
         fields = json.loads(line)
         driver = fields["driver"]
         driver["secret"] = bytes.fromhex(driver["secret"])
@@ -67,13 +67,13 @@ class Wanted:
 
 def main() -> int:
     """Serve until the driver no longer needs the container; return the exit code."""
-    wanted = Wanted.load(sys.stdin.buffer.readline())
+    wanted = ContainerRequest.load(sys.stdin.buffer.readline())
     own = Path.cwd()
     os.environ["CONTAINER_ID"] = f"local-{os.getpid()}"
     try:
         with _gpus(wanted):
             run_agent(wanted.driver, watched=os.getpid())
-    except Abandoned:
+    except NoLongerNeeded:
         return 0
     except (HopsGpuError, LeaseError, DiscoveryFailure, OSError) as error:
         _tell(problem=str(error) or repr(error), kind=type(error).__name__)
@@ -88,7 +88,7 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def _gpus(wanted: Wanted) -> Iterator[None]:
+def _gpus(wanted: ContainerRequest) -> Iterator[None]:
     """Lease the container's GPUs while inside the context."""
     if not wanted.gpus:
         yield
@@ -105,7 +105,7 @@ def _gpus(wanted: Wanted) -> Iterator[None]:
             lambda text: _tell(warning=text),
         )
         leases.sign(owner(os.environ, os.getpid()))
-        leave(devices, isolated=False)
+        write_container_gpus(devices, isolated=False)
         with _refreshed(leases):
             yield
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from hopsgpu.agent.rank_environment import package_path
 from hopsgpu.backends.local import container as container_module
-from hopsgpu.backends.local.container import Wanted
+from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.errors import CapacityError, ConfigError, DiscoveryError, HopsGpuError
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class ContainerJob:
 
     def __init__(
         self,
-        wanted: Wanted,
+        wanted: ContainerRequest,
         directory: Path,
         warn: Callable[[str], None],
         package: Path | None = None,

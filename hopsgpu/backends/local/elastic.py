@@ -15,9 +15,9 @@ from pathlib import Path
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Job
 from hopsgpu.backends.lease_request import Request
-from hopsgpu.backends.local.container import Wanted
+from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.backends.local.container_process import ContainerJob
-from hopsgpu.backends.local.lease import here_served, package_for
+from hopsgpu.backends.local.lease import local_control_server, package_for
 from hopsgpu.control.channel import Message
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
@@ -30,7 +30,7 @@ _END_SECONDS = 30.0
 
 
 class LocalElasticLease(ElasticLease):
-    """The lease of a search on this machine; use `elastic_here`, which always ends it."""
+    """The lease of a search on this machine; use `local_elastic_lease`, which always ends it."""
 
     def __init__(
         self, request: Request, server: ControlServer, driver: Driver, directory: Path
@@ -81,7 +81,7 @@ class LocalElasticLease(ElasticLease):
         directory = self._directory / name
         directory.mkdir(mode=0o700)
         request = self.request
-        wanted = Wanted(
+        wanted = ContainerRequest(
             replace(self._driver, job=name, modules=request.imports),
             request.shape.gpus,
             request.gpu_type,
@@ -142,7 +142,7 @@ class LocalElasticLease(ElasticLease):
 
 
 @contextlib.contextmanager
-def elastic_here(
+def local_elastic_lease(
     request: Request, *, user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[LocalElasticLease]:
     """Provide the lease of a search, which starts executors; end all of them on every path.
@@ -156,7 +156,7 @@ def elastic_here(
     """
     with (
         tempfile.TemporaryDirectory(prefix="hopsgpu-", ignore_cleanup_errors=True) as directory,
-        here_served(user, heartbeat, ports) as (server, driver),
+        local_control_server(user, heartbeat, ports) as (server, driver),
     ):
         lease = LocalElasticLease(request, server, driver, Path(directory))
         try:

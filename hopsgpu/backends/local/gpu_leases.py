@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from hopsgpu.backends.local.machine import check_gpus, own_gpus, usable
-from hopsgpu.gpu.node.devices import Device, foreign
+from hopsgpu.gpu.node.devices import Device, foreign_processes
 from hopsgpu.gpu.node.discovery_script import named
 from hopsgpu.gpu.node.leases import Leases, read_leases, try_lock
 
 _TURN = "turn"
 
 
-class Abandoned(Exception):
+class NoLongerNeeded(Exception):
     """The signal that the GPUs are no longer needed."""
 
 
@@ -53,7 +53,7 @@ def take_gpus(
     good = usable(gpus, gpu_type, avoided)
     while (turn := try_lock(directory / _TURN)) is None:
         if not wait("another gang of this machine is waiting for GPUs"):
-            raise Abandoned
+            raise NoLongerNeeded
     try:
         while True:
             for gpu in good:
@@ -62,11 +62,11 @@ def take_gpus(
             if len(leases.held) == wanted:
                 break
             if not wait(_who_has([gpu.address for gpu in good], leases)):
-                raise Abandoned
+                raise NoLongerNeeded
     finally:
         os.close(turn)
     for gpu in (held := [gpu for gpu in good if gpu.address in leases.held]):
-        if others := foreign(gpu.processes):
+        if others := foreign_processes(gpu.processes):
             warn(f"{gpu.address} is also in use by process {named(others)}")
     return held
 

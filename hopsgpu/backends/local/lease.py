@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from hopsgpu.backends.agent_registration import greeted, is_hello
+from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.grant import Lease, Owner
-from hopsgpu.backends.lease_request import Patience, Request
-from hopsgpu.backends.local.container import Wanted
+from hopsgpu.backends.lease_request import AcquisitionClock, Request
+from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.backends.local.container_process import ContainerJob
 from hopsgpu.backends.spark.package_archive import PACKAGE, pack_package
 from hopsgpu.control.channel import new_secret
@@ -33,7 +33,7 @@ _END_SECONDS = 30.0
 
 
 class LocalLease(Owner):
-    """The owner of a gang's container on this machine; use `lease_here`, which always ends it."""
+    """The owner of a gang's container on this machine; use `local_lease`, which always ends it."""
 
     def __init__(
         self, request: Request, server: ControlServer, driver: Driver, directory: Path
@@ -49,7 +49,7 @@ class LocalLease(Owner):
         self.request = request
         self.end_jobs()
         self._lease = None
-        patience = Patience(request)
+        patience = AcquisitionClock(request)
         began = time.monotonic()
         job = self._start()
         container = self._greeted(job, patience)
@@ -79,7 +79,7 @@ class LocalLease(Owner):
         name = f"{request.run_id}-{self._started}"
         directory = self._directory / name
         directory.mkdir(mode=0o700)
-        wanted = Wanted(
+        wanted = ContainerRequest(
             replace(self._driver, job=name, modules=request.imports),
             request.shape.gpus,
             request.gpu_type,
@@ -90,11 +90,11 @@ class LocalLease(Owner):
         self._job = ContainerJob(wanted, directory, request.watcher.warn, package)
         return self._job
 
-    def _greeted(self, job: ContainerJob, patience: Patience) -> Container:
+    def _greeted(self, job: ContainerJob, patience: AcquisitionClock) -> Container:
         """Wait until the container introduces itself, and return it.
 
         Raises:
-            GangTimeout, Cancelled: as for `Patience.check`.
+            GangTimeout, Cancelled: as for `AcquisitionClock.check`.
             ConfigError, CapacityError, DiscoveryError, HopsGpuError: the container cannot serve.
         """
         name = f"{self.request.run_id}-{self._started}"
@@ -103,7 +103,7 @@ class LocalLease(Owner):
             patience.check()
             event = self._server.next_event(_EVENT_SECONDS)
             if event is not None and event.message is not None and is_hello(event.message, name):
-                return greeted(event, event.message, self.request)
+                return register_container(event, event.message, self.request)
             if job.ended.is_set():
                 raise job.problem or HopsGpuError(f"the gang did not start: {job.reason(0.0)}")
             patience.tell((), job.waiting_for)
@@ -142,7 +142,7 @@ def _keep(keys: Collection[int]) -> bool:
 
 
 @contextlib.contextmanager
-def lease_here(
+def local_lease(
     request: Request, *, user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[LocalLease]:
     """Provide the owner of a gang's container, and end the container on every path.
@@ -158,7 +158,7 @@ def lease_here(
     """
     with (
         tempfile.TemporaryDirectory(prefix="hopsgpu-", ignore_cleanup_errors=True) as directory,
-        here_served(user, heartbeat, ports) as (server, driver),
+        local_control_server(user, heartbeat, ports) as (server, driver),
     ):
         owner = LocalLease(request, server, driver, Path(directory))
         try:
@@ -168,13 +168,13 @@ def lease_here(
 
 
 @contextlib.contextmanager
-def here_served(
+def local_control_server(
     user: str | None, heartbeat: float, ports: range | None
 ) -> Iterator[tuple[ControlServer, Driver]]:
     """Serve a control channel on this machine; also yield what its containers need to connect.
 
     Args:
-        user, heartbeat, ports: as for `lease_here`.
+        user, heartbeat, ports: as for `local_lease`.
 
     Raises:
         ConfigError: no port of the range is free.

@@ -114,7 +114,9 @@ def check_gpus(
     )
 
 
-def fit_here(spec: GangSpec, machine: Machine) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
+def fit_on_machine(
+    spec: GangSpec, machine: Machine
+) -> tuple[GangSpec, ExecutorShape, tuple[str, ...]]:
     """Return a gang as it runs on a machine: all ranks in one container.
 
     Only GPUs are reserved; cores and memory are not.

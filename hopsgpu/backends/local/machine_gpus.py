@@ -9,14 +9,14 @@ from collections.abc import Collection, Sequence
 
 from hopsgpu.backends.local.machine import own_gpus
 from hopsgpu.errors import DiscoveryError
-from hopsgpu.gpu.node.devices import Device, foreign
+from hopsgpu.gpu.node.devices import Device, foreign_processes
 from hopsgpu.gpu.node.discovery_script import named
 from hopsgpu.gpu.node.health import BAD
 from hopsgpu.gpu.node.leases import LeaseError, read_leases
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, types_of
 
 
-def gpus_here(user: str) -> ClusterGpus:
+def machine_inventory(user: str) -> ClusterGpus:
     """Return the GPUs of this machine; those that gangs have leased count as used.
 
     Args:
@@ -62,7 +62,7 @@ def machine_gpus(
         health="; ".join(f"{gpu.address} is bad: {gpu.verdict.reason}" for gpu in bad),
     )
     # GPUs that a process without a lease uses are still free for a gang.
-    others = {gpu.address: foreign(gpu.processes) for gpu in gpus if gpu not in used}
+    others = {gpu.address: foreign_processes(gpu.processes) for gpu in gpus if gpu not in used}
     return ClusterGpus(
         time=now,
         user=user,

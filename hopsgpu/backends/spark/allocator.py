@@ -10,17 +10,17 @@ from typing import Protocol
 
 from pyspark.resource import ResourceProfile
 
-from hopsgpu.backends.agent_registration import greeted, is_hello
-from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.agent_registration import is_hello, register_container
+from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless
 from hopsgpu.backends.spark.settings import refuse_other_python
-from hopsgpu.backends.spark.wait_reasons import EndedAgain
+from hopsgpu.backends.spark.wait_reasons import EndedContainers
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container, Grants, Verdict, shared_hosts
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.gpu_holders import Facts
-from hopsgpu.yarn.resource_manager import Held
+from hopsgpu.yarn.gpu_holders import GpuFacts
+from hopsgpu.yarn.resource_manager import PriorityContainers
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _ASK_SECONDS = 1.0
 _ASKING = "Spark is asking YARN"
 
 
-class Turn(Protocol):
+class GrantTurn(Protocol):
     """A gang's turn to ask YARN for executors."""
 
     def keep(self) -> bool:
@@ -38,11 +38,11 @@ class Turn(Protocol):
     def granted(self) -> None:
         """End the turn: YARN has granted everything, and others may ask."""
 
-    def facts(self, held: int) -> Facts:
+    def facts(self, held: int) -> GpuFacts:
         """Return who holds the other GPUs, given the number of executors that YARN has granted."""
 
 
-class Bringing:
+class PlaceholderJob:
     """The wait until each executor of a gang has a connected placeholder.
 
     Args:
@@ -67,8 +67,8 @@ class Bringing:
         profile: ResourceProfile,
         server: ControlServer,
         start: Callable[[int], GangJob],
-        patience: Patience,
-        turn: Turn,
+        patience: AcquisitionClock,
+        turn: GrantTurn,
     ) -> None:
         self._application = application
         self._request = request
@@ -90,7 +90,7 @@ class Bringing:
         self._turn = turn
         self._holders: dict[int, Container] = {}
         self._arrivals: dict[int, float] = {}
-        self._ended = EndedAgain()
+        self._ended = EndedContainers()
         self._grants = Grants(since=time.monotonic())
         self._asked = float("-inf")
         # Returns why the gang waits: from YARN's last answer, and from the executors here now.
@@ -102,7 +102,7 @@ class Bringing:
         The turn ends so if YARN granted only a part, or if others have taken the turn.
 
         Raises:
-            GangTimeout, Cancelled: as for `Patience.check`.
+            GangTimeout, Cancelled: as for `AcquisitionClock.check`.
             ConfigError: an executor cannot reach the driver, or lacks what ranks need.
             DiscoveryError: an executor does not have the requested GPUs.
             HopsGpuError: the job of placeholders failed.
@@ -156,7 +156,7 @@ class Bringing:
             self._arrivals.pop(event.peer, None)
         elif any(is_hello(event.message, job.tag) for job in self.jobs):
             self._arrivals[event.peer] = time.time()
-            self._welcome(greeted(event, event.message, self._request))
+            self._welcome(register_container(event, event.message, self._request))
         self._request.watcher.arrived(tuple(self._arrivals.values()))
 
     def _welcome(self, container: Container) -> None:
@@ -219,7 +219,7 @@ class Bringing:
             facts = self._turn.facts(len(held.containers))
             self._why = lambda: facts.around(self._missing(held))
 
-    def _missing(self, held: Held) -> str:
+    def _missing(self, held: PriorityContainers) -> str:
         """Return where the executors that have not arrived are, in words."""
         connected = len(self._holders)
         parts = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.resource_profiles import ProfilePool
 from hopsgpu.storage.lake import Lake
-from hopsgpu.storage.root import below
+from hopsgpu.storage.root import join_url
 from hopsgpu.yarn.gang_queue import make_line
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.node_manager import NodeManagers
@@ -23,7 +23,7 @@ from hopsgpu.yarn.snapshot import Snapshot
 _LABEL = "spark.yarn.executor.nodeLabelExpression"
 
 
-class Looks:
+class SnapshotCache:
     """A cache of the last snapshot, for requests that follow soon."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Application(SparkApplication):
     package: tempfile.TemporaryDirectory[str]
     profiles: ProfilePool = field(default_factory=ProfilePool)
     acquiring: threading.Lock = field(default_factory=threading.Lock)
-    looks: Looks = field(default_factory=Looks)
+    looks: SnapshotCache = field(default_factory=SnapshotCache)
     probing: threading.Lock = field(default_factory=threading.Lock)
     has_module: dict[str, bool] = field(default_factory=dict)
 
@@ -113,7 +113,7 @@ class Application(SparkApplication):
         partition = self.setting(_LABEL) or "default"
         if given:
             return make_line(Lake(given, quick=True), self.cluster, partition)
-        shared = Lake(below(self.files or "file:///", "tmp"), quick=True)
+        shared = Lake(join_url(self.files or "file:///", "tmp"), quick=True)
         return make_line(shared, "hopsgpu", "locks", self.cluster, partition)
 
     @functools.cached_property

@@ -11,7 +11,7 @@ from pyspark import RDD, InheritableThread
 from pyspark.resource import ResourceProfile
 from pyspark.serializers import CPickleSerializer
 
-from hopsgpu.agent.placeholder import Warm
+from hopsgpu.agent.placeholder import WarmUp
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import refuse_other_python
 from hopsgpu.control.handshake import UnreachableError
@@ -19,7 +19,7 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.errors import ConfigError
 
 
-def hold_in_task(driver: Driver, warm: Warm | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def hold_in_task(driver: Driver, warm: WarmUp | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return the placeholder's task function."""
 
     def task(_: Iterable[Any]) -> Iterator[Any]:

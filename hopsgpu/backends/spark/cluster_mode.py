@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hopsgpu.errors import HopsGpuError
-from hopsgpu.yarn.application_state import Standing
+from hopsgpu.yarn.application_state import ApplicationState
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 
@@ -37,7 +37,7 @@ _PASSING = re.compile(r"(?<=: )\[[^]]*\] |\s+(?:Details :|Last Node which was pr
 Say = Callable[[str], None]
 
 
-class Attended:
+class SubmittedApplication:
     """One application that is submitted to YARN, and the reports of its state.
 
     Args:
@@ -63,7 +63,7 @@ class Attended:
         self._clock = clock
         self._began = clock()
 
-    def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> Standing:
+    def submit(self, command: Sequence[str], environ: Mapping[str, str]) -> ApplicationState:
         """Run spark-submit, which returns once YARN has accepted the application.
 
         Raises:
@@ -97,7 +97,7 @@ class Attended:
         self._say(f"{found.id} {found.name!r} is in queue {found.queue}")
         return found
 
-    def follow(self, application: Standing) -> Standing:
+    def follow(self, application: ApplicationState) -> ApplicationState:
         """Wait for the application's end, report every change of its state, and return the last.
 
         Raises:
@@ -127,7 +127,7 @@ class Attended:
             # YARN does not notify clients of a change.
             time.sleep(_LOOK_SECONDS)
 
-    def tell_end(self, standing: Standing) -> None:
+    def tell_end(self, standing: ApplicationState) -> None:
         """Report how the application ended, with the last lines of its driver's output.
 
         After a success these are lines of stdout only; for a killed application there are none.
@@ -183,14 +183,14 @@ class Attended:
         with contextlib.suppress(OSError):  # the terminal may be gone
             self._say(text)
 
-    def _log(self, standing: Standing) -> str:
+    def _log(self, standing: ApplicationState) -> str:
         if not standing.log:
             return "none yet"
         # Some host names are known only to YARN's own daemons, so `base` replaces them.
         path = standing.log.partition("//")[2].partition("/")[2]
         return f"{self._nodes.base(standing.web)}/{path}"
 
-    def _tell_last_words(self, standing: Standing, name: str, most_lines: int) -> None:
+    def _tell_last_words(self, standing: ApplicationState, name: str, most_lines: int) -> None:
         if not standing.master:
             return
         try:
@@ -203,7 +203,7 @@ class Attended:
             self._say(f"the end of the driver's {name}:\n{words}")
 
 
-def _where(standing: Standing) -> str:
+def _where(standing: ApplicationState) -> str:
     if standing.state == "RUNNING":
         return f"RUNNING, GPUs held: {standing.gpus}"
     return f"{standing.state}: {standing.diagnostics or 'no reason given'}"

@@ -29,7 +29,7 @@ _STOP_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Written:
+class WriteProgress:
     """The progress of a write.
 
     Attributes:
@@ -112,7 +112,7 @@ def write_frame(
     what: str,
     tag: str,
     cancelled: threading.Event,
-    told: Callable[[Written], None],
+    told: Callable[[WriteProgress], None],
 ) -> None:
     """Write a DataFrame as Parquet, with row groups of about 8 MB, and wait for the end.
 
@@ -140,7 +140,7 @@ def write_frame(
                 # Repeated, because a write that Spark still plans has no job yet.
                 application.jvm.cancel(tag)
             elif time.monotonic() >= tell_at:
-                told(Written(*application.jvm.progress(tag)))
+                told(WriteProgress(*application.jvm.progress(tag)))
                 tell_at = time.monotonic() + _TELL_SECONDS
     error = write.error
     if error is None and not cancelled.is_set():

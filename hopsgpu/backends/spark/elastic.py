@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 
-from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, refuse_hopeless, supervise_in_task
 from hopsgpu.backends.spark.elastic_jobs import JobsLease
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm_threads import start_daemon
-from hopsgpu.backends.spark.release import heartbeat_seconds, let_go
+from hopsgpu.backends.spark.release import heartbeat_seconds, release_executors
 from hopsgpu.backends.spark.token_renewal import read_tokens
-from hopsgpu.backends.spark.wait_reasons import WhyAlone
+from hopsgpu.backends.spark.wait_reasons import WaitWatcher
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import PART_SECONDS, GangState
@@ -117,7 +117,7 @@ class YarnElasticLease(JobsLease):
                 self._coming.tell(where)
 
     def waits(self, why: str) -> None:
-        """Implement `WhyAlone`: record why executors are waited for."""
+        """Implement `WaitWatcher`: record why executors are waited for."""
         with self._changed:
             self.why = why
         self._see_waiting()
@@ -206,7 +206,7 @@ class YarnElasticLease(JobsLease):
                 cancelled=self._leave,
                 # The time limit holds for the first executor only.
                 timeout=self.request.timeout if self._asks_first else None,
-                watcher=WhyAlone(self.request.watcher, self),
+                watcher=WaitWatcher(self.request.watcher, self),
             )
             patience = self._coming.patience(request, time.monotonic())
             grows = not self._asks_first
@@ -218,7 +218,7 @@ class YarnElasticLease(JobsLease):
         ):
             self._in_turn(place, patience, place.room(at_once, missing))
 
-    def _in_turn(self, place: Queueing, patience: Patience, count: int) -> None:
+    def _in_turn(self, place: Queueing, patience: AcquisitionClock, count: int) -> None:
         """Request `count` executors until YARN has granted all, or grants none for 30 s."""
         log.info("%s: executors asked of YARN: %d more", self.request.run_id, count)
         started = [self._start(place) for _ in range(count)]
@@ -316,7 +316,9 @@ class YarnElasticLease(JobsLease):
         with self._changed:
             jobs = [job for job in self._begun if not job.ended.is_set()]
             settled = time.monotonic() - self._asked > self._settling and not self._waiting()
-        release = let_go(self._application, self._profile.id, jobs, self.server, whole=settled)
+        release = release_executors(
+            self._application, self._profile.id, jobs, self.server, whole=settled
+        )
         with self._changed:
             self._ready.clear()
             self._leaving.clear()

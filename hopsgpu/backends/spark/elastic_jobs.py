@@ -10,7 +10,7 @@ from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Job
 from hopsgpu.backends.lease_request import Request
 from hopsgpu.backends.spark.barrier_job import GangJob
-from hopsgpu.backends.spark.wait_reasons import Coming
+from hopsgpu.backends.spark.wait_reasons import PendingExecutors
 from hopsgpu.control.channel import Message
 from hopsgpu.control.server import ControlServer
 from hopsgpu.core.gang import Container
@@ -36,7 +36,7 @@ class JobsLease(ElasticLease):
         # The container of each connected agent, by the tag of the agent's job.
         self._ready: dict[str, str] = {}
         self._leaving: set[str] = set()
-        self._coming = Coming()
+        self._coming = PendingExecutors()
         self._wanted = 0
         self._at_once = 1
         self._failed = 0

@@ -57,8 +57,8 @@ def lacking_in_task(modules: list[str]) -> Callable[[Iterable[Any]], Iterator[li
     """Return the task function that finds out which modules are missing."""
 
     def task(_: Iterable[Any]) -> Iterator[list[str]]:
-        from hopsgpu.core.rank_requirements import lacking
+        from hopsgpu.core.rank_requirements import missing_modules
 
-        return iter([lacking(modules)])
+        return iter([missing_modules(modules)])
 
     return task

@@ -8,7 +8,7 @@ from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.lease_request import demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.settings import check_gang
-from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.gpu_types import has_type, marker_of, nodes_with
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan, shape_of
 from hopsgpu.errors import CapacityError, ConfigError
@@ -41,7 +41,7 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
     return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
 
 
-def check_again(plan: LaunchPlan, application: Application, avoid: Avoid) -> None:
+def check_again(plan: LaunchPlan, application: Application, avoid: Exclusions) -> None:
     """Check that the gang of a plan can be granted without the nodes and GPUs to avoid.
 
     Raises:

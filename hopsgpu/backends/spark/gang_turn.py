@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 
-from hopsgpu.backends.lease_request import Patience, Request, demand_of
+from hopsgpu.backends.lease_request import AcquisitionClock, Request, demand_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.core.gang import Grants
 from hopsgpu.core.queue_policy import (
@@ -23,8 +23,8 @@ from hopsgpu.core.queue_policy import (
     queue_tag,
 )
 from hopsgpu.errors import HopsGpuError, StoreError
-from hopsgpu.yarn.gang_queue import Place, stand_in_line
-from hopsgpu.yarn.gpu_holders import Facts, waiting_facts
+from hopsgpu.yarn.gang_queue import QueuePlace, stand_in_line
+from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.placement import preferred_hosts
 from hopsgpu.yarn.shortage import Shortage, shortage
 from hopsgpu.yarn.snapshot import Snapshot
@@ -43,7 +43,11 @@ class Queueing:
     """One gang in the queue of gangs; use `queueing`, which leaves the queue on every path."""
 
     def __init__(
-        self, application: Application, request: Request, patience: Patience, place: Place | None
+        self,
+        application: Application,
+        request: Request,
+        patience: AcquisitionClock,
+        place: QueuePlace | None,
     ) -> None:
         self._application = application
         self._request = request
@@ -64,7 +68,7 @@ class Queueing:
             has: number of the gang's executors that are already there.
 
         Raises:
-            GangTimeout, Cancelled: as for `Patience.check`.
+            GangTimeout, Cancelled: as for `AcquisitionClock.check`.
         """
         began, self._has_passed_on = time.monotonic(), False
         while not self._is_ours(has):
@@ -88,7 +92,7 @@ class Queueing:
         """Renew the turn; return False if it was lost because others considered this gang dead."""
         kept = True
 
-        def keep(place: Place) -> None:
+        def keep(place: QueuePlace) -> None:
             nonlocal kept
             kept = place.keep()
 
@@ -102,7 +106,7 @@ class Queueing:
             log.info("%s: all granted: the turn is passed on", self._request.run_id)
         self._give_back()
 
-    def facts(self, held: int) -> Facts:
+    def facts(self, held: int) -> GpuFacts:
         """Return who holds which GPUs, and what is free.
 
         Args:
@@ -111,7 +115,7 @@ class Queueing:
         try:
             return waiting_facts(self._snapshot(_SNAPSHOT_SECONDS), self._demand, held)
         except HopsGpuError as error:
-            return Facts("", str(error))
+            return GpuFacts("", str(error))
 
     def hosts(self, executors: int) -> tuple[str, ...]:
         """Return the best host for each executor; if empty, YARN chooses."""
@@ -143,7 +147,7 @@ class Queueing:
             demand = dataclasses.replace(self._demand, executors=count)
             return shortage(demand, snapshot).bound is Bound.NONE
 
-        return most_that_fit(least, most, fits)
+        return largest_fit(least, most, fits)
 
     def _snapshot(self, most_seconds: float) -> Snapshot:
         """Return the state of YARN on the nodes that the gang can use."""
@@ -185,7 +189,7 @@ class Queueing:
         return turn
 
     def _look_at_line(
-        self, place: Place, missing: Shortage, snapshot: Snapshot, probe: bool
+        self, place: QueuePlace, missing: Shortage, snapshot: Snapshot, probe: bool
     ) -> Turn:
         queues = tuple(queue_tag(queue.path) for queue in snapshot.queues)
         queue = queue_tag(missing.queue) if missing.queue else queues[0]
@@ -228,7 +232,7 @@ class Queueing:
         self._before = None
         self._on_the_lake(lambda place: place.give_back())
 
-    def _on_the_lake(self, do: Callable[[Place], None]) -> None:
+    def _on_the_lake(self, do: Callable[[QueuePlace], None]) -> None:
         if self._place is None:
             return
         try:
@@ -254,7 +258,7 @@ class Queueing:
 
 @contextlib.contextmanager
 def queueing(
-    application: Application, request: Request, patience: Patience, *, grows: bool = False
+    application: Application, request: Request, patience: AcquisitionClock, *, grows: bool = False
 ) -> Iterator[Queueing]:
     """Provide a gang's place in the queue of gangs; leave the queue on every path.
 
@@ -268,7 +272,7 @@ def queueing(
     with contextlib.ExitStack() as stack:
         place = None
         try:
-            place = Place(
+            place = QueuePlace(
                 application.line,
                 application=application.id,
                 executors=request.executors,
@@ -289,7 +293,7 @@ def _without_line(error: StoreError) -> str:
     )
 
 
-def most_that_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
+def largest_fit(least: int, most: int, fits: Callable[[int], bool]) -> int:
     """Return the largest number in [least, most] that fits; `least` if none does.
 
     If a number fits, every smaller number must fit too.

@@ -17,7 +17,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkContext, SparkStageInfo
 
-from hopsgpu.backends.spark.log4j import silenced
+from hopsgpu.backends.spark.log4j import suppressed
 from hopsgpu.errors import HopsGpuError
 
 # Spark's scheduler logs this every 15 s, until the application's first task runs.
@@ -260,7 +260,7 @@ class Jvm:
         workers. Meanwhile, Spark does not log the message for other waiting jobs either.
         """
         scheduler = str(self._scala.taskScheduler().getClass().getName())
-        return silenced(self._context._jvm, scheduler, _NO_RESOURCES)
+        return suppressed(self._context._jvm, scheduler, _NO_RESOURCES)
 
     @contextlib.contextmanager
     def barriers_allowed(self) -> Iterator[None]:

@@ -18,16 +18,16 @@ from dataclasses import replace
 from py4j.protocol import Py4JError
 from pyspark.resource import ResourceProfile
 
-from hopsgpu.backends.agent_registration import greeted, is_hello
+from hopsgpu.backends.agent_registration import is_hello, register_container
 from hopsgpu.backends.grant import Lease, Owner
-from hopsgpu.backends.lease_request import Patience, Request
-from hopsgpu.backends.spark.allocator import EVENT_SECONDS, Bringing, hosts_of
+from hopsgpu.backends.lease_request import AcquisitionClock, Request
+from hopsgpu.backends.spark.allocator import EVENT_SECONDS, PlaceholderJob, hosts_of
 from hopsgpu.backends.spark.application import Application
 from hopsgpu.backends.spark.barrier_job import GangJob, hold_in_task, supervise_in_task
 from hopsgpu.backends.spark.control_server import control_channel
 from hopsgpu.backends.spark.gang_turn import Queueing, queueing
 from hopsgpu.backends.spark.jvm import FLIP_SECONDS, wait_until
-from hopsgpu.backends.spark.release import RELEASE_SECONDS, Release, let_go, let_part_go
+from hopsgpu.backends.spark.release import RELEASE_SECONDS, Release, release_executors, release_part
 from hopsgpu.backends.spark.token_renewal import read_tokens
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer
@@ -71,7 +71,7 @@ class GpuLease(Owner):
         self.end_jobs()
         began = time.monotonic()
         aside, self._lease = self._aside(), None
-        patience = Patience(request)
+        patience = AcquisitionClock(request)
         given_back = 0
         with queueing(self._application, request, patience) as place:
             while True:
@@ -93,9 +93,11 @@ class GpuLease(Owner):
 
     def _let_go(self) -> Release:
         whole = self._lease is not None
-        return let_go(self._application, self._profile.id, self._jobs, self._server, whole=whole)
+        return release_executors(
+            self._application, self._profile.id, self._jobs, self._server, whole=whole
+        )
 
-    def _back_off(self, given_back: int, patience: Patience) -> None:
+    def _back_off(self, given_back: int, patience: AcquisitionClock) -> None:
         """Wait so that other gangs go first, after this gang has held a part for too long."""
         until = time.monotonic() + backoff_seconds(given_back, random.random())  # noqa: S311
         log.info(
@@ -120,14 +122,14 @@ class GpuLease(Owner):
     def _registered(self) -> int:
         return len(self._application.jvm.executors(self._profile.id))
 
-    def _try(self, place: Queueing, patience: Patience) -> Lease | None:
+    def _try(self, place: Queueing, patience: AcquisitionClock) -> Lease | None:
         """Request, await and hand over executors in one turn; return None without the whole gang.
 
         The turn ends so if YARN granted only a part, or if others have taken the turn.
         """
         watcher = self.request.watcher
         for _ in range(_HANDOVERS):
-            bringing = Bringing(
+            bringing = PlaceholderJob(
                 self._application,
                 self.request,
                 self._profile,
@@ -256,7 +258,7 @@ class GpuLease(Owner):
         lease.gone.update(keys)
         log.info("%s given back early: nothing to publish", counted(len(keys), "executor"))
         leaving = [container for container in lease.containers if container.key in keys]
-        parting = let_part_go(
+        parting = release_part(
             self._application,
             self._profile.id,
             job,
@@ -299,7 +301,7 @@ class GpuLease(Owner):
             if event.message is None:
                 agents.pop(event.peer, None)
             elif is_hello(event.message, job.tag):
-                agents[event.peer] = greeted(event, event.message, self.request)
+                agents[event.peer] = register_container(event, event.message, self.request)
         return agents
 
     def release(self) -> bool:

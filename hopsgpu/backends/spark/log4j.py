@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 
 
 @contextlib.contextmanager
-def silenced(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
+def suppressed(jvm: Any, logger: str, *messages: str) -> Iterator[None]:
     """Suppress some messages of a logger while inside the context, whatever their cause.
 
     If Spark does not log with Log4j 2, nothing changes.

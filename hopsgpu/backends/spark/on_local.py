@@ -12,12 +12,12 @@ from hopsgpu.backends.backend import Fit
 from hopsgpu.backends.elastic_executors import ElasticLease
 from hopsgpu.backends.grant import Owner
 from hopsgpu.backends.lease_request import Request
-from hopsgpu.backends.local.elastic import elastic_here
-from hopsgpu.backends.local.lease import lease_here
-from hopsgpu.backends.local.machine import check_gpus, fit_here, own_gpus, this_machine
+from hopsgpu.backends.local.elastic import local_elastic_lease
+from hopsgpu.backends.local.lease import local_lease
+from hopsgpu.backends.local.machine import check_gpus, fit_on_machine, own_gpus, this_machine
 from hopsgpu.backends.spark.application_base import SparkApplication
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import CapacityError, DiscoveryError
 
@@ -26,10 +26,10 @@ class OnLocal(SparkApplication):
     """A `Site` whose gangs are processes of this machine."""
 
     def fit(self, spec: GangSpec) -> Fit:
-        spec, shape, warnings = fit_here(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
+        spec, shape, warnings = fit_on_machine(spec, this_machine(gpus=bool(spec.gpus.per_worker)))
         return Fit(spec, 1, spec.workers, shape, warnings=warnings)
 
-    def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
+    def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         if avoid.hosts:
             raise CapacityError(
                 f"{', '.join(sorted(avoid.hosts))} is this machine, the only one here"
@@ -43,11 +43,11 @@ class OnLocal(SparkApplication):
 
     def lease(self, request: Request) -> AbstractContextManager[Owner]:
         user = None if self.jvm.is_kerberized() else self.user
-        return lease_here(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+        return local_lease(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
 
     def elastic(self, request: Request) -> AbstractContextManager[ElasticLease]:
         user = None if self.jvm.is_kerberized() else self.user
-        return elastic_here(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
+        return local_elastic_lease(request, user=user, heartbeat=self.heartbeat, ports=self.ports)
 
     def goes_on(self, application_id: str) -> bool:
         return False

@@ -23,7 +23,7 @@ from hopsgpu.backends.spark.lease import lease_gpus
 from hopsgpu.backends.spark.package_archive import ship_package
 from hopsgpu.backends.spark.settings import check_python, check_session
 from hopsgpu.backends.spark.yarn_driver import act_for_submitter
-from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.spec import GangSpec, LaunchPlan
 from hopsgpu.errors import ConfigError
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
@@ -36,7 +36,7 @@ class OnYarn(Application):
     def fit(self, spec: GangSpec) -> Fit:
         return fit_on_yarn(spec, self)
 
-    def check_again(self, plan: LaunchPlan, avoid: Avoid) -> None:
+    def check_again(self, plan: LaunchPlan, avoid: Exclusions) -> None:
         check_again(plan, self, avoid)
 
     def lacking(self, modules: Collection[str]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Release:
     problem: str | None = None
 
 
-def let_go(
+def release_executors(
     application: Application,
     profile: int,
     jobs: Sequence[GangJob],
@@ -70,7 +70,7 @@ def let_go(
         whole: whether the gang was whole; if not, requests may still be on their way.
     """
     began = time.monotonic()
-    letting = _Letting(application, profile, jobs, server, whole)
+    letting = _ReleaseWatch(application, profile, jobs, server, whole)
     try:
         release = letting.run()
     except Exception as error:  # noqa: BLE001 - must not hide the error that ended the run
@@ -83,7 +83,7 @@ def let_go(
     return release
 
 
-def let_part_go(
+def release_part(
     application: Application,
     profile: int,
     job: GangJob,
@@ -127,7 +127,7 @@ def let_part_go(
     return Release(confirmed and not cancelled.is_set())
 
 
-class _Letting:
+class _ReleaseWatch:
     def __init__(
         self,
         application: Application,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.console import gateway
-from hopsgpu.backends.spark.log4j import silenced
+from hopsgpu.backends.spark.log4j import suppressed
 from hopsgpu.backends.spark.package_archive import (
     ARCHIVES,
     MARKERS,
@@ -261,7 +261,7 @@ def _created(builder: SparkSession.Builder) -> SparkSession:
     for start in range(1, _STARTS + 1):
         try:
             known = (_FAILED,) if start == 1 else (_FAILED, _FAILED_BEFORE)
-            with silenced(SparkContext._jvm, _CONTEXT, *known):
+            with suppressed(SparkContext._jvm, _CONTEXT, *known):
                 return builder.getOrCreate()
         except Py4JJavaError as error:
             if start == _STARTS or _IN_UI not in str(error):

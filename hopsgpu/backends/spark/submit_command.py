@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Planned:
+class SubmitPlan:
     """A plan of how to submit a job.
 
     Attributes:
@@ -70,7 +70,7 @@ class Planned:
 
 def planned(
     job: Job, defaults: Mapping[str, str], environ: Mapping[str, str], python: str
-) -> Planned:
+) -> SubmitPlan:
     """Return the plan of how to submit a job.
 
     Args:
@@ -112,7 +112,7 @@ def planned(
     check_line(words, properties, (), environ)
     # An absolute path, so that the command line is the same in every directory.
     given = (*words, str(Path(job.script).absolute()), *job.arguments)
-    return Planned(mode, properties.get(_QUEUE, "default"), properties, given)
+    return SubmitPlan(mode, properties.get(_QUEUE, "default"), properties, given)
 
 
 def _mode(job: Job, defaults: Mapping[str, str]) -> str:

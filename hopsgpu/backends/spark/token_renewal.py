@@ -37,7 +37,7 @@ def read_tokens(jvm: Jvm) -> bytes:
     return jvm.hdfs_tokens() if jvm.is_kerberized() else b""
 
 
-class Handover:
+class TokenSender:
     """The handover of the submitter's new tokens to the agents of one attempt.
 
     An agent has the tokens once it confirms them; until then, every look sends them.

@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from hopsgpu.backends.lease_request import Patience, Request, Watcher
-from hopsgpu.core.gang import GangState, backoff_seconds, end_again
+from hopsgpu.backends.lease_request import AcquisitionClock, Request, Watcher
+from hopsgpu.core.gang import GangState, backoff_seconds, keeps_failing
 
 
-class EndedAgain:
+class EndedContainers:
     """The containers that YARN granted and that have ended unexpectedly."""
 
     def __init__(self) -> None:
@@ -58,8 +58,8 @@ class EndedAgain:
         return ", ".join(parts)
 
 
-class _PatienceOf(Patience):
-    """A `Patience` whose reports have a remark about the executors that ended."""
+class _PatienceOf(AcquisitionClock):
+    """A `AcquisitionClock` whose reports have a remark about the executors that ended."""
 
     def __init__(self, request: Request, since: float | None, beside: Callable[[str], str]) -> None:
         super().__init__(request, since)
@@ -69,19 +69,19 @@ class _PatienceOf(Patience):
         super().tell(hosts, self._beside(why))
 
 
-class Coming:
+class PendingExecutors:
     """The executors of a search that were requested and have not arrived."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._ended = EndedAgain()
+        self._ended = EndedContainers()
         self._before = ""
         self._given_back = 0
         self._asks_at = float("-inf")
         self._since: float | None = None
-        self._patience: Patience | None = None
+        self._patience: AcquisitionClock | None = None
 
-    def patience(self, request: Request, now: float) -> Patience:
+    def patience(self, request: Request, now: float) -> AcquisitionClock:
         """Return the patience for the executors that are requested now.
 
         Args:
@@ -124,7 +124,7 @@ class Coming:
             self._patience.wait_for_ever()
 
     def excuse(self, held: Collection[str] = ()) -> None:
-        """Expect the present containers to end, as `EndedAgain.excuse` does."""
+        """Expect the present containers to end, as `EndedContainers.excuse` does."""
         self._ended.excuse(held)
 
     def look(self, held: Collection[str], leaving: Collection[str], asked: int) -> tuple[int, str]:
@@ -156,7 +156,7 @@ class Coming:
             now: the clock's reading.
             chance: as for `backoff_seconds`.
         """
-        if not waiting or not end_again(self._ended.count, waiting):
+        if not waiting or not keeps_failing(self._ended.count, waiting):
             return ""
         self._given_back += 1
         self._asks_at = now + backoff_seconds(self._given_back, chance)
@@ -174,7 +174,7 @@ class _Owner(Protocol):
 
 
 @dataclass(frozen=True)
-class WhyAlone:
+class WaitWatcher:
     """A gang's watcher that passes on only the reason for waiting, and warnings.
 
     Args:

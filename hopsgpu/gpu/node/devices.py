@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence, Tuple, Union
 
-from hopsgpu.gpu.node.health import STATES, Readings, Verdict, judge
+from hopsgpu.gpu.node.health import STATES, Readings, Verdict, judge_readings
 
 # Without persistence mode the driver sets up each GPU anew, which takes seconds for each.
 ANSWER_SECONDS = 60.0
@@ -67,7 +67,7 @@ class Device(NamedTuple):
     @property
     def verdict(self) -> Verdict:
         """Return the verdict on its health."""
-        return judge(self.readings)
+        return judge_readings(self.readings)
 
     @property
     def rank(self) -> int:
@@ -199,7 +199,7 @@ def _device(fields: Dict[str, Any]) -> Device:
     return Device(readings=readings, processes=processes, **fields)
 
 
-def foreign(processes: Iterable[Process]) -> Tuple[Process, ...]:
+def foreign_processes(processes: Iterable[Process]) -> Tuple[Process, ...]:
     """Return the processes that take a GPU from its lessee.
 
     A process that is not visible from here has ended, or belongs to another namespace, whose pids

@@ -40,7 +40,7 @@ from hopsgpu.gpu.node.devices import (
     list_devices,
 )
 from hopsgpu.gpu.node.health import BAD, Readings
-from hopsgpu.gpu.node.lease_keeper import Ancestor, Watched, ancestors, keeping
+from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, ancestors, kept_by_processes
 from hopsgpu.gpu.node.leases import (
     VARIABLE,
     LeaseError,
@@ -50,7 +50,7 @@ from hopsgpu.gpu.node.leases import (
     read_leases,
 )
 
-GIVEN_OUT = "hopsgpu-gpus.json"
+CONTAINER_GPUS = "hopsgpu-gpus.json"
 OWN_LEASES = "hopsgpu-gpu-leases"
 _POLL_SECONDS = 0.3
 _MOST_NAMED = 5
@@ -62,7 +62,7 @@ class DiscoveryFailure(Exception):
     """The reason why no GPU is given out; Spark logs it and gives up the executor."""
 
 
-class Patience(NamedTuple):
+class WaitLimits(NamedTuple):
     """The longest waits, in seconds.
 
     Attributes:
@@ -79,10 +79,10 @@ class Patience(NamedTuple):
     driver: float = ANSWER_SECONDS
 
 
-PATIENCE = Patience()
+PATIENCE = WaitLimits()
 
 
-def wanted(
+def choose_gpus(
     devices: Iterable[Device], had: Collection[str], busy: Collection[str], settled: bool
 ) -> List[str]:
     """Return the addresses to try to lease, the best first.
@@ -114,11 +114,11 @@ def in_use(devices: Iterable[Device], had: Collection[str]) -> Dict[str, Tuple[P
     }
 
 
-def obtain(
+def acquire_gpus(
     amount: int,
     leases: Leases,
     look: Callable[[], Listing],
-    patience: Patience,
+    patience: WaitLimits,
     environ: Mapping[str, str],
 ) -> Tuple[List[Device], bool]:
     """Lease GPUs that nobody else has leased and nobody else computes on.
@@ -142,7 +142,7 @@ def obtain(
     busy: Dict[str, Tuple[Process, ...]] = {}
     while True:
         settled = time.monotonic() - began >= patience.bad
-        _take(leases, wanted(listing.devices, leases.held, busy, settled), amount)
+        _take(leases, choose_gpus(listing.devices, leases.held, busy, settled), amount)
         hopeless = len(listing.devices) - len(busy) - len(leases.refused) < amount
         if hopeless or time.monotonic() - began >= patience.leased:
             # Taken as bad ones: YARN counts them, and an executor that failed would come back to
@@ -243,7 +243,7 @@ def executor_among(above: Sequence[Ancestor]) -> int:
 
 
 @contextlib.contextmanager
-def _executor() -> Iterator[Watched]:
+def _executor() -> Iterator[WatchedProcess]:
     above = ancestors()
     pid = executor_among(above)
     if not any(_JAVA in one.names for one in above):
@@ -251,14 +251,14 @@ def _executor() -> Iterator[Watched]:
         print(
             f"hopsgpu discovery: no Java is above: leased until process {pid} ends", file=sys.stderr
         )
-    with Watched(pid) as watched:
+    with WatchedProcess(pid) as watched:
         # It is watched only from now on: it may have ended before, and its pid be another's.
         if executor_among(ancestors()) != pid:
             raise ProcessLookupError("the executor that asked has ended")
         yield watched
 
 
-def leave(devices: Iterable[Device], isolated: bool) -> None:
+def write_container_gpus(devices: Iterable[Device], isolated: bool) -> None:
     """Write what is known of the container's GPUs into its directory, for the agent.
 
     Raises:
@@ -266,11 +266,11 @@ def leave(devices: Iterable[Device], isolated: bool) -> None:
     """
     said = {"gpus": [device.as_json() for device in devices], "isolated": isolated}
     try:
-        new = Path(f"{GIVEN_OUT}.new")
+        new = Path(f"{CONTAINER_GPUS}.new")
         new.write_text(json.dumps(said), encoding="ascii")
-        new.replace(GIVEN_OUT)
+        new.replace(CONTAINER_GPUS)
     except OSError as error:
-        raise DiscoveryFailure(f"the agent's {GIVEN_OUT} cannot be written: {error}") from None
+        raise DiscoveryFailure(f"the agent's {CONTAINER_GPUS} cannot be written: {error}") from None
 
 
 def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
@@ -283,22 +283,22 @@ def _directory(environ: Mapping[str, str], look: Callable[[], Listing]) -> Path:
         return lease_directory({VARIABLE: str(Path(OWN_LEASES).absolute())})
 
 
-def _discover(amount: int, patience: Patience) -> None:
+def _discover(amount: int, patience: WaitLimits) -> None:
     with contextlib.suppress(FileNotFoundError):
-        Path(GIVEN_OUT).unlink()  # of an earlier run
+        Path(CONTAINER_GPUS).unlink()  # of an earlier run
     look = functools.partial(list_devices, patience.driver)
     with _executor() as executor, Leases(_directory(os.environ, look)) as leases:
-        devices, isolated = obtain(amount, leases, look, patience, os.environ)
+        devices, isolated = acquire_gpus(amount, leases, look, patience, os.environ)
         leases.sign(owner(os.environ, executor.pid))
-        with keeping(leases, executor) as stay:
-            leave(devices, isolated)
+        with kept_by_processes(leases, executor) as stay:
+            write_container_gpus(devices, isolated)
             said = {"name": "gpu", "addresses": [device.address for device in devices]}
             # Not print(): a pipe that nobody reads must be noticed before the keepers stay.
             os.write(sys.stdout.fileno(), json.dumps(said).encode() + b"\n")
             stay()
 
 
-def main(amount: int, patience: Patience = PATIENCE) -> int:
+def main(amount: int, patience: WaitLimits = PATIENCE) -> int:
     """Give out GPUs, or say on stderr why not.
 
     Args:

@@ -84,7 +84,7 @@ class Readings(NamedTuple):
     sw_thermal: Optional[bool] = None
 
 
-def judge(readings: Readings) -> Verdict:
+def judge_readings(readings: Readings) -> Verdict:
     """Return the verdict on a GPU; readings that were not reported have no effect.
 
     The sources are NVIDIA's: the NVML API reference, and the guides "GPU Memory Error

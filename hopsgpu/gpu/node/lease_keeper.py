@@ -35,7 +35,7 @@ _STATE, _PARENT, _THREADS, _START = 0, 1, 17, 19
 _READY, _GO = b"?", b"!"
 
 
-class Watched:
+class WatchedProcess:
     """A process whose end is watched, through a pidfd if the kernel has them (from Linux 5.3).
 
     Args:
@@ -53,7 +53,7 @@ class Watched:
         if self._pidfd is None and self._ended():
             raise ProcessLookupError(f"process {pid} has ended")
 
-    def __enter__(self) -> "Watched":
+    def __enter__(self) -> "WatchedProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +72,7 @@ class Watched:
 
     def ends(self, seconds: float) -> bool:
         """Return whether the process has ended, or ends within some seconds."""
-        return bool(ended([self], seconds))
+        return bool(wait_for_ended([self], seconds))
 
     def ended(self) -> bool:
         """Return whether the process has ended."""
@@ -93,7 +93,7 @@ class Watched:
         return False
 
 
-def ended(processes: Sequence[Watched], seconds: float) -> List[Watched]:
+def wait_for_ended(processes: Sequence[WatchedProcess], seconds: float) -> List[WatchedProcess]:
     """Return the processes that have ended, as soon as there are any or the time is over."""
     until = time.monotonic() + seconds
     while True:
@@ -188,7 +188,7 @@ def ancestors() -> List[Ancestor]:
 
 
 @contextlib.contextmanager
-def keeping(leases: Leases, executor: Watched) -> Iterator[Callable[[], None]]:
+def kept_by_processes(leases: Leases, executor: WatchedProcess) -> Iterator[Callable[[], None]]:
     """Start two processes that hold the leases until the executor has ended.
 
     Yield a function that makes them stay. If it is not called, they end with this context: an
@@ -218,7 +218,7 @@ def _tell(commands: BinaryIO) -> None:
     commands.write(_GO + _GO)  # one byte for each keeper
 
 
-def _keep(leases: Leases, executor: Watched, says_ready: int, order: int) -> None:
+def _keep(leases: Leases, executor: WatchedProcess, says_ready: int, order: int) -> None:
     """Run a keeper until it ends; it forks the other keeper, which runs on from there."""
     try:
         # Leave the container's process group, whose members YARN kills one after another: the
@@ -245,11 +245,11 @@ def _keep(leases: Leases, executor: Watched, says_ready: int, order: int) -> Non
         os._exit(0)
 
 
-def _stay(leases: Leases, executor: Watched, other: Optional[Watched]) -> None:
+def _stay(leases: Leases, executor: WatchedProcess, other: Optional[WatchedProcess]) -> None:
     """Hold the leases until the executor has ended, and replace the other keeper if it ends."""
     while True:
         watched = [executor] if other is None else [executor, other]
-        over = ended(watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS)
+        over = wait_for_ended(watched, _RETRY_SECONDS if other is None else _REFRESH_SECONDS)
         if executor in over:
             return
         if other is None or other in over:
@@ -261,7 +261,7 @@ def _stay(leases: Leases, executor: Watched, other: Optional[Watched]) -> None:
         leases.refresh()
 
 
-def _other_keeper() -> Optional[Watched]:
+def _other_keeper() -> Optional[WatchedProcess]:
     """Fork; return, in each of the two processes, the other one, or None if it fails for now."""
     me = os.getpid()
     try:
@@ -271,7 +271,7 @@ def _other_keeper() -> Optional[Watched]:
     if child == 0:
         os.setsid()  # so that killing the session of one keeper spares the other
     try:
-        other = Watched(child or me)
+        other = WatchedProcess(child or me)
     except ProcessLookupError:
         return None
     if child == 0 and os.getppid() != me:

@@ -16,7 +16,7 @@ from hopsgpu.gpu.node.devices import (
     Process,
     bus_id,
     bus_ids,
-    foreign,
+    foreign_processes,
     run_bounded,
 )
 from hopsgpu.gpu.node.health import RECOVERY_ACTIONS, Readings
@@ -180,7 +180,7 @@ def _listed(device: Device, slices: Mapping[str, Tuple[str, str]]) -> Device:
 
 def _processes(gpu: ElementTree.Element, instance: Optional[str]) -> Tuple[Process, ...]:
     """Return the processes that compute on a GPU, or on its MIG device with this instance."""
-    return foreign(
+    return foreign_processes(
         Process(int(_text(one, "pid")), _text(one, "process_name"))
         for one in gpu.findall("processes/process_info")
         if "C" in _text(one, "type")

@@ -14,7 +14,7 @@ from hopsgpu.gpu.node.devices import (
     Process,
     bus_id,
     bus_ids,
-    foreign,
+    foreign_processes,
 )
 from hopsgpu.gpu.node.health import Readings
 
@@ -108,7 +108,7 @@ class _Reader:
             memory_mib=0 if memory is None else memory.total // _MIB,
             driver=self._driver,
             readings=readings,
-            processes=foreign(Process(one.pid, self._name(one.pid)) for one in running),
+            processes=foreign_processes(Process(one.pid, self._name(one.pid)) for one in running),
         )
 
     def _product(self, handle: Any, parent: Any) -> str:

@@ -14,14 +14,19 @@ from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.archives import entries
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.packaging.python_env.inspection import Here, is_peeked, look, other_python
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.inspection import (
+    DriverPython,
+    inspect_archive,
+    is_peeked,
+    other_python,
+)
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.packing import digest_of_file
-from hopsgpu.packaging.python_env.recipes import OnLake, Recipe
+from hopsgpu.packaging.python_env.recipes import Recipe, StoredArchive
 from hopsgpu.storage.lake import Lake
 
 # What a launch wants; the environment of a held gang is on the lake already.
-Wanted = Recipe | OnLake | PythonEnv
+Wanted = Recipe | StoredArchive | PythonEnv
 
 
 def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
@@ -39,7 +44,7 @@ def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
     """
     if isinstance(wanted, PythonEnv):
         return wanted
-    if isinstance(wanted, OnLake):
+    if isinstance(wanted, StoredArchive):
         return _there(wanted)
     return _made(wanted, root, stop)
 
@@ -59,7 +64,7 @@ def put_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
         ConfigError, StoreError, Cancelled: as in `ready`; ConfigError also if `given` is of no kind
             that is accepted.
     """
-    return ready(wanted_of(given), root, stop).url.rpartition("/")[0]
+    return ready(recipe_for(given), root, stop).url.rpartition("/")[0]
 
 
 def url_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
@@ -74,8 +79,8 @@ def url_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
         ConfigError: `given` is of no kind that is accepted, or what it consists of cannot be read.
         Cancelled: `stop` was set.
     """
-    wanted = wanted_of(given)
-    if isinstance(wanted, OnLake):
+    wanted = recipe_for(given)
+    if isinstance(wanted, StoredArchive):
         return f"{wanted.root}/{python_environments.DIRECTORY}/{wanted.key}"
     return (root / python_environments.DIRECTORY / wanted.key(this_python(), stop)).url
 
@@ -87,7 +92,7 @@ def warnings_of(wanted: Wanted | None) -> tuple[str, ...]:
     return wanted.warnings()
 
 
-def _there(wanted: OnLake) -> PythonEnv:
+def _there(wanted: StoredArchive) -> PythonEnv:
     root = Lake(wanted.root)
     found = python_environments.find(root, wanted.key)
     if found is None:
@@ -113,9 +118,9 @@ def _made(recipe: Recipe, root: Lake, stop: threading.Event) -> PythonEnv:
 
 
 def _put(
-    name: str, archive: Path, here: Here, root: Lake, key: str, stop: threading.Event
+    name: str, archive: Path, here: DriverPython, root: Lake, key: str, stop: threading.Event
 ) -> python_environments.Description:
-    held = look(entries(archive, is_peeked), f"python_env={name}", here)
+    held = inspect_archive(entries(archive, is_peeked), f"python_env={name}", here)
     described = {
         **dataclasses.asdict(held),
         "name": name,
@@ -140,8 +145,8 @@ def _read(found: python_environments.Description, root: Lake, key: str) -> Pytho
 _FIELDS = frozenset(field.name for field in dataclasses.fields(PythonEnv)) - {"url"}
 
 
-def this_python() -> Here:
+def this_python() -> DriverPython:
     """Return the driver's Python."""
     major, minor = sys.version_info[:2]
     suffixes = tuple(importlib.machinery.EXTENSION_SUFFIXES)
-    return Here(f"{major}.{minor}", platform.machine(), suffixes)
+    return DriverPython(f"{major}.{minor}", platform.machine(), suffixes)

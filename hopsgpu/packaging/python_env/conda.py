@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands
-from hopsgpu.packaging.python_env.inspection import Here
+from hopsgpu.packaging.python_env.inspection import DriverPython
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, files_of
 
 _PROGRAMS = ("conda", "mamba", "micromamba")
@@ -33,7 +33,7 @@ class CondaEnvironment:
     name: str
     prefix: Path | None = None
 
-    def key(self, here: Here, stop: threading.Event) -> str:
+    def key(self, here: DriverPython, stop: threading.Event) -> str:
         files = files_of(self._prefix(stop))
         own = {n: f for n, f in files.items() if n.partition("/")[0] not in _NOT_OF_IT}
         return digest_of(own, stop)

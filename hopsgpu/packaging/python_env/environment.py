@@ -57,25 +57,25 @@ class PythonEnv:
         """Return those of some top-level modules that it does not have, as far as that is known."""
         return tuple(n for n in names if self.modules is not None and n not in self.modules)
 
-    def at(self, home: Path) -> Home:
+    def at(self, home: Path) -> RankPython:
         """Return what ranks run with if it is unpacked in a directory."""
         if self.interpreter is None:
-            return Home(packages=(str(home),))
-        return Home(executable=str(home / self.interpreter))
+            return RankPython(packages=(str(home),))
+        return RankPython(executable=str(home / self.interpreter))
 
 
-def mark_in(place: Path, digest: str) -> Path:
+def marker_file(place: Path, digest: str) -> Path:
     """Return the file that exists once a directory has the whole environment of a digest."""
     return place / f"{digest}.whole"
 
 
-def whole_in(places: Iterable[Path], digest: str) -> Path | None:
+def find_unpacked(places: Iterable[Path], digest: str) -> Path | None:
     """Return where an environment is whole, out of several directories; None if it is in none."""
-    return next((p / digest for p in places if mark_in(p, digest).exists()), None)
+    return next((p / digest for p in places if marker_file(p, digest).exists()), None)
 
 
 @dataclass(frozen=True)
-class Home:
+class RankPython:
     """What ranks run with.
 
     Attributes:

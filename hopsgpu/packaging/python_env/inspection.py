@@ -22,7 +22,7 @@ _TAGGED = re.compile(r"\.(cpython-3\d+|cp3\d+)[\w-]*\.(so|pyd)")
 
 
 @dataclass(frozen=True)
-class Here:
+class DriverPython:
     """The driver's Python; the ranks' must have the same minor version and machine.
 
     Attributes:
@@ -37,7 +37,7 @@ class Here:
 
 
 @dataclass(frozen=True)
-class Found:
+class ArchiveContents:
     """What an archive holds; the attributes are those of `PythonEnv`."""
 
     below: str
@@ -52,7 +52,7 @@ def is_peeked(name: str) -> bool:
     return name.endswith((".so", ".pyd")) or bool(_PYTHON.fullmatch(_last(name, 2)))
 
 
-def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
+def inspect_archive(entries: Iterable[Entry], name: str, here: DriverPython) -> ArchiveContents:
     """Return what the names in an archive say about it.
 
     Its own interpreter, with its library, makes it an environment that ranks run in. Without one (a
@@ -87,11 +87,11 @@ def look(entries: Iterable[Entry], name: str, here: Here) -> Found:
     python = found.python or (here.python if tagged else None)
     linked = [e.name for e in all_entries if e.link and e.name.startswith(found.below)]
     modules = _modules(below, linked, found, here)
-    return Found(found.below, found.interpreter, python, compiled, modules)
+    return ArchiveContents(found.below, found.interpreter, python, compiled, modules)
 
 
 def _modules(
-    files: Iterable[str], links: Iterable[str], found: Found, here: Here
+    files: Iterable[str], links: Iterable[str], found: ArchiveContents, here: DriverPython
 ) -> tuple[str, ...] | None:
     """Return the top-level modules that are installed; None if other directories may add more."""
     linked = list(_installed(links, found))
@@ -104,7 +104,7 @@ def _modules(
     return tuple(sorted(tops))
 
 
-def _installed(files: Iterable[str], found: Found) -> Iterator[str]:
+def _installed(files: Iterable[str], found: ArchiveContents) -> Iterator[str]:
     """Yield the names of files where modules are imported from, relative to that directory."""
     above = f"{found.below}/" if found.below else ""
     for file in files:
@@ -123,7 +123,7 @@ def other_python(name: str, there: str, driver: str) -> ConfigError:
     )
 
 
-def _found(files: Collection[str], name: str) -> Found:
+def _found(files: Collection[str], name: str) -> ArchiveContents:
     for root in _roots(files):
         stdlib: set[str] = set()
         packages: set[str] = set()
@@ -132,20 +132,20 @@ def _found(files: Collection[str], name: str) -> Found:
                 (stdlib if match[2] == "os.py" else packages).add(match[1])
         for python in sorted(stdlib):
             if f"{root}bin/python{python}" in files:
-                return Found(root.rstrip("/"), f"bin/python{python}", python, None)
+                return ArchiveContents(root.rstrip("/"), f"bin/python{python}", python, None)
         if len(packages) > 1:
             raise ConfigError(
                 f"{name} has site-packages of Python {' and '.join(sorted(packages))}: pack an"
                 " environment of one version"
             )
         for python in packages:
-            return Found(f"{root}lib/python{python}/site-packages", None, python, None)
+            return ArchiveContents(f"{root}lib/python{python}/site-packages", None, python, None)
     if not any(file.endswith((".py", ".so")) for file in files):
         raise ConfigError(
             f"{name} has no Python in it: neither bin/python3.N with lib/python3.N, nor"
             " lib/python3.N/site-packages, nor modules (*.py)"
         )
-    return Found("", None, None, None)
+    return ArchiveContents("", None, None, None)
 
 
 def _roots(files: Collection[str]) -> list[str]:
@@ -165,7 +165,7 @@ def _check_links(entries: Iterable[Entry], below: str, name: str) -> None:
             )
 
 
-def _check_tags(files: Iterable[str], name: str, here: Here) -> None:
+def _check_tags(files: Iterable[str], name: str, here: DriverPython) -> None:
     """Refuse compiled modules of which none can be imported."""
     tagged = [file for file in files if _TAGGED.search(file)]
     # Any shared library may have the plain suffix.

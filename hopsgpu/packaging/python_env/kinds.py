@@ -15,9 +15,9 @@ from hopsgpu.packaging.python_env.inspection import other_python
 from hopsgpu.packaging.python_env.recipes import (
     Archive,
     Directory,
-    OnLake,
     Packages,
     Recipe,
+    StoredArchive,
     on_lake,
 )
 from hopsgpu.packaging.python_env.requirements import check_lines, read_lines
@@ -43,7 +43,7 @@ _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _MOST_NAMED = 3
 
 
-def wanted_of(given: object) -> Recipe | OnLake:
+def recipe_for(given: object) -> Recipe | StoredArchive:
     """Return how to make the environment that a user asks for, or where it is on the lake.
 
     Raises:

@@ -16,7 +16,7 @@ from hopsgpu.artifacts.python_environments import DIRECTORY
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import commands, requirements
 from hopsgpu.packaging.python_env.environment import OURS
-from hopsgpu.packaging.python_env.inspection import Here
+from hopsgpu.packaging.python_env.inspection import DriverPython
 from hopsgpu.packaging.python_env.packing import ARCHIVE, digest_of, digest_of_file, files_of, pack
 from hopsgpu.storage.lake import Lake
 
@@ -31,7 +31,7 @@ class Recipe(Protocol):
     @property
     def name(self) -> str: ...
 
-    def key(self, here: Here, stop: threading.Event) -> str:
+    def key(self, here: DriverPython, stop: threading.Event) -> str:
         """Return the environment's name on the lake, equal if the same environment would be made.
 
         Raises:
@@ -65,7 +65,7 @@ class Packages:
     lines: tuple[str, ...]
     file: Path | None = None
 
-    def key(self, here: Here, stop: threading.Event) -> str:
+    def key(self, here: DriverPython, stop: threading.Event) -> str:
         base = Path.cwd() if self.file is None else self.file.resolve().parent
         recipe = requirements.recipe_of(self.lines, base, os.environ, stop)
         return _key("packages", here.python, here.machine, *recipe)
@@ -105,7 +105,7 @@ class Directory:
     name: str
     root: Path
 
-    def key(self, here: Here, stop: threading.Event) -> str:
+    def key(self, here: DriverPython, stop: threading.Event) -> str:
         return _key("directory", digest_of(files_of(self.root), stop))
 
     def archive(self, directory: Path, stop: threading.Event) -> Path:
@@ -136,7 +136,7 @@ class Archive:
     name: str
     file: Path
 
-    def key(self, here: Here, stop: threading.Event) -> str:
+    def key(self, here: DriverPython, stop: threading.Event) -> str:
         return _key("archive", digest_of_file(self.file, stop), here.python, here.machine)
 
     def archive(self, directory: Path, stop: threading.Event) -> Path:
@@ -147,7 +147,7 @@ class Archive:
 
 
 @dataclass(frozen=True)
-class OnLake:
+class StoredArchive:
     """An environment that was put on the lake before, as `hopsgpu submit --python-env` does.
 
     Attributes:
@@ -164,7 +164,7 @@ class OnLake:
         return ()
 
 
-def on_lake(url: str) -> OnLake:
+def on_lake(url: str) -> StoredArchive:
     """Return the environment at a URL.
 
     Raises:
@@ -176,7 +176,7 @@ def on_lake(url: str) -> OnLake:
             f"python_env={url!r}: of URLs <root>/{DIRECTORY}/<key> is accepted, as hopsgpu has"
             " made it; an archive elsewhere is downloaded first, and given by its path"
         )
-    return OnLake(url, Lake(f"{root}/").url, key)
+    return StoredArchive(url, Lake(f"{root}/").url, key)
 
 
 def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path:

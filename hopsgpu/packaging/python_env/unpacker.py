@@ -27,7 +27,7 @@ from pathlib import Path
 from hopsgpu import linux
 from hopsgpu.errors import ConfigError, HopsGpuError, StoreError
 from hopsgpu.packaging.python_env import archives
-from hopsgpu.packaging.python_env.environment import OURS, PythonEnv, mark_in, whole_in
+from hopsgpu.packaging.python_env.environment import OURS, PythonEnv, find_unpacked, marker_file
 from hopsgpu.storage.error_messages import DAMAGED
 from hopsgpu.storage.lake import Lake
 
@@ -49,7 +49,7 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
         OSError: it cannot be written.
     """
     with _only_one(places[0], env.digest):
-        if (whole := whole_in(places, env.digest)) is not None:
+        if (whole := find_unpacked(places, env.digest)) is not None:
             return whole
         if env.machine not in (None, platform.machine()):
             raise ConfigError(
@@ -65,7 +65,7 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
             archives.unpack(archive, env.below, home, OURS)
         if env.interpreter is not None:
             _settle(env, home)
-        mark_in(place, env.digest).touch()
+        marker_file(place, env.digest).touch()
         return home
 
 

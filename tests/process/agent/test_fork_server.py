@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.agent import fork_safety
-from hopsgpu.agent.spare_child import Spare
+from hopsgpu.agent.spare_child import SpareChild
 from hopsgpu.linux import parent_of
 from hopsgpu.rank.main import LOG, OUTCOME, VALUE, WORK
 from tests.process.agent.test_supervisor import Gang, gang, reserve  # noqa: F401
@@ -356,7 +356,7 @@ def test_a_spare_that_does_not_take_what_it_is_told_is_killed(
         else:
             theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(OSError, match="Broken pipe" if hangs_up else "the spare has ended"):
-            Spare(process.pid, ours).hand_over(tmp_path, {})
+            SpareChild(process.pid, ours).hand_over(tmp_path, {})
         assert process.wait(SECONDS) == -signal.SIGKILL
     assert ours.fileno() == -1
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from hopsgpu.agent import gpu_access
-from hopsgpu.agent.gpu_access import tried, unopened, why_not
-from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
+from hopsgpu.agent.gpu_access import find_unopened, try_to_open, why_not
+from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 
 
 class Cuda:
@@ -66,7 +66,7 @@ def test_each_gpu_is_tried_in_a_process_of_its_own(
     )
     program.chmod(0o755)
     monkeypatch.setattr(gpu_access.sys, "executable", str(program))
-    found = asyncio.run(unopened(["GPU-good", "GPU-bad", "GPU-crash"]))
+    found = asyncio.run(find_unopened(["GPU-good", "GPU-bad", "GPU-crash"]))
     assert found == {
         "GPU-bad": "cuInit: CUDA_ERROR_UNKNOWN",
         "GPU-crash": "the attempt to open it ended with exit code -11",
@@ -77,7 +77,7 @@ def test_a_try_that_cannot_be_started_is_a_reason_and_no_end_of_the_agent(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_access.sys, "executable", str(tmp_path / "no-python"))
-    found = asyncio.run(unopened(["GPU-1"]))
+    found = asyncio.run(find_unopened(["GPU-1"]))
     assert found["GPU-1"].startswith("the attempt to open it could not start: [Errno 2]")
 
 
@@ -86,14 +86,14 @@ def test_simulated_gpus_are_not_tried(tmp_path: Any, monkeypatch: pytest.MonkeyP
         {"address": address, "name": name, "driver": "550", "state": "healthy", "reason": ""}
         for address, name in (("GPU-sim", "Simulated A100"), ("GPU-real", "NVIDIA A100"))
     ]
-    (tmp_path / GIVEN_OUT).write_text(json.dumps({"gpus": gpus, "isolated": False}))
+    (tmp_path / CONTAINER_GPUS).write_text(json.dumps({"gpus": gpus, "isolated": False}))
     monkeypatch.chdir(tmp_path)
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho tried\n")
     program.chmod(0o755)
     monkeypatch.setattr(gpu_access.sys, "executable", str(program))
-    assert asyncio.run(unopened([])) == {}
-    assert asyncio.run(unopened(["GPU-sim", "GPU-real"])) == {"GPU-real": "tried"}
+    assert asyncio.run(find_unopened([])) == {}
+    assert asyncio.run(find_unopened(["GPU-sim", "GPU-real"])) == {"GPU-real": "tried"}
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_node_with_nvml_alone_cannot_open_its_gpus(libraries: dict[str, Any], 
             raise OSError(f"no {name}")
         return libraries[name]
 
-    assert tried(load) == why
+    assert try_to_open(load) == why
 
 
 def test_the_try_is_a_program_that_says_what_comes_of_it() -> None:
@@ -128,6 +128,6 @@ def test_the_try_is_a_program_that_says_what_comes_of_it() -> None:
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
-        assert ran.stdout.strip() == tried(ctypes.CDLL)
+        assert ran.stdout.strip() == try_to_open(ctypes.CDLL)
     else:
         assert ran.stdout.startswith("cu")

@@ -13,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.agent import memory
-from hopsgpu.agent.memory import Use, Watch, excess, kill_tree, look, settled, tree
+from hopsgpu.agent.memory import (
+    MemoryUse,
+    MemoryWatch,
+    excess,
+    kill_tree,
+    measure_memory,
+    surviving_processes,
+    tree,
+)
 from hopsgpu.control.channel import Channel
 from hopsgpu.control.server import serve
 from hopsgpu.errors import RankFailed
@@ -91,38 +99,38 @@ def start() -> Iterator[Start]:
         child.communicate()
 
 
-def total(use: Use) -> int:
+def total(use: MemoryUse) -> int:
     return sum(use.proportional.values())
 
 
 def test_a_process_alone(start: Start) -> None:
     pid = start(HOLD)
-    assert list(look(pid, 0).proportional) == [pid]
-    assert 100 * MIB < total(look(pid, 0)) < 130 * MIB
-    assert look(pid, 0).names[pid].startswith("python")
+    assert list(measure_memory(pid, 0).proportional) == [pid]
+    assert 100 * MIB < total(measure_memory(pid, 0)) < 130 * MIB
+    assert measure_memory(pid, 0).names[pid].startswith("python")
 
 
 def test_below_the_doubt_only_resident_sets_are_read(start: Start) -> None:
     pid = start(HOLD)
-    use = look(pid, 200 * MIB)
+    use = measure_memory(pid, 200 * MIB)
     assert (use.proportional, use.names) == ({}, {})
     assert 100 * MIB < use.resident[pid] < 130 * MIB
 
 
 def test_forked_children_share(start: Start) -> None:
     pid = start(FORKED)
-    use = look(pid, 0)
+    use = measure_memory(pid, 0)
     assert len(use.resident) == 5
     assert sum(use.resident.values()) > 1000 * MIB
     assert 200 * MIB < total(use) < 300 * MIB
-    watch = Watch(pid, 400 * MIB)
+    watch = MemoryWatch(pid, 400 * MIB)
     assert [watch.look() for _ in range(4)] == [None] * 4
     assert 200 * MIB < watch.peak < 300 * MIB
 
 
 def test_a_watch_says_who_is_over(start: Start) -> None:
     pid = start(FORKED)
-    watch = Watch(pid, 100 * MIB)
+    watch = MemoryWatch(pid, 100 * MIB)
     assert watch.look() is None
     assert watch.pause == 0.1  # to make sure
     said = watch.look()
@@ -141,22 +149,22 @@ def test_a_mapped_file_counts(start: Start, tmp_path: Path) -> None:
         "print(sum(kept[::4096]), flush=True)\n"
         "time.sleep(600)"
     )
-    assert 100 * MIB < total(look(pid, 0)) < 130 * MIB
+    assert 100 * MIB < total(measure_memory(pid, 0)) < 130 * MIB
 
 
 def test_one_that_vanished_counts_nothing(start: Start) -> None:
     child = subprocess.Popen(["true"])
     child.wait()
-    assert look(child.pid, -1).proportional == {child.pid: 0}
+    assert measure_memory(child.pid, -1).proportional == {child.pid: 0}
     zombie = subprocess.Popen(["true"])
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
-    assert look(zombie.pid, -1).proportional == {zombie.pid: 0}
+    assert measure_memory(zombie.pid, -1).proportional == {zombie.pid: 0}
     zombie.wait()
 
 
 def test_processes_may_come_and_go(start: Start) -> None:
     pid = start("print(1, flush=True)\nwhile True: subprocess.run(['sh', '-c', 'true & true'])")
-    watch = Watch(pid, 100 * MIB)
+    watch = MemoryWatch(pid, 100 * MIB)
     seen: set[int] = set()
     looks, deadline = 0, time.monotonic() + 60
     while looks < 200 or (len(seen) <= 5 and time.monotonic() < deadline):
@@ -179,7 +187,7 @@ def test_one_that_may_not_be_looked_into_counts_what_is_resident(
         return read(path)
 
     monkeypatch.setattr(memory, "_read", refused)
-    use = look(pid, 0)
+    use = measure_memory(pid, 0)
     assert use.proportional == use.resident
     assert use.resident[pid] > 100 * MIB
 
@@ -195,7 +203,7 @@ def test_a_child_that_runs_in_its_parents_memory_counts_once(start: Start) -> No
     """As between vfork and exec: subprocess.run in a rank that uses over half of its memory."""
     pid = start(f"{VFORKED}\nkept = bytearray(b'x') * (100 << 20)\nlibc.clone(*arguments)")
     assert until(lambda: len(tree(pid)) == 2, 20)
-    use = look(pid, 0)
+    use = measure_memory(pid, 0)
     assert min(use.resident.values()) > 100 * MIB
     assert sorted(use.proportional.values())[0] == 0
     assert total(use) < 130 * MIB
@@ -215,10 +223,10 @@ def test_kill_reaches_other_sessions(start: Start) -> None:
 G = 1024 * MIB
 
 
-def use(**sizes: int) -> Use:
+def use(**sizes: int) -> MemoryUse:
     """A look at processes p1, p2, ... with their MiB."""
     by_pid = {int(name[1:]): size * MIB for name, size in sizes.items()}
-    return Use(by_pid, by_pid, {pid: f"name{pid}" for pid in by_pid})
+    return MemoryUse(by_pid, by_pid, {pid: f"name{pid}" for pid in by_pid})
 
 
 def test_at_the_limit_is_not_over() -> None:
@@ -229,14 +237,14 @@ def test_at_the_limit_is_not_over() -> None:
 def test_both_looks_must_show_it() -> None:
     assert excess(use(p1=900), use(p1=2000), G) is None
     assert excess(use(p1=2000), use(p1=900), G) is None
-    only_resident = Use({1: 2 * G})
+    only_resident = MemoryUse({1: 2 * G})
     assert excess(only_resident, use(p1=2000), G) is None
     assert excess(use(p1=2000), only_resident, G) is None
 
 
 def test_a_child_that_has_just_come_does_not_count() -> None:
     before, now = use(p1=900, p2=900), use(p1=900, p3=900)
-    assert settled(before, now) == Use({1: 900 * MIB}, {1: 900 * MIB}, now.names)
+    assert surviving_processes(before, now) == MemoryUse({1: 900 * MIB}, {1: 900 * MIB}, now.names)
     assert excess(before, now, G) is None
 
 

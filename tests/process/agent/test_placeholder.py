@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.agent.addresses import held_ports
 from hopsgpu.agent.daemon_client import connected
-from hopsgpu.agent.placeholder import Warm, run_holder
+from hopsgpu.agent.placeholder import WarmUp, run_holder
 from hopsgpu.agent.rank_environment import server_spec
 from hopsgpu.control.channel import new_secret
 from hopsgpu.control.peer import Driver
@@ -40,7 +40,7 @@ def server() -> Iterator[ControlServer]:
 class Holding:
     """A holder in a process of its own."""
 
-    def __init__(self, server: ControlServer, warm: Warm | None, directory: Path) -> None:
+    def __init__(self, server: ControlServer, warm: WarmUp | None, directory: Path) -> None:
         call = directory / "call"
         driver = Driver("127.0.0.1", server.port, server._secret, None)
         call.write_bytes(pickle.dumps((driver, warm)))
@@ -66,7 +66,7 @@ def test_what_a_holder_has_warmed_the_next_task_finds(
     (tmp_path / "path" / "user_module.py").write_text(
         "import pathlib\npathlib.Path(__file__).with_name('imported').open('a').write('once')\n"
     )
-    warm = Warm(("user_module",), {"OMP_NUM_THREADS": "2"})
+    warm = WarmUp(("user_module",), {"OMP_NUM_THREADS": "2"})
     holding = Holding(server, warm, tmp_path)
     imported = tmp_path / "path" / "imported"
     try:
@@ -95,7 +95,7 @@ def test_a_holder_ends_at_once_though_its_warming_hangs(
     (tmp_path / "path" / "hanging.py").write_text(
         "import pathlib, signal\npathlib.Path(__file__).with_name('began').touch()\nsignal.pause()"
     )
-    holding = Holding(server, Warm(("hanging",)), tmp_path)
+    holding = Holding(server, WarmUp(("hanging",)), tmp_path)
     try:
         assert until((tmp_path / "path" / "began").exists, SECONDS)
         server.end_all()

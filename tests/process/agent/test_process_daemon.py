@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.agent.daemon_client import Keeper, KeeperLost, connected
+from hopsgpu.agent.daemon_client import DaemonClient, KeeperLost, connected
 from hopsgpu.agent.fork_servers import MOST_SERVERS, Server, serving, to_end
 from hopsgpu.agent.orphans import marked
 from hopsgpu.linux import ancestor, comm, parent_of
@@ -87,7 +87,7 @@ def here(tmp_path: Path) -> Iterator[Container]:
         yield there
 
 
-async def family(here: Container, keeper: Keeper) -> tuple[Any, dict[str, int]]:
+async def family(here: Container, keeper: DaemonClient) -> tuple[Any, dict[str, int]]:
     """A rank with descendants of all kinds, and their pids."""
     file = here.directory / f"pids-{here.ranks}"
     rank = await here.start(keeper, here.spec(), functions.family, str(file))
@@ -248,7 +248,7 @@ def test_one_rank_ends_and_the_others_processes_stay(here: Container) -> None:
     asyncio.run(scenario())
 
 
-async def family_beside(here: Container, keeper: Keeper) -> tuple[Any, dict[str, int]]:
+async def family_beside(here: Container, keeper: DaemonClient) -> tuple[Any, dict[str, int]]:
     file = here.directory / "b"
     rank = await here.start(keeper, here.spec(), functions.family, str(file))
     return rank, await asyncio.to_thread(read, file)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hopsgpu import tracebacks
-from hopsgpu.agent.stack_filter import OwnFrames, besides, last_lines
+from hopsgpu.agent.stack_filter import OwnFrames, context_of_failure, last_lines
 from hopsgpu.launcher.native_failures import why_aborted
 
 HOME = Path(tracebacks.__file__).parent
@@ -163,7 +163,7 @@ def test_lines_are_those_that_a_terminal_shows() -> None:
 
 def test_hopsgpus_frames_can_be_kept() -> None:
     assert sum("hopsgpu/" in line for line in last_lines(STACKS, keep_own=True)) == 3
-    assert "fork_server" in (besides(STACKS, keep_own=True) or "")
+    assert "fork_server" in (context_of_failure(STACKS, keep_own=True) or "")
     assert OwnFrames(keep=True).without(STACKS.encode()) == STACKS.encode()
 
 
@@ -218,12 +218,12 @@ def test_the_crash_of_a_child_is_found_before_what_its_parent_says_of_it() -> No
     ran = subprocess.run(
         [sys.executable, "-c", CRASHING_CHILD], capture_output=True, text=True, check=False
     )
-    what, *found = (besides(ran.stdout + ran.stderr) or "").splitlines()
+    what, *found = (context_of_failure(ran.stdout + ran.stderr) or "").splitlines()
     assert what == "a process that it had started crashed:"
     assert found[:2] == ["loading batch 3", "terminate called without an active exception"]
     assert found[2:4] == ["Fatal Python error: Aborted", "Current thread (most recent call first):"]
     assert "RuntimeError" not in "".join(found)
-    assert besides(STACKS.partition("\n")[2]) is None
+    assert context_of_failure(STACKS.partition("\n")[2]) is None
 
 
 def test_an_assertion_that_failed_on_a_gpu_is_found_once() -> None:
@@ -232,6 +232,6 @@ def test_an_assertion_that_failed_on_a_gpu_is_found_once() -> None:
         f", thread: [{thread},0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
         for thread in range(64)
     )
-    told = besides(f"step 1\n{said}Traceback (most recent call last):\n") or ""
+    told = context_of_failure(f"step 1\n{said}Traceback (most recent call last):\n") or ""
     assert told.splitlines()[0] == "an assertion failed on its GPU:"
     assert told.count("Assertion") == 1 and "`srcIndex < srcSelectDimSize`" in told

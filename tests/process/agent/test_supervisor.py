@@ -26,20 +26,25 @@ from pyarrow import parquet
 
 from hopsgpu.agent import supervisor as agent
 from hopsgpu.agent.hadoop_tokens import VARIABLE as TOKEN_FILE
-from hopsgpu.agent.model_upload import Left, load_left, load_parts
+from hopsgpu.agent.model_upload import ModelFiles, load_model_files, load_parts
 from hopsgpu.agent.orphans import marked
-from hopsgpu.agent.rank_environment import own_part, package_path, rank_environment, server_spec
+from hopsgpu.agent.rank_environment import (
+    own_variables,
+    package_path,
+    rank_environment,
+    server_spec,
+)
 from hopsgpu.agent.rank_group import Attempt
 from hopsgpu.agent.slot import Slot
 from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, assign_ranks
-from hopsgpu.data.rank_shards import Dealt
+from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
 from hopsgpu.display.progress import Off
-from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
+from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.linux import parent_of
 from hopsgpu.packaging.modules import PackedModules, pack_modules
@@ -283,9 +288,9 @@ def test_a_rank_that_fails_to_import_never_runs(gang: Gang) -> None:
 
 def leave_gpus(container: Path, gpus: dict[str, Any]) -> None:
     """Write what was given out at once, as the discovery script does: the agent may be reading."""
-    new = container / f"{GIVEN_OUT}.new"
+    new = container / f"{CONTAINER_GPUS}.new"
     new.write_text(json.dumps(gpus))
-    new.replace(container / GIVEN_OUT)
+    new.replace(container / CONTAINER_GPUS)
 
 
 def uses_cpu() -> str | None:
@@ -387,7 +392,7 @@ def test_each_rank_has_its_own_data_until_its_end(gang: Gang, tmp_path: Path) ->
 
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     shards = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 2)
-    dealt = [Dealt({"train": s, "test": s}, single=False).dump() for s in shards]
+    dealt = [RankShards({"train": s, "test": s}, single=False).dump() for s in shards]
     gang.run(read, ranks=3, data=[*dealt, b""])
     values = {
         e["rank"]: pickle.loads(e.payload) for e in (gang.wait_for("ended") for _ in range(3))
@@ -809,8 +814,8 @@ def test_models_are_uploaded_from_the_container(gang: Gang) -> None:
     for _ in range(3):
         gang.wait_for("ended")
     gang.server.send(0, "left", ranks=[0, 1, 2], run_id="r")
-    left = load_left(gang.wait_for("left").payload)
-    assert left == {0: Left(0, 0), 1: Left(1, 7), 2: Left(1, 7)}
+    left = load_model_files(gang.wait_for("left").payload)
+    assert left == {0: ModelFiles(0, 0), 1: ModelFiles(1, 7), 2: ModelFiles(1, 7)}
     staging = f"file://{gang.lake}/models/net/_staging/id"
     gang.server.send(0, "publish", ranks=[1, 2], staging_url=staging, run_id="r")
     parts = load_parts(gang.wait_for("uploaded").payload)
@@ -851,8 +856,8 @@ def test_an_unfit_name_is_told_before_anything_is_uploaded_and_of_its_rank(gang:
     for _ in range(2):
         gang.wait_for("ended")
     gang.server.send(0, "left", ranks=[0, 1], run_id="r")
-    left = load_left(gang.wait_for("left").payload)
-    assert left[0] == Left(1, 7)
+    left = load_model_files(gang.wait_for("left").payload)
+    assert left[0] == ModelFiles(1, 7)
     assert "'w:1'" in left[1].problem
 
 
@@ -1159,7 +1164,7 @@ def test_tasks_of_one_executor_share_fork_servers() -> None:
     }
     assert spec != server_spec(agent, {"OMP_NUM_THREADS": "2"}, "python", ["torch"])
     rank = rank_environment(agent, {**shared, "RANK": "0"}, [package_path()])
-    own = own_part(rank, spec)
+    own = own_variables(rank, spec)
     assert own == {"PYSPARK_TASK": "2", "HOME": "/b", "RANK": "0"}
     assert {**spec.environment, **own} == rank
 

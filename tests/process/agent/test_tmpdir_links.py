@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.agent import tmpdir_links as links_module
-from hopsgpu.agent.daemon_client import Keeper
+from hopsgpu.agent.daemon_client import DaemonClient
 from hopsgpu.agent.tmpdir_links import SHARED, links, sweep
 from tests.unit import rank_functions as functions
 from tests.unit.containers import ROOT, SECONDS, Container, Rank, container, until
@@ -248,7 +248,7 @@ def test_a_data_loader_with_workers_however_long_the_path_is(long: Container, co
     asyncio.run(scenario())
 
 
-async def linked(here: Container, keeper: Keeper) -> tuple[Rank, Path]:
+async def linked(here: Container, keeper: DaemonClient) -> tuple[Rank, Path]:
     """A rank that runs, and the link to its directory."""
     file = here.directory / f"tmpdir-{here.ranks}"
     rank = await here.start(keeper, here.spec(), functions.tells_tmpdir_and_waits, str(file))

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from hopsgpu.backends.spark.cluster_mode import Attended
+from hopsgpu.backends.spark.cluster_mode import SubmittedApplication
 from hopsgpu.backends.spark.package_archive import ARCHIVES, PY_FILES, pack_package, with_entry
 from hopsgpu.backends.spark.settings import SESSION_DEFAULTS, check_submitted
 from hopsgpu.backends.spark.submission import Shipped, modules_beside, pack, submit_arguments
@@ -32,10 +32,10 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.gpu.script_archive import ALIAS
 from hopsgpu.packaging.modules import SHIPPED, pack_modules, roots_of
 from hopsgpu.packaging.python_env.builder import ready, this_python
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.recipes import Packages
 from hopsgpu.storage.lake import Lake
-from hopsgpu.yarn.application_state import Standing, standing_of
+from hopsgpu.yarn.application_state import ApplicationState, application_state_of
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.unit.rest import serving
@@ -459,7 +459,7 @@ def test_packages_are_named_by_the_option(
     ran = CliRunner().invoke(main, ["submit", "--dry-run", *given])
     assert ran.exit_code == 0, ran.output
     url = conf_of(shlex.split(ran.stdout))[PYTHON_ENV]
-    wanted = wanted_of(name.split(", "))
+    wanted = recipe_for(name.split(", "))
     assert isinstance(wanted, Packages)
     assert url == f"{lake}/environments/{wanted.key(this_python(), threading.Event())}"
     assert f"--dry-run does not create the Python environment ({name})" in ran.stderr
@@ -500,7 +500,7 @@ def test_a_python_environment_is_on_the_lake_before_there_is_a_driver(
     (command,) = started
     url = conf_of(command)[PYTHON_ENV]
     assert url.startswith(f"{lake}/environments/") and url == said
-    env = ready(wanted_of(url), Lake("file:///elsewhere"), threading.Event())
+    env = ready(recipe_for(url), Lake("file:///elsewhere"), threading.Event())
     assert Lake(env.url).stat().size == env.bytes
 
 
@@ -524,13 +524,13 @@ class Manager:
         self.told = list(told)
         self.killed: list[tuple[str, str]] = []
 
-    def standing(self, application_id: str) -> Standing:
+    def standing(self, application_id: str) -> ApplicationState:
         told = self.told.pop(0) if len(self.told) > 1 else self.told[0]
         if isinstance(told, HopsGpuError):
             raise told
-        return standing_of({**APP, **told})
+        return application_state_of({**APP, **told})
 
-    def tagged(self, tag: str) -> Standing | None:
+    def tagged(self, tag: str) -> ApplicationState | None:
         return self.standing("") if self.told else None
 
     def kill(self, application_id: str, user: str) -> None:
@@ -539,10 +539,10 @@ class Manager:
 
 def attended(
     manager: Manager, nodes: NodeManagers | None = None, clock: Callable[[], float] = lambda: 0.0
-) -> tuple[Attended, list[str]]:
+) -> tuple[SubmittedApplication, list[str]]:
     said: list[str] = []
     nodes = nodes or NodeManagers({}.get)
-    return Attended(manager, nodes, "t", said.append, clock), said  # type: ignore[arg-type]
+    return SubmittedApplication(manager, nodes, "t", said.append, clock), said  # type: ignore[arg-type]
 
 
 def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -564,7 +564,7 @@ def test_who_waits_is_told_each_change_once(monkeypatch: pytest.MonkeyPatch) -> 
     silent = HopsGpuError("the ResourceManager does not answer")
     manager = Manager({}, {}, silent, {}, running, {**running, "resourceInfo": usages}, ended)
     follower, said = attended(manager)
-    end = follower.follow(standing_of(APP))
+    end = follower.follow(application_state_of(APP))
     assert end.has_succeeded
     assert [re.sub(r"^ *0.0 s: ", "", line) for line in said] == [
         "ACCEPTED: waiting for resources",
@@ -598,7 +598,7 @@ def test_what_yarn_writes_anew_with_each_heartbeat_is_told_once(
         ended,
     )
     follower, said = attended(manager)
-    follower.follow(standing_of(APP))
+    follower.follow(application_state_of(APP))
     # The whole text, of the first of its kind.
     assert ["04:00:01" in said[0], "04:00:03" in said[1], "04:00:04" in said[2]] == [True] * 3
     assert "used capacity = 1 %" in said[0] and len(said) == 3
@@ -619,7 +619,7 @@ def test_of_a_failure_the_drivers_last_words_are_told() -> None:
     path = "/ws/v1/node/containers/container_1_7_01_000001/logs/"
     told = f"Container: x\nLogContents:\n{stderr}\nEnd of LogType:stderr.\n***\n"
     with serving({f"{path}stderr": (200, told)}) as node:
-        failed = standing_of(
+        failed = application_state_of(
             {
                 **APP,
                 "state": "FINISHED",
@@ -652,7 +652,7 @@ def test_of_a_success_the_last_of_what_it_printed_is_told(stdout: str, last: lis
         log = f"http://{node.address}/node/containerlogs/container_1_7_01_000001/a"
         ended = {"state": "FINISHED", "finalStatus": "SUCCEEDED", "amContainerLogs": log}
         follower, said = attended(Manager())
-        follower.tell_end(standing_of({**APP, **ended, "amHostHttpAddress": node.address}))
+        follower.tell_end(application_state_of({**APP, **ended, "amHostHttpAddress": node.address}))
     assert said[-1] == "   0.0 s: application_1_7 has ended: SUCCEEDED"
     assert said[:-1] == (["\n".join(["the end of the driver's stdout:", *last])] if last else [])
 
@@ -675,7 +675,7 @@ def test_of_one_that_was_killed_only_that_is_told() -> None:
     follower, said = attended(Manager())
     log = "http://127.0.0.1:1/node/containerlogs/container_1_7_01_000001/a"
     killed = {"state": "KILLED", "finalStatus": "KILLED", "amContainerLogs": log}
-    follower.tell_end(standing_of({**APP, **killed}))
+    follower.tell_end(application_state_of({**APP, **killed}))
     assert len(said) == 1
     assert said[0].startswith("application_1_7 has ended: KILLED: waiting for resources.")
 
@@ -711,7 +711,7 @@ def test_an_application_is_ended_though_nobody_hears_of_it_and_yarn_is_away_at_f
         raise BrokenPipeError(text)
 
     nodes = NodeManagers({}.get)
-    follower = Attended(manager, nodes, "t", unheard, lambda: 0.0)  # type: ignore[arg-type]
+    follower = SubmittedApplication(manager, nodes, "t", unheard, lambda: 0.0)  # type: ignore[arg-type]
     with pytest.raises(SystemExit), follower.ended_with():
         raise SystemExit(129)
     assert manager.killed == [("application_1_7", "alice")]

@@ -19,7 +19,7 @@ from click.testing import CliRunner, Result
 from hopsgpu.artifacts import runs as stored_runs
 from hopsgpu.cli import logs as logs_module
 from hopsgpu.cli import runs as runs_module
-from hopsgpu.cli.formats import duration, moment, size
+from hopsgpu.cli.formats import duration, local_time, size
 from hopsgpu.cli.lake_root import default_root
 from hopsgpu.cli.main import main
 from hopsgpu.errors import ConfigError
@@ -511,8 +511,8 @@ def test_words() -> None:
         *("0 B", "1023 B", "1.5 KiB"),
         *("5.0 GiB", "3.0 TiB"),
     ]
-    assert moment(None) == "-" and moment(1e300) == "1e+300"
-    assert moment(1_000_000_000.0) == time.strftime(
+    assert local_time(None) == "-" and local_time(1e300) == "1e+300"
+    assert local_time(1_000_000_000.0) == time.strftime(
         "%Y-%m-%d %H:%M:%S", time.localtime(1_000_000_000)
     )
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.core.run_values import RunStatus
-from hopsgpu.display.nonblocking import Outlet
-from hopsgpu.display.progress import Lines, Shielded
+from hopsgpu.display.nonblocking import NonblockingWriter
+from hopsgpu.display.progress import RunLines, Shielded
 from tests.conftest import until
 from tests.unit.terminals import GO, STOP, terminal
 
@@ -36,7 +36,7 @@ def writers() -> list[threading.Thread]:
 
 def test_what_was_written_is_there_when_the_writer_goes_on() -> None:
     with terminal() as person:
-        outlet = Outlet(SECONDS)
+        outlet = NonblockingWriter(SECONDS)
         outlet.write(person.stream, "one\ntwo\n")
         assert person.sees("two")
         reading, writing = os.pipe()
@@ -49,14 +49,14 @@ def test_what_was_written_is_there_when_the_writer_goes_on() -> None:
 def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[bool] = []
 
-    def wait(outlet: Outlet, seconds: float | None) -> bool:
+    def wait(outlet: NonblockingWriter, seconds: float | None) -> bool:
         waits.append(waited(outlet, seconds))
         return waits[-1]
 
-    waited = Outlet._wait
-    monkeypatch.setattr(Outlet, "_wait", wait)
+    waited = NonblockingWriter._wait
+    monkeypatch.setattr(NonblockingWriter, "_wait", wait)
     with terminal() as person:
-        shown = Lines(out=person.stream, err=person.stream)
+        shown = RunLines(out=person.stream, err=person.stream)
 
         def run() -> None:
             for _ in range(5):
@@ -72,7 +72,7 @@ def test_a_reader_that_does_not_read_holds_up_nobody(monkeypatch: pytest.MonkeyP
 
 def test_a_stopped_terminal_holds_up_nobody_and_shows_it_later() -> None:
     with terminal() as person:
-        shown = Lines(out=person.stream, err=person.stream)
+        shown = RunLines(out=person.stream, err=person.stream)
         person.types(STOP)
         assert in_time(threading.Thread(target=shown.line, args=(0, "node1", "x"), daemon=True))
         assert in_time(threading.Thread(target=shown.status, args=(STATUS,), daemon=True))
@@ -87,7 +87,7 @@ def test_a_stopped_terminal_holds_up_nobody_and_shows_it_later() -> None:
 
 def test_of_more_than_is_kept_the_number_is_told() -> None:
     with terminal() as person:
-        outlet = Outlet(patience=0.1, most=100)
+        outlet = NonblockingWriter(patience=0.1, most=100)
         person.types(STOP)
         outlet.write(person.stream, "a" * 99 + "\n")
         for _ in range(1200):
@@ -103,13 +103,13 @@ def test_of_more_than_is_kept_the_number_is_told() -> None:
 def test_a_reader_that_is_gone_is_told_of() -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    shown = Shielded(Lines(out=open(writing, "w")))  # noqa: PTH123, SIM115
+    shown = Shielded(RunLines(out=open(writing, "w")))  # noqa: PTH123, SIM115
     shown.line(0, "node1", "x")
     assert shown.problem is not None and "BrokenPipeError" in shown.problem
 
 
 def test_a_terminal_that_is_gone_while_it_was_stopped_is_told_of() -> None:
-    outlet = Outlet(patience=0.1)
+    outlet = NonblockingWriter(patience=0.1)
     with terminal() as person:
         stream = os.fdopen(os.dup(person.stream.fileno()), "w")
         person.types(STOP)
@@ -133,12 +133,12 @@ def test_what_has_no_reader_is_written_at_once(tmp_path: Path) -> None:
             return
 
     own = Own()
-    Outlet().write(own, "x\n")
+    NonblockingWriter().write(own, "x\n")
     assert own.threads == [threading.current_thread().name]
     with (tmp_path / "log").open("w") as file:
-        Outlet().write(file, "x\n")
+        NonblockingWriter().write(file, "x\n")
         assert (tmp_path / "log").read_text() == "x\n"
-    Outlet().write(io.StringIO(), "x\n")
+    NonblockingWriter().write(io.StringIO(), "x\n")
 
 
 SCRIPT = """

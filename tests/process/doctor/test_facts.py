@@ -27,7 +27,7 @@ from hopsgpu.doctor.container_logs import Logs, reason_in
 from hopsgpu.doctor.machine_checks import Machine
 from hopsgpu.doctor.probe_session import first_cause
 from hopsgpu.errors import GangTimeout
-from hopsgpu.storage.bounded_calls import Bounded
+from hopsgpu.storage.bounded_calls import BoundedCall
 from hopsgpu.yarn.node_manager import NodeManagers
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.resources import NOTHING, Amount
@@ -174,7 +174,7 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
         daemon.killed.wait(60)
         raise OSError("Application application_1_2 was killed")
 
-    starting = Bounded("starts", start)
+    starting = BoundedCall("starts", start)
     manager = ResourceManager(("http://127.0.0.1:1", f"http://127.0.0.1:{daemon.server_port}"))
     try:
         said = probe_session._given_up(manager, "tag", 7.0, starting)
@@ -351,13 +351,13 @@ def test_how_many_nodes_at_once_is_found_in_one_look(queue: int, most: int, expe
     maximum = replace(big * 2000, gpus=queue)
     chain = (Queue("root.q", "RUNNING", True, maximum, big, NOTHING, big),)
     application: Any = _Application(Snapshot("a", "", nodes, chain, User("u")), most)
-    assert probe_gang.most_at_once(1250, ExecutorShape(1, 1, 512, 512), application) == expected
+    assert probe_gang.largest_gang(1250, ExecutorShape(1, 1, 512, 512), application) == expected
     assert application.looks == 1
 
 
 def test_what_hangs_is_given_up_and_may_be_asked_again() -> None:
     gate = threading.Event()
-    hanging = Bounded("hangs", lambda: gate.wait(60))
+    hanging = BoundedCall("hangs", lambda: gate.wait(60))
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         hanging.result(0.05)
@@ -369,7 +369,7 @@ def test_what_hangs_is_given_up_and_may_be_asked_again() -> None:
         raise OSError("no")
 
     with pytest.raises(OSError, match="no"):
-        Bounded("fails", fail).result(30)
+        BoundedCall("fails", fail).result(30)
 
 
 def test_the_cause_of_a_java_error_is_its_own_line() -> None:

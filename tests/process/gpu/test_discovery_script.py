@@ -22,7 +22,7 @@ from hopsgpu.core.spec import MOST_GPUS
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script as script
 from hopsgpu.gpu.node.devices import Device
-from hopsgpu.gpu.node.discovery_script import Patience
+from hopsgpu.gpu.node.discovery_script import WaitLimits
 from hopsgpu.gpu.node.health import Readings
 from tests.conftest import until
 from tests.unit.discovery_standins import HERE as STANDINS
@@ -243,7 +243,7 @@ def test_a_bad_gpu_is_taken_where_the_better_ones_are_others(told: Node) -> None
     """YARN counts it: the executor that it sent here has to start, to be parked."""
     told.play([gpu(0, recovery=1), gpu(1)])
     assert told.start(1).gpus == [UUIDS[1]]
-    (bad,) = told.start(1, Patience(bad=0.2)).given_out
+    (bad,) = told.start(1, WaitLimits(bad=0.2)).given_out
     assert (bad["address"], bad["state"]) == (UUIDS[0], "bad")
     assert "'Reset'" in bad["reason"]
 
@@ -252,7 +252,7 @@ def test_a_bad_gpu_waits_for_a_better_one_to_come_back(told: Node) -> None:
     told.play([gpu(0, recovery=1), gpu(1)])
     holder = told.start(1)
     with subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -9 {holder.process.pid}"]):
-        assert told.start(1, Patience(bad=20.0)).gpus == [UUIDS[1]]
+        assert told.start(1, WaitLimits(bad=20.0)).gpus == [UUIDS[1]]
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_more_gpus_than_there_are_even_such(told: Node, stranger: int) -> None:
 def test_a_process_on_its_way_out_is_waited_for(told: Node, stranger: int) -> None:
     told.play([used(0, stranger)])
     with subprocess.Popen(["sh", "-c", f"sleep 1; kill -9 {stranger}"]):
-        assert told.start(1, Patience(busy=20.0)).gpus == UUIDS[:1]
+        assert told.start(1, WaitLimits(busy=20.0)).gpus == UUIDS[:1]
 
 
 @pytest.mark.parametrize("name", ["", "/usr/bin/nvidia-cuda-mps-server"])
@@ -332,9 +332,9 @@ def test_a_process_on_another_mig_device(node: Node, stranger: int) -> None:
 def test_a_stale_file_is_not_left(node: Node, tmp_path: Path) -> None:
     """The agent would take it for its own."""
     node.play([])
-    (tmp_path / script.GIVEN_OUT).write_text("stale")
+    (tmp_path / script.CONTAINER_GPUS).write_text("stale")
     assert script_in(node, tmp_path).returncode == 1
-    assert not (tmp_path / script.GIVEN_OUT).exists()
+    assert not (tmp_path / script.CONTAINER_GPUS).exists()
 
 
 def script_in(node: Node, directory: Path, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -353,7 +353,7 @@ def script_in(node: Node, directory: Path, **more: Any) -> subprocess.CompletedP
 
 def test_a_directory_that_cannot_be_written(node: Node, tmp_path: Path) -> None:
     directory = tmp_path / "full"
-    (directory / f"{script.GIVEN_OUT}.new").mkdir(parents=True)
+    (directory / f"{script.CONTAINER_GPUS}.new").mkdir(parents=True)
     ran = script_in(node, directory)
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "the agent's hopsgpu-gpus.json cannot be written" in ran.stderr
@@ -388,6 +388,6 @@ def test_the_best_are_wanted_first() -> None:
     watched = Device("GPU-watched", readings=Readings(sw_thermal=True))
     good = Device("GPU-good")
     devices = [bad, watched, good]
-    assert script.wanted(devices, [], [], False) == ["GPU-good", "GPU-watched"]
-    assert script.wanted(devices, [], [], True) == ["GPU-good", "GPU-watched", "GPU-bad"]
-    assert script.wanted(devices, ["GPU-good"], ["GPU-watched"], False) == ["GPU-bad"]
+    assert script.choose_gpus(devices, [], [], False) == ["GPU-good", "GPU-watched"]
+    assert script.choose_gpus(devices, [], [], True) == ["GPU-good", "GPU-watched", "GPU-bad"]
+    assert script.choose_gpus(devices, ["GPU-good"], ["GPU-watched"], False) == ["GPU-bad"]

@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.gpu import script_archive
 from hopsgpu.gpu.node import discovery_script, lease_keeper
-from hopsgpu.gpu.node.lease_keeper import Ancestor, Watched, keeping
+from hopsgpu.gpu.node.lease_keeper import Ancestor, WatchedProcess, kept_by_processes
 from hopsgpu.gpu.node.leases import Leases, lease_directory
 from tests.conftest import gone, until
 from tests.unit.discovery_standins import gpu
@@ -171,14 +171,14 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.parametrize("with_pidfd", [True, False])
 def test_the_end_of_a_process_is_seen(process: subprocess.Popen[bytes], with_pidfd: bool) -> None:
-    with Watched(process.pid, with_pidfd) as watched:
+    with WatchedProcess(process.pid, with_pidfd) as watched:
         assert not watched.ends(0.0)
         process.kill()
         assert watched.ends(20.0)  # as a zombie: nobody has reaped it
         process.wait()
         assert watched.ends(0.0)
     with pytest.raises(ProcessLookupError):
-        Watched(process.pid, with_pidfd)
+        WatchedProcess(process.pid, with_pidfd)
 
 
 def test_a_process_whose_first_thread_has_ended_lives() -> None:
@@ -195,7 +195,7 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
         status = Path(f"/proc/{process.pid}/status")
         assert until(lambda: "State:\tZ" in status.read_text(), 10)
         assert not gone(process.pid)
-        with Watched(process.pid, with_pidfd=False) as watched:
+        with WatchedProcess(process.pid, with_pidfd=False) as watched:
             assert not watched.ends(0.0)
             process.kill()
             assert watched.ends(20.0)
@@ -204,7 +204,7 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
 def test_a_number_that_is_anothers_by_now(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Watched(process.pid, with_pidfd=False) as watched:
+    with WatchedProcess(process.pid, with_pidfd=False) as watched:
         monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: "later")
         assert watched.ends(0.0)
 
@@ -214,7 +214,7 @@ def test_a_process_table_that_shows_nothing(
 ) -> None:
     """/proc with hidepid, and a kernel without pidfds."""
     monkeypatch.setattr(lease_keeper, "_start_time", lambda pid: None)
-    with Watched(process.pid, with_pidfd=False) as watched:
+    with WatchedProcess(process.pid, with_pidfd=False) as watched:
         assert not watched.ends(0.0)
         process.kill()
         process.wait()
@@ -232,9 +232,9 @@ def test_the_processes_above(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_keeper_keeps_until_the_executor_ends(
     directory: Path, process: subprocess.Popen[bytes], with_pidfd: bool
 ) -> None:
-    with Leases(directory) as given, Watched(process.pid, with_pidfd) as executor:
+    with Leases(directory) as given, WatchedProcess(process.pid, with_pidfd) as executor:
         assert given.take(A)
-        with keeping(given, executor) as stay:
+        with kept_by_processes(given, executor) as stay:
             stay()
     with Leases(directory) as late:
         assert not late.take(A)
@@ -251,9 +251,9 @@ def test_a_killed_keeper_is_replaced(
 ) -> None:
     if not with_pidfd:
         monkeypatch.setattr(lease_keeper, "_pidfd_open", lambda pid: None)
-    with Leases(directory) as given, Watched(process.pid) as executor:
+    with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
-        with keeping(given, executor) as stay:
+        with kept_by_processes(given, executor) as stay:
             stay()
     with Leases(directory) as late:
         for which in (0, 1, 0):
@@ -278,9 +278,9 @@ def test_keepers_go_on_where_there_is_no_room_for_another(
         raise BlockingIOError("no room")
 
     monkeypatch.setattr(lease_keeper.os, "fork", fork)
-    with Leases(directory) as given, Watched(process.pid) as executor:
+    with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
-        with keeping(given, executor) as stay:
+        with kept_by_processes(given, executor) as stay:
             stay()
     with Leases(directory) as late:
         assert not late.take(A)
@@ -293,9 +293,12 @@ def test_keepers_that_were_killed_before_they_could_stay(
     directory: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease_keeper, "_other_keeper", lambda: os.kill(os.getpid(), signal.SIGKILL))
-    with Leases(directory) as given, Watched(process.pid) as executor:
+    with Leases(directory) as given, WatchedProcess(process.pid) as executor:
         assert given.take(A)
-        with pytest.raises(ChildProcessError, match="was killed"), keeping(given, executor):
+        with (
+            pytest.raises(ChildProcessError, match="was killed"),
+            kept_by_processes(given, executor),
+        ):
             pytest.fail("nobody keeps the lease")
     with Leases(directory) as late:
         assert until(lambda: late.take(A), 30)
@@ -306,7 +309,7 @@ def test_a_keeper_that_was_not_told_to_stay_ends(
 ) -> None:
     with pytest.raises(OSError, match="nobody reads"), Leases(directory) as given:
         assert given.take(A)
-        with Watched(process.pid) as executor, keeping(given, executor):
+        with WatchedProcess(process.pid) as executor, kept_by_processes(given, executor):
             raise OSError("nobody reads")
     with Leases(directory) as late:
         assert until(lambda: late.take(A), 30)

@@ -17,8 +17,8 @@ from typing import Any, cast
 import pytest
 import xxhash
 
-from hopsgpu.agent.model_upload import Left, dump_left, dump_parts
-from hopsgpu.artifacts.manifest import About
+from hopsgpu.agent.model_upload import ModelFiles, dump_model_files, dump_parts
+from hopsgpu.artifacts.manifest import VersionDescription
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.spark.barrier_job import GangJob
 from hopsgpu.control.channel import Channel, Message, new_secret
@@ -40,7 +40,7 @@ from hopsgpu.launcher.return_values import Value
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.rank import context as context_module
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 from hopsgpu.storage.lake import Lake
 from hopsgpu.yarn.lost_nodes import why_lost
 from hopsgpu.yarn.resources import NOTHING
@@ -353,19 +353,19 @@ def test_an_executor_lost_after_its_rank_returned_fails_nobody_but_the_publishin
         training.publisher("net").left()
 
 
-async def leave(channel: Channel, left: dict[int, Left]) -> None:
-    await channel.send("left", dump_left(left), run_id="run-1")
+async def leave(channel: Channel, left: dict[int, ModelFiles]) -> None:
+    await channel.send("left", dump_model_files(left), run_id="run-1")
 
 
 def two_that_left(
-    server: ControlServer, tmp_path: Path, *facts: dict[str, Facts]
+    server: ControlServer, tmp_path: Path, *facts: dict[str, FileFacts]
 ) -> tuple[Training, list[Agent], Publisher]:
     """A gang of two that have returned, with what they say that they have uploaded."""
     ranks = [functools.partial(returned, rank=rank) for rank in range(2)]
     training, agents = launch_two(server, *ranks)
     for rank, agent in enumerate(agents):
         told = {rank: facts[rank]} if rank < len(facts) else {}
-        left = {rank: Left(len(facts[rank]), 4)} if told else {rank: Left(0, 0)}
+        left = {rank: ModelFiles(len(facts[rank]), 4)} if told else {rank: ModelFiles(0, 0)}
         agent.further["left"] = functools.partial(leave, left=left)
         agent.further["publish"] = functools.partial(
             Channel.send, kind="uploaded", payload=dump_parts(told), run_id="run-1"
@@ -381,8 +381,8 @@ def uploaded(store: Path, rank: int, name: str, content: bytes) -> None:
     (staging / str(rank) / name).write_bytes(content)
 
 
-def facts_of(content: bytes) -> Facts:
-    return Facts(len(content), xxhash.xxh3_128(content).hexdigest())
+def facts_of(content: bytes) -> FileFacts:
+    return FileFacts(len(content), xxhash.xxh3_128(content).hexdigest())
 
 
 def test_parts_of_several_ranks_become_one_version(server: ControlServer, tmp_path: Path) -> None:
@@ -397,7 +397,9 @@ def test_parts_of_several_ranks_become_one_version(server: ControlServer, tmp_pa
         agent.further["publish"] = functools.partial(upload, rank=rank)
     left = publisher.left()
     assert set(left) == {0, 1} and publisher.idle(left) == set()
-    version = publisher.publish(f"file://{tmp_path}", left, About(run_id="run-1", framework="jax"))
+    version = publisher.publish(
+        f"file://{tmp_path}", left, VersionDescription(run_id="run-1", framework="jax")
+    )
     assert (version.name, version.version) == ("net", 1)
     target = version.download(tmp_path / "back")
     assert (target / "a").read_bytes() == b"from 0"
@@ -408,7 +410,7 @@ def test_parts_of_several_ranks_become_one_version(server: ControlServer, tmp_pa
 def test_who_left_nothing_has_no_part_in_it(server: ControlServer, tmp_path: Path) -> None:
     _, agents, publisher = two_that_left(server, tmp_path, {"a": facts_of(b"from 0")})
     left = publisher.left()
-    assert left == {0: Left(1, 4)}
+    assert left == {0: ModelFiles(1, 4)}
     assert publisher.idle(left) == {1}
     assert agents[1].heard[-1] == "left"
 
@@ -434,7 +436,7 @@ def test_a_conflict_between_ranks_leaves_no_version_and_keeps_what_was_uploaded(
 ) -> None:
     _, publisher = uploading(server, tmp_path, ("w", b"from 0"), ("w", b"from 1"))
     with pytest.raises(StoreError, match="ranks 0 and 1 left different content in 'w'") as refused:
-        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert not [path for path in (tmp_path / "net").iterdir() if path.name.isdigit()]
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert f"What ranks 0, 1 uploaded is kept in file://{staging}/<rank>" in str(refused.value)
@@ -457,7 +459,7 @@ def test_what_was_uploaded_is_kept_where_the_lake_refuses_the_version(
 
     agents[0].further["publish"] = upload_and_stand_in_the_way
     with pytest.raises(StoreError, match=r"_claims.* What rank 0 uploaded is kept in "):
-        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert (staging / "0" / "a").read_bytes() == b"from 0"
 
@@ -466,11 +468,13 @@ def test_what_a_rank_left_that_cannot_be_published_keeps_what_another_did(
     server: ControlServer, tmp_path: Path
 ) -> None:
     agents, publisher = uploading(server, tmp_path, ("a", b"from 0"))
-    agents[1].further["left"] = functools.partial(leave, left={1: Left(0, 0, "file='b:1': no")})
+    agents[1].further["left"] = functools.partial(
+        leave, left={1: ModelFiles(0, 0, "file='b:1': no")}
+    )
     with pytest.raises(
         StoreError, match=r"'net' is not published: rank 1 left .* file='b:1': no\. What rank 0 "
     ):
-        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert "publish" not in agents[1].heard
     (staging,) = (tmp_path / "net" / "_staging").iterdir()
     assert (staging / "0" / "a").read_bytes() == b"from 0"
@@ -481,7 +485,7 @@ def test_nothing_is_uploaded_where_no_rank_left_what_can_be(
 ) -> None:
     _, _, publisher = two_that_left(server, tmp_path)
     with pytest.raises(StoreError, match="rank 1 left what cannot be: odd$"):
-        publisher.publish(f"file://{tmp_path}", {1: Left(0, 0, "odd")}, About())
+        publisher.publish(f"file://{tmp_path}", {1: ModelFiles(0, 0, "odd")}, VersionDescription())
     assert not (tmp_path / "net").exists()
 
 
@@ -496,7 +500,7 @@ def test_a_run_that_is_cancelled_while_it_publishes_leaves_nothing(
     left = publisher.left()
     monkeypatch.setattr(publishing.publication, "commit", cancelled)
     with pytest.raises(Cancelled):
-        publisher.publish(f"file://{tmp_path}", left, About())
+        publisher.publish(f"file://{tmp_path}", left, VersionDescription())
     assert not list((tmp_path / "net" / "_staging").iterdir())
 
 
@@ -517,7 +521,7 @@ def test_an_upload_that_fails_stops_the_others(server: ControlServer, tmp_path: 
         Channel.send, kind="publish-failed", reason="stopped", trouble="", run_id="run-1"
     )
     with pytest.raises(StoreError, match="'net' is not published: the quota is full") as refused:
-        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert refused.value.kind == "quota"
     assert "stop" not in agents[0].heard
     assert agents[1].heard[-1] == "stop"
@@ -536,7 +540,7 @@ def test_an_executor_lost_in_its_upload_or_a_cancelled_run_abandons_it(
     agents[0].further["publish"] = wait
     agents[1].further["publish"] = Channel.close
     with pytest.raises(StoreError, match="'net' is not published: rank 1's executor was lost"):
-        publisher.publish(f"file://{tmp_path}", publisher.left(), About())
+        publisher.publish(f"file://{tmp_path}", publisher.left(), VersionDescription())
     assert not list((tmp_path / "net" / "_staging").iterdir())
     training._cancelled.set()
     with pytest.raises(Cancelled, match="while it published 'net'"):

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from hopsgpu.packaging import modules
-from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.module_finder import Part
-from hopsgpu.packaging.modules import Packer, Root, pack_modules, roots_of
+from hopsgpu.packaging.modules import ImportRoot, Packer, pack_modules, roots_of
 
 
 def names(packed: modules.PackedModules) -> list[str]:
@@ -112,7 +112,7 @@ def test_all_files_of_a_package_however_deep_and_of_whatever_kind(tmp_path: Path
     ]
     assert packed.names == {"fast", "old", "pkg", "plain"}
     # What is named is taken with all that is in it, a namespace package too.
-    named = pack_modules([Root(tmp_path, (Part("plain", tmp_path / "plain"),))])
+    named = pack_modules([ImportRoot(tmp_path, (Part("plain", tmp_path / "plain"),))])
     assert set(names(named)) - set(names(packed)) == {"0/plain/data.csv"}
 
 
@@ -122,12 +122,12 @@ def test_what_is_named_in_a_root_that_is_too_large(
     monkeypatch.setattr(modules, "MOST_ENTRIES", 3)
     write(tmp_path, "top.py", "pkg/__init__.py", "pkg/t.json", *(f"data/{n}.csv" for n in range(4)))
     part = Part("pkg", tmp_path / "pkg")
-    packed = pack_modules([Root(tmp_path, (part,))])
+    packed = pack_modules([ImportRoot(tmp_path, (part,))])
     assert names(packed) == ["0/pkg/__init__.py", "0/pkg/t.json", "0/top.py"]
     assert "holds too much" in packed.warnings[0]
-    packed = pack_modules([Root(tmp_path, (part,), expected=False)])
+    packed = pack_modules([ImportRoot(tmp_path, (part,), expected=False)])
     assert (names(packed), packed.warnings) == (["0/pkg/__init__.py", "0/pkg/t.json"], ())
-    assert pack_modules([Root(tmp_path, expected=False)]) == pack_modules([])
+    assert pack_modules([ImportRoot(tmp_path, expected=False)]) == pack_modules([])
 
 
 def test_files_beside_modules_give_way_to_them(
@@ -136,15 +136,15 @@ def test_files_beside_modules_give_way_to_them(
     monkeypatch.setattr(modules, "MOST_BYTES", 100)
     write(tmp_path, "a/__init__.py", "b/__init__.py")
     write(tmp_path, "a/weights.bin", "b/other.bin", content="x" * 90)
-    packed = pack_modules([Root(tmp_path, (Part("a", tmp_path / "a"),))])
+    packed = pack_modules([ImportRoot(tmp_path, (Part("a", tmp_path / "a"),))])
     assert names(packed) == ["0/a/__init__.py", "0/a/weights.bin", "0/b/__init__.py"]
     assert "only the modules are sent" in packed.warnings[0]
     write(tmp_path, "a/weights.bin", content="x" * 101)
-    packed = pack_modules([Root(None, (Part("a", tmp_path / "a"),))])
+    packed = pack_modules([ImportRoot(None, (Part("a", tmp_path / "a"),))])
     assert names(packed) == ["0/a/__init__.py"]
     assert "its modules are, without its other files" in packed.warnings[0]
     write(tmp_path, "a/__init__.py", content="x" * 101)
-    packed = pack_modules([Root(None, (Part("a", tmp_path / "a"),))])
+    packed = pack_modules([ImportRoot(None, (Part("a", tmp_path / "a"),))])
     assert (names(packed), packed.names) == ([], set())
     assert "a holds too much to be sent" in packed.warnings[0]
 
@@ -155,10 +155,10 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
     """Without its data it would be in the way of one that the ranks' Python has."""
     write(tmp_path, "a/__init__.py", "a/t.json", "a-1.dist-info/RECORD")
     part = Part("a", tmp_path / "a")
-    assert names(pack_modules([Root(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
+    assert names(pack_modules([ImportRoot(None, (part,))])) == ["0/a/__init__.py", "0/a/t.json"]
     monkeypatch.setattr(modules, "MOST_BYTES", 100)
     write(tmp_path, "a/weights.bin", content="x" * 101)
-    for root in (Root(None, (part,)), Root(tmp_path, (part,), expected=False)):
+    for root in (ImportRoot(None, (part,)), ImportRoot(tmp_path, (part,), expected=False)):
         packed = pack_modules([root])
         assert names(packed) == []
         assert "a holds too much to be sent to the ranks: python_env=" in packed.warnings[0]
@@ -167,7 +167,7 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
 def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:
     write(tmp_path, "lib/__init__.py", "lib/m.py", "file_v2.py")
     parts = (Part("pkg", tmp_path / "lib"), Part("file.py", tmp_path / "file_v2.py"))
-    packed = pack_modules([Root(None, parts)])
+    packed = pack_modules([ImportRoot(None, parts)])
     assert names(packed) == ["0/file.py", "0/pkg/__init__.py", "0/pkg/m.py"]
     assert packed.names == {"file", "pkg"}
 
@@ -211,7 +211,7 @@ def test_links(tmp_path: Path) -> None:
     (root / "pkg" / "round").symlink_to(root / "pkg")
     assert names(pack_modules([root])) == ["0/file.py", "0/pkg/__init__.py"]
     parts = tuple(Part(name, root / name) for name in ("pkg", "linked"))
-    assert names(pack_modules([Root(root, parts)])) == [
+    assert names(pack_modules([ImportRoot(root, parts)])) == [
         *("0/file.py", "0/linked/__init__.py", "0/linked/m.py", "0/pkg/__init__.py"),
         *("0/pkg/inner/__init__.py", "0/pkg/inner/m.py"),
     ]
@@ -224,8 +224,11 @@ def test_a_zip_and_what_is_in_one(tmp_path: Path) -> None:
             archive.writestr(name, "x")
     whole = ["0/pkg/__init__.py", "0/pkg/t.json", "0/single.py"]
     assert names(pack_modules([file])) == whole
-    assert names(pack_modules([Root(None, (Part("pkg", file, "pkg"),))])) == whole[:2]
-    assert names(pack_modules([Root(None, (Part("single.py", file, "single.py"),))])) == whole[2:]
+    assert names(pack_modules([ImportRoot(None, (Part("pkg", file, "pkg"),))])) == whole[:2]
+    assert (
+        names(pack_modules([ImportRoot(None, (Part("single.py", file, "single.py"),))]))
+        == whole[2:]
+    )
     file.write_bytes(b"no zip")
     assert pack_modules([file]).roots == 0
 
@@ -317,7 +320,7 @@ def test_directories_behind_the_environment_give_what_is_named_alone(
         ],
     )
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])  # Python passes it over
-    imported = Imported(likely=frozenset({"early_named", "late_named"}))
+    imported = ImportedModules(likely=frozenset({"early_named", "late_named"}))
     found = pack_modules(roots_of(pytest.raises, imported)).names
     assert found >= {"early_named", "early_other", "late_named"}
     assert "late_other" not in found

@@ -18,16 +18,16 @@ import pytest
 
 import hopsgpu
 from hopsgpu.agent.fork_servers import Server, serving
-from hopsgpu.agent.json_lines import Lines
+from hopsgpu.agent.json_lines import JsonLineSocket
 from hopsgpu.agent.rank_environment import ServerSpec
 from hopsgpu.packaging.modules import PackedModules, pack_modules
-from hopsgpu.packaging.preload import PRELOADABLE, foresee
+from hopsgpu.packaging.preload import PRELOADABLE, scan_function
 
 NONE = pack_modules([])
 
 
 def preloads(function: Callable[..., Any], modules: PackedModules) -> tuple[str, ...]:
-    return foresee(function, modules).imports
+    return scan_function(function, modules).imports
 
 
 Project = Callable[..., tuple[Any, PackedModules]]
@@ -267,7 +267,7 @@ def test_variables_that_are_set_are_found_where_imports_are(project: Project) ->
         "def never():\n    os.environ['NOT_CALLED'] = '1'\n",
         other="def unused():\n    import os\n    os.environ['MASTER_PORT'] = '1'\n",
     )
-    foreseen = foresee(train.train, packed)
+    foreseen = scan_function(train.train, packed)
     assert {setting.name for setting in foreseen.sets} == {"IN_HELPER", "IN_MODULE"}
     assert foreseen.imports == ("torch",) and foreseen.warnings == ()
 
@@ -280,7 +280,7 @@ def test_nothing_is_imported_ahead_of_variables_that_imports_read(project: Proje
             "def quiet():\n    os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'\n    import keras\n"
         ),
     )
-    late, ahead = foresee(train.train, packed), foresee(train.quiet, packed)
+    late, ahead = scan_function(train.train, packed), scan_function(train.quiet, packed)
     assert late.imports == () and ahead.imports == ("keras",)
     # So that a fork server that has imported them for others does not serve these ranks.
     assert late.environment({}) != ahead.environment({}) == {}
@@ -362,7 +362,7 @@ def test_a_fork_server_serves_who_wants_other_modules_of_its_packages(tmp_path: 
     here, there = socket.socketpair()
     with here, there:
         wanted = spec("sklearn", "sklearn.svm")
-        server = Server(wanted, 1, Lines(here), tmp_path, None, 0.0, wanted.packages)
+        server = Server(wanted, 1, JsonLineSocket(here), tmp_path, None, 0.0, wanted.packages)
         assert serving(spec("sklearn", "sklearn.linear_model"), [server]) is server
         assert serving(spec("sklearn"), [server]) is server
         assert serving(spec("sklearn", "torch"), [server]) is None

@@ -22,8 +22,8 @@ from hopsgpu.artifacts import python_environments
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.packaging.python_env import commands, conda, unpacker
 from hopsgpu.packaging.python_env.builder import put_on_lake, ready, this_python
-from hopsgpu.packaging.python_env.environment import PythonEnv, mark_in
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.environment import PythonEnv, marker_file
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.requirements import pip_variables
 from hopsgpu.storage.lake import Lake
 from tests.conftest import gone, until
@@ -60,11 +60,11 @@ def names_of(home: Path) -> list[str]:
 
 
 def test_packages_are_installed_once(root: Lake, index: list[str], tmp_path: Path) -> None:
-    env = ready(wanted_of([*index, "travelled"]), root, NEVER)
+    env = ready(recipe_for([*index, "travelled"]), root, NEVER)
     assert (env.name, env.interpreter, env.machine) == ("travelled", None, None)
     assert env.bytes == Lake(env.url).stat().size
     before = Lake(env.url).stat().modified
-    assert ready(wanted_of([*index, "travelled"]), root, NEVER) == env
+    assert ready(recipe_for([*index, "travelled"]), root, NEVER) == env
     assert Lake(env.url).stat().modified == before
     home = unpacker.prepared(env, [tmp_path / "node"])
     assert env.at(home).packages == (str(home),)
@@ -75,17 +75,17 @@ def test_packages_are_installed_once(root: Lake, index: list[str], tmp_path: Pat
     assert done.stdout == b"from the wheel\n"
     file = tmp_path / "requirements.txt"
     file.write_text("\n".join([*index, "travelled"]))
-    other = ready(wanted_of(file), root, NEVER)
+    other = ready(recipe_for(file), root, NEVER)
     assert other.name == str(file)
     url = put_on_lake(file, root, NEVER)
-    assert ready(wanted_of(url), root, NEVER).digest == other.digest
+    assert ready(recipe_for(url), root, NEVER).digest == other.digest
     with pytest.raises(ConfigError, match="there is no such environment"):
-        ready(wanted_of(f"{url}0"), root, NEVER)
+        ready(recipe_for(f"{url}0"), root, NEVER)
 
 
 def test_what_pip_cannot_install(root: Lake, index: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):
-        ready(wanted_of([*index, "nonsuch"]), root, NEVER)
+        ready(recipe_for([*index, "nonsuch"]), root, NEVER)
     assert not (root / "environments").exists()
 
 
@@ -109,7 +109,7 @@ def test_where_a_users_pip_installs_is_no_matter(
     (tmp_path / "pip.conf").write_text(settings)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.chdir(tmp_path)
-    env = ready(wanted_of(["travelled"]), root, NEVER)
+    env = ready(recipe_for(["travelled"]), root, NEVER)
     names = names_of(unpacker.prepared(env, [tmp_path / "node"]))
     assert {"travelled-1.0.dist-info", "travelled.py"} <= set(names)
     assert not (tmp_path / "elsewhere").exists()
@@ -136,31 +136,31 @@ def test_a_cancelled_run_ends_what_makes_its_environment(tmp_path: Path) -> None
 def test_without_pip(root: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="has no pip to install packages with"):
-        ready(wanted_of(["travelled"]), root, NEVER)
+        ready(recipe_for(["travelled"]), root, NEVER)
 
 
 def test_a_directory_and_an_archive(root: Lake, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n", other="")
     (given / "hopsgpu").mkdir()
     (given / "hopsgpu" / "__init__.py").write_text("raise ImportError\n")
-    env = ready(wanted_of(given), root, NEVER)
+    env = ready(recipe_for(given), root, NEVER)
     home = unpacker.prepared(env, [tmp_path / "node"])
     assert names_of(home) == ["mine.py", "other.py"]
     assert int((home / "mine.py").stat().st_mtime) == int((given / "mine.py").stat().st_mtime)
     with tarfile.open(tmp_path / "packed.tgz", "w:gz") as tar:
         tar.add(given, "")
-    env = ready(wanted_of(tmp_path / "packed.tgz"), root, NEVER)
+    env = ready(recipe_for(tmp_path / "packed.tgz"), root, NEVER)
     assert env.url.endswith("/archive.tgz")
     assert names_of(unpacker.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
     with pytest.raises(ConfigError, match="there is nothing in it for ranks to import"):
-        ready(wanted_of(tmp_path / "nothing"), root, NEVER)
+        ready(recipe_for(tmp_path / "nothing"), root, NEVER)
 
 
 def test_two_builders_at_once(root: Lake, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda _: ready(wanted_of(given), root, NEVER), range(4)))
+        made = list(pool.map(lambda _: ready(recipe_for(given), root, NEVER), range(4)))
     assert len({env.digest for env in made}) == 1
     assert len((root / "environments").names()) == 2  # with _staging, which is empty
     assert (root / "environments/_staging").names() == ()
@@ -178,14 +178,14 @@ def test_of_two_the_one_whose_claim_was_taken_over_has_the_others(
 
 
 def test_what_somebody_had_a_hand_in_is_made_anew(root: Lake, tmp_path: Path) -> None:
-    env = ready(wanted_of(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
+    env = ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
     Lake(env.url).write(b"less")
-    again = ready(wanted_of(tmp_path / "mine"), root, NEVER)
+    again = ready(recipe_for(tmp_path / "mine"), root, NEVER)
     assert Lake(again.url).stat().size == again.bytes == env.bytes
 
 
 def test_environments_are_swept_by_their_last_use(root: Lake, tmp_path: Path) -> None:
-    env = ready(wanted_of(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
+    env = ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
     home, day = root / "environments", 24 * 3600
     now = int(time.time() * 1000)
     old = tmp_path / "lake/environments" / env.url.split("/")[-2]
@@ -196,7 +196,7 @@ def test_environments_are_swept_by_their_last_use(root: Lake, tmp_path: Path) ->
 
     age(20)
     assert python_environments.sweep(home, now) == []
-    ready(wanted_of(tmp_path / "mine"), root, NEVER)
+    ready(recipe_for(tmp_path / "mine"), root, NEVER)
     assert (old / "used").stat().st_mtime > time.time() - 60
     age(31)
     assert python_environments.sweep(home, now) == [old.name]
@@ -205,17 +205,17 @@ def test_environments_are_swept_by_their_last_use(root: Lake, tmp_path: Path) ->
 
 def test_what_is_no_environment_on_the_lake(root: Lake, tmp_path: Path) -> None:
     given = modules(tmp_path / "mine", mine="A = 1\n")
-    env = ready(wanted_of(given), root, NEVER)
+    env = ready(recipe_for(given), root, NEVER)
     described = Lake(env.url.rpartition("/")[0]) / "environment.json"
     for content, words in ((b"{", "no JSON"), (b'{"schema": 9}', "of a schema")):
         described.write(content)
         with pytest.raises(StoreError, match=words):
-            ready(wanted_of(given), root, NEVER)
+            ready(recipe_for(given), root, NEVER)
 
 
 @pytest.fixture
 def env(root: Lake, tmp_path: Path) -> PythonEnv:
-    return ready(wanted_of(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
+    return ready(recipe_for(modules(tmp_path / "mine", mine="A = 1\n")), root, NEVER)
 
 
 def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_archive_that_is_another_is_not_unpacked(env: PythonEnv, tmp_path: Pa
 
 def test_what_was_left_half_unpacked_is_begun_again(env: PythonEnv, tmp_path: Path) -> None:
     home = unpacker.prepared(env, [tmp_path / "node"])
-    mark_in(tmp_path / "node", env.digest).unlink()
+    marker_file(tmp_path / "node", env.digest).unlink()
     (home / "mine.py").write_text("half")
     assert unpacker.prepared(env, [tmp_path / "node"]) == home
     assert (home / "mine.py").read_text() == "A = 1\n"
@@ -277,7 +277,7 @@ def whole(at: Path, python: str) -> Path:
 
 def test_an_interpreter_is_tried_and_settled(root: Lake, tmp_path: Path) -> None:
     says = f'if [ "$1" = -I ]; then echo {this_python().python}; else echo "$1" > "$0.settled"; fi'
-    env = ready(wanted_of(whole(tmp_path / "env", says)), root, NEVER)
+    env = ready(recipe_for(whole(tmp_path / "env", says)), root, NEVER)
     home = unpacker.prepared(env, [tmp_path / "node"])
     assert env.at(home).executable == str(home / "bin" / PYTHON)
     assert (home / f"bin/{PYTHON}.settled").read_text() == f"{home}/bin/conda-unpack\n"
@@ -293,7 +293,7 @@ def test_an_interpreter_is_tried_and_settled(root: Lake, tmp_path: Path) -> None
 def test_an_interpreter_that_cannot_run(
     root: Lake, tmp_path: Path, python: str, words: str
 ) -> None:
-    env = ready(wanted_of(whole(tmp_path / "env", python)), root, NEVER)
+    env = ready(recipe_for(whole(tmp_path / "env", python)), root, NEVER)
     with pytest.raises(ConfigError, match=words):
         unpacker.prepared(env, [tmp_path / "node"])
 
@@ -313,7 +313,7 @@ def conda_environment(at: Path) -> Path:
 
 
 def test_a_conda_environment_is_packed(root: Lake, tmp_path: Path) -> None:
-    env = ready(wanted_of(conda_environment(tmp_path / "conda")), root, NEVER)
+    env = ready(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
     assert (env.interpreter, env.below) == (f"bin/{PYTHON}", "")
     assert env.machine == this_python().machine
     with tarfile.open(env.url.removeprefix("file://")) as tar:
@@ -323,7 +323,7 @@ def test_a_conda_environment_is_packed(root: Lake, tmp_path: Path) -> None:
 def test_without_conda_pack(root: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conda.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'hopsgpu\[conda\]'"):
-        ready(wanted_of(conda_environment(tmp_path / "conda")), root, NEVER)
+        ready(recipe_for(conda_environment(tmp_path / "conda")), root, NEVER)
 
 
 def test_the_process_on_a_node(env: PythonEnv, tmp_path: Path) -> None:

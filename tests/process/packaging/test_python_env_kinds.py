@@ -12,8 +12,8 @@ from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env import packing
 from hopsgpu.packaging.python_env.builder import this_python
 from hopsgpu.packaging.python_env.conda import CondaEnvironment, prefix_of
-from hopsgpu.packaging.python_env.kinds import wanted_of
-from hopsgpu.packaging.python_env.recipes import Archive, Directory, OnLake, Packages
+from hopsgpu.packaging.python_env.kinds import recipe_for
+from hopsgpu.packaging.python_env.recipes import Archive, Directory, Packages, StoredArchive
 
 PYTHON = f"python3.{sys.version_info[1]}"
 NEVER = threading.Event()
@@ -29,30 +29,30 @@ def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "requirements.txt"
     file.write_text("humanize==4.9  # pinned\n\n# a comment\nattrs\\\n>=20\n")
-    assert wanted_of("requirements.txt") == Packages(
+    assert recipe_for("requirements.txt") == Packages(
         "requirements.txt", ("humanize==4.9", "attrs >=20"), file
     )
-    assert wanted_of(["a", "b>1"]) == Packages("a, b>1", ("a", "b>1"))
-    assert wanted_of(tuple("abcde")).name == "a, b, c and 2 more"
+    assert recipe_for(["a", "b>1"]) == Packages("a, b>1", ("a", "b>1"))
+    assert recipe_for(tuple("abcde")).name == "a, b, c and 2 more"
     wheel = tmp_path / "mine-1-py3-none-any.whl"
     wheel.touch()
-    assert wanted_of(wheel.name) == Packages(wheel.name, (wheel.name,))
+    assert recipe_for(wheel.name) == Packages(wheel.name, (wheel.name,))
     archive = tmp_path / "env.tar.gz"
     archive.touch()
-    assert wanted_of(archive) == Archive(str(archive), archive)
+    assert recipe_for(archive) == Archive(str(archive), archive)
     modules = tmp_path / "modules"
     modules.mkdir()
-    assert wanted_of("modules") == Directory("modules", modules)
+    assert recipe_for("modules") == Directory("modules", modules)
     packages = venv(tmp_path / "venv") / "lib" / PYTHON / "site-packages"
-    assert wanted_of("venv") == Directory("venv", packages)
+    assert recipe_for("venv") == Directory("venv", packages)
     conda = tmp_path / "conda"
     (conda / "conda-meta").mkdir(parents=True)
     (conda / "bin").mkdir()
     (conda / "bin" / PYTHON).touch()
-    assert wanted_of("conda") == CondaEnvironment("conda", conda)
-    assert wanted_of("my-env") == CondaEnvironment("my-env")
+    assert recipe_for("conda") == CondaEnvironment("conda", conda)
+    assert recipe_for("my-env") == CondaEnvironment("my-env")
     url = "hdfs:///user/me/hopsgpu/environments/12ab"
-    assert wanted_of(url) == OnLake(url, "hdfs:///user/me/hopsgpu", "12ab")
+    assert recipe_for(url) == StoredArchive(url, "hdfs:///user/me/hopsgpu", "12ab")
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_each_form_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_text_with_versions_or_several_names_is_a_list_of_packages(
     text: str, packages: list[str]
 ) -> None:
-    assert wanted_of(text) == wanted_of(packages)
+    assert recipe_for(text) == recipe_for(packages)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +106,20 @@ def test_what_is_refused(
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
     venv(tmp_path / "old", "python3.1")
     with pytest.raises(ConfigError, match=words):
-        wanted_of(given)
+        recipe_for(given)
 
 
 def test_names_show_no_password_and_no_options() -> None:
-    wanted = wanted_of(["--index-url https://me:secret@index/", "x @ https://me:secret@host/x.whl"])
+    wanted = recipe_for(
+        ["--index-url https://me:secret@index/", "x @ https://me:secret@host/x.whl"]
+    )
     assert "secret" not in wanted.name
     assert wanted.name == "x @ https://…@host/x.whl"
 
 
 def key_of(given: object) -> str:
-    wanted = wanted_of(given)
-    assert not isinstance(wanted, OnLake)
+    wanted = recipe_for(given)
+    assert not isinstance(wanted, StoredArchive)
     return wanted.key(this_python(), NEVER)
 
 
@@ -178,8 +180,8 @@ def test_a_directory_that_leads_back_to_itself(tmp_path: Path) -> None:
 def test_editable_packages_are_told_of(tmp_path: Path) -> None:
     packages = venv(tmp_path / "venv") / "lib" / PYTHON / "site-packages"
     (packages / "__editable__.mine-1.pth").touch()
-    assert "no rank can import it: __editable__.mine-1.pth" in wanted_of(packages).warnings()[0]
-    assert wanted_of(tmp_path).warnings() == ()
+    assert "no rank can import it: __editable__.mine-1.pth" in recipe_for(packages).warnings()[0]
+    assert recipe_for(tmp_path).warnings() == ()
 
 
 def program(at: Path, script: str) -> Path:

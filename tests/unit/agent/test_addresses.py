@@ -10,7 +10,7 @@ import pytest
 
 from hopsgpu.agent import addresses
 from hopsgpu.agent.addresses import (
-    Reach,
+    AgentAddress,
     address_towards,
     choose,
     held_ports,
@@ -79,17 +79,17 @@ def test_an_address_of_another_machine_names_what_there_is() -> None:
 @pytest.mark.parametrize(
     ("address", "wanted", "found"),
     [
-        ("10.0.1.5", None, Reach("10.0.1.5", "eth0")),
-        ("10.0.1.5", "", Reach("10.0.1.5", "eth0")),
-        ("10.0.1.5", "eth0", Reach("10.0.1.5", "eth0")),
+        ("10.0.1.5", None, AgentAddress("10.0.1.5", "eth0")),
+        ("10.0.1.5", "", AgentAddress("10.0.1.5", "eth0")),
+        ("10.0.1.5", "eth0", AgentAddress("10.0.1.5", "eth0")),
         # The family of the address that the driver is reached from, where there is one.
-        ("10.0.0.5", "ib0", Reach("10.9.0.5", "ib0")),
-        ("fd00::5", "ib0", Reach("fd01::5", "ib0")),
-        ("fd00:0::5", None, Reach("fd00:0::5", "eth0")),
-        ("127.0.0.12", None, Reach("127.0.0.12", "lo")),
+        ("10.0.0.5", "ib0", AgentAddress("10.9.0.5", "ib0")),
+        ("fd00::5", "ib0", AgentAddress("fd01::5", "ib0")),
+        ("fd00:0::5", None, AgentAddress("fd00:0::5", "eth0")),
+        ("127.0.0.12", None, AgentAddress("127.0.0.12", "lo")),
     ],
 )
-def test_what_others_are_told(address: str, wanted: str | None, found: Reach) -> None:
+def test_what_others_are_told(address: str, wanted: str | None, found: AgentAddress) -> None:
     assert choose(address, wanted, NODE) == found
 
 
@@ -103,7 +103,7 @@ def test_a_wanted_interface_that_is_not_there() -> None:
 
 
 def test_this_machine_is_reached_by_loopback() -> None:
-    assert reach(address_towards("127.0.0.1")) == Reach("127.0.0.1", "lo")
+    assert reach(address_towards("127.0.0.1")) == AgentAddress("127.0.0.1", "lo")
 
 
 def test_the_way_to_an_own_address_is_that_address() -> None:
@@ -130,8 +130,8 @@ def test_a_loopback_address_is_changed_for_the_way_to_the_others() -> None:
     outer = [a for own in interface_addresses().values() for a in own if not a.startswith("127.")]
     for address in (a for a in outer if a != "::1"):
         found = reach("127.0.1.1", others=["127.0.0.1", address])
-        assert found == Reach(address, interface_of(address))
-    assert reach("127.0.1.1", others=["127.0.0.1"]) == Reach("127.0.1.1", "lo")
+        assert found == AgentAddress(address, interface_of(address))
+    assert reach("127.0.1.1", others=["127.0.0.1"]) == AgentAddress("127.0.1.1", "lo")
 
 
 # --- Ports -------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from hopsgpu.agent import module_unpacker
-from hopsgpu.agent.module_unpacker import Unpacked
+from hopsgpu.agent.module_unpacker import UnpackedModules
 from hopsgpu.packaging.modules import pack_modules
 from tests.conftest import until
 
@@ -28,23 +28,23 @@ def project(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Unpacked]:
+def unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UnpackedModules]:
     container = tmp_path / "container"
     container.mkdir()
     monkeypatch.chdir(container)
-    with closing(Unpacked()) as unpacked:
+    with closing(UnpackedModules()) as unpacked:
         yield unpacked
     assert list((container / "hopsgpu").iterdir()) == []
 
 
-def root_of(unpacked: Unpacked, project: Path) -> Path:
+def root_of(unpacked: UnpackedModules, project: Path) -> Path:
     packed = pack_modules([project])
     (root,) = unpacked.roots(packed.digest, packed.archive, 1)
     return Path(root)
 
 
 def test_the_same_modules_stay_and_others_take_their_place(
-    unpacked: Unpacked, project: Path
+    unpacked: UnpackedModules, project: Path
 ) -> None:
     first = root_of(unpacked, project)
     assert (first / "inner" / "table.txt").read_text() == "1 2 3\n"
@@ -85,7 +85,7 @@ def written(file: Path) -> int:
     ids=["overwritten", "removed", "added", "a directory", "unreadable", "renamed"],
 )
 def test_what_a_rank_does_there_is_gone_for_the_next(
-    unpacked: Unpacked, project: Path, harm: Callable[[Path], None]
+    unpacked: UnpackedModules, project: Path, harm: Callable[[Path], None]
 ) -> None:
     first = root_of(unpacked, project)
     # What is changed within one tick of the file system's clock has the time of before.
@@ -99,7 +99,7 @@ def test_what_a_rank_does_there_is_gone_for_the_next(
 
 
 def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
-    unpacked: Unpacked, project: Path
+    unpacked: UnpackedModules, project: Path
 ) -> None:
     first = root_of(unpacked, project)
     (first / "more.py").write_text("")
@@ -119,7 +119,7 @@ def test_what_is_looked_at_ahead_counts_until_the_next_ranks(
 
 
 def test_a_look_that_fails_or_is_old_counts_for_nothing(
-    unpacked: Unpacked, project: Path, monkeypatch: pytest.MonkeyPatch
+    unpacked: UnpackedModules, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(directory: str) -> NoReturn:
         raise FileNotFoundError(directory)
@@ -136,14 +136,14 @@ def test_a_look_that_fails_or_is_old_counts_for_nothing(
     assert root_of(unpacked, project) != first
 
 
-def test_several_roots_and_none(unpacked: Unpacked, project: Path) -> None:
+def test_several_roots_and_none(unpacked: UnpackedModules, project: Path) -> None:
     packed = pack_modules([project, project / "inner"])
     roots = unpacked.roots(packed.digest, packed.archive, packed.roots)
     assert [Path(root).name for root in roots] == ["0", "1"]
     assert unpacked.roots("none", pack_modules([]).archive, 0) == []
 
 
-def test_files_may_run_that_could_at_the_driver(unpacked: Unpacked, project: Path) -> None:
+def test_files_may_run_that_could_at_the_driver(unpacked: UnpackedModules, project: Path) -> None:
     tool = project / "inner" / "tool"
     tool.write_text("")
     tool.chmod(0o755)

@@ -17,11 +17,11 @@ import pytest
 
 import hopsgpu
 from hopsgpu.agent import uploader
-from hopsgpu.agent.uploader import Bringing
+from hopsgpu.agent.uploader import RankUploads
 from hopsgpu.artifacts import checkpoint_upload
 from hopsgpu.artifacts.checkpoint_restore import latest
-from hopsgpu.artifacts.checkpoint_retention import Saving
-from hopsgpu.artifacts.checkpoint_upload import Saves
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
+from hopsgpu.artifacts.checkpoint_upload import PendingCheckpoints
 from hopsgpu.artifacts.checkpoints import Checkpoints, files_of
 from hopsgpu.errors import Cancelled, ConfigError, StoreError
 from hopsgpu.rank import context as worker_context
@@ -50,7 +50,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def bring_all(rank: Path, lake: Lake) -> list[str | None]:
-    saves = Saves(rank)
+    saves = PendingCheckpoints(rank)
     place = Checkpoints(lake, 0)
     return [saves.bring(handed, place, threading.Event()) for handed in saves.pending()]
 
@@ -61,23 +61,23 @@ def read(lake: Lake, into: Path) -> str | None:
 
 
 def test_what_is_handed_over_is_a_copy(rank: Path, file: Path, lake: Lake, tmp_path: Path) -> None:
-    assert not Saves(rank).begun
-    Saves(rank).hand_over(file, Saving(1))
-    assert Saves(rank).begun
+    assert not PendingCheckpoints(rank).begun
+    PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
+    assert PendingCheckpoints(rank).begun
     file.write_text("written anew in its place")
     assert bring_all(rank, lake) == [None]
     assert read(lake, tmp_path / "got") == "first"
-    assert Saves(rank).pending() == []
+    assert PendingCheckpoints(rank).pending() == []
 
 
 def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
     rank: Path, file: Path, lake: Lake
 ) -> None:
-    saves = Saves(rank)
+    saves = PendingCheckpoints(rank)
     for step in (2, 1):
-        saves.hand_over(file, Saving(step))
+        saves.hand_over(file, CheckpointOptions(step))
     with ThreadPoolExecutor(1) as pool:
-        third = pool.submit(saves.hand_over, file, Saving(0))
+        third = pool.submit(saves.hand_over, file, CheckpointOptions(0))
         with pytest.raises(TimeoutError):
             third.result(0.3)
         assert saves.bring(saves.pending()[0], Checkpoints(lake, 0), threading.Event()) is None
@@ -89,18 +89,18 @@ def test_the_next_waits_for_the_first_of_two_and_all_come_in_order(
 
 
 def test_a_problem_is_raised_once_by_the_next_save(rank: Path, file: Path, lake: Lake) -> None:
-    saves = Saves(rank)
-    saves.hand_over(file, Saving(1))
+    saves = PendingCheckpoints(rank)
+    saves.hand_over(file, CheckpointOptions(1))
     Path(lake.path).write_text("in the way")
     (told,) = bring_all(rank, lake)
     assert told is not None and told.startswith("rank 0's checkpoint at step 1: ")
     with pytest.raises(
         StoreError, match="rank 0's checkpoint at step 1: .*This save was not begun"
     ):
-        saves.hand_over(file, Saving(2))
+        saves.hand_over(file, CheckpointOptions(2))
     assert saves.pending() == []
     Path(lake.path).unlink()
-    saves.hand_over(file, Saving(2))
+    saves.hand_over(file, CheckpointOptions(2))
     assert bring_all(rank, lake) == [None]
 
 
@@ -113,10 +113,10 @@ def test_linked_directories_are_saved_and_dangling_links_refused(
     (tmp_path / "state" / "shards").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "state" / "nowhere").symlink_to(tmp_path / "absent")
     with pytest.raises(ConfigError, match="state/nowhere cannot be uploaded"):
-        Saves(rank).hand_over(tmp_path / "state", Saving(1))
-    assert not Saves(rank).begun
+        PendingCheckpoints(rank).hand_over(tmp_path / "state", CheckpointOptions(1))
+    assert not PendingCheckpoints(rank).begun
     (tmp_path / "state" / "nowhere").unlink()
-    Saves(rank).hand_over(tmp_path / "state", Saving(1))
+    PendingCheckpoints(rank).hand_over(tmp_path / "state", CheckpointOptions(1))
     assert bring_all(rank, lake) == [None]
     found = latest([Checkpoints(lake, 0)], tmp_path / "got")
     assert found is not None and (found / "shards" / "shard").read_text() == "linked"
@@ -126,14 +126,14 @@ def test_what_cannot_be_copied_leaves_nothing(
     rank: Path, tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="nothing to save"):
-        Saves(rank).hand_over(tmp_path / "absent", Saving(1))
+        PendingCheckpoints(rank).hand_over(tmp_path / "absent", CheckpointOptions(1))
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
     with pytest.raises(OSError, match="No space left"):
-        Saves(rank).hand_over(file, Saving(1))
+        PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
     assert list((rank / "saves").iterdir()) == []
 
 
@@ -149,9 +149,9 @@ def test_a_rank_that_is_killed_while_it_copies_hands_nothing_over(
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
     monkeypatch.setattr(shutil, "copyfile", killed)
     with pytest.raises(Killed):
-        Saves(rank).hand_over(file, Saving(1))
+        PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
     assert [path.name[:6] for path in (rank / "saves").iterdir()] == ["draft-"]
-    assert Saves(rank).pending() == []
+    assert PendingCheckpoints(rank).pending() == []
 
 
 def test_outside_a_gang_it_is_there_on_return(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +229,9 @@ def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
     def panics(*_: object) -> None:
         raise Panic("index out of bounds")
 
-    saves = Saves(rank)
+    saves = PendingCheckpoints(rank)
     for step in (1, 2):
-        saves.hand_over(file, Saving(step))
+        saves.hand_over(file, CheckpointOptions(step))
     (saves.pending()[1] / "saving.json").write_text("half a fi")
     monkeypatch.setattr(Checkpoints, "save", panics)
     told, unread = bring_all(rank, lake)
@@ -239,15 +239,15 @@ def test_whatever_goes_wrong_with_an_upload_is_told_and_raised(
     assert unread is not None and "a step that cannot be read any more: JSONDecode" in unread
     assert saves.pending() == []
     with pytest.raises(StoreError, match="cannot be read any more"):
-        saves.hand_over(file, Saving(3))
+        saves.hand_over(file, CheckpointOptions(3))
 
 
 def test_a_rank_that_saves_on_alone_is_told_once(rank: Path, file: Path, lake: Lake) -> None:
     for one in (0, 1):
-        Checkpoints(lake, one).save(files_of(file), Saving(0))
-    saves, told = Saves(rank), []
+        Checkpoints(lake, one).save(files_of(file), CheckpointOptions(0))
+    saves, told = PendingCheckpoints(rank), []
     for step in range(1, 8):
-        saves.hand_over(file, Saving(step, keep=4))
+        saves.hand_over(file, CheckpointOptions(step, keep=4))
         told.append(saves.bring(saves.pending()[0], Checkpoints(lake, 0), threading.Event()))
     (warning,) = filter(None, told)
     assert told.index(warning) == 4
@@ -278,7 +278,10 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     save = Checkpoints.save
 
     def slowly(
-        place: Checkpoints, files: Mapping[str, Path], said: Saving, stop: threading.Event
+        place: Checkpoints,
+        files: Mapping[str, Path],
+        said: CheckpointOptions,
+        stop: threading.Event,
     ) -> None:
         while not go.wait(0.01):
             if stop.is_set():
@@ -300,7 +303,7 @@ def finish(
         hurry = asyncio.Event()
         urls = (lake.url, f"{lake.url}/logs")
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
-        async with Bringing(rank, context, hurry, told.warn) as both:
+        async with RankUploads(rank, context, hurry, told.warn) as both:
             ending = asyncio.create_task(both.finish(told.sign, returned=returned))
             while told.signs < 2:
                 await asyncio.sleep(0.01)  # nobody tells
@@ -314,7 +317,7 @@ def finish(
 def test_a_rank_has_ended_once_all_is_there(
     rank: Path, file: Path, lake: Lake, slow: threading.Event, tmp_path: Path
 ) -> None:
-    Saves(rank).hand_over(file, Saving(1))
+    PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
 
     def go(told: Told, _: asyncio.Event) -> None:
         assert read(lake, tmp_path / "got") is None
@@ -335,8 +338,8 @@ def test_a_large_one_may_take_longer(
 ) -> None:
     monkeypatch.setattr(uploader, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(uploader, "SAVE_BYTES_PER_SECOND", 0.001)
-    Saves(rank).hand_over(file, Saving(1))
-    assert Saves(rank).pending_bytes() > len("first")
+    PendingCheckpoints(rank).hand_over(file, CheckpointOptions(1))
+    assert PendingCheckpoints(rank).pending_bytes() > len("first")
     told = finish(rank, lake, returned=True, then=lambda *_: slow.set())
     assert told.warnings == []
     assert read(lake, tmp_path / "got") == "first"
@@ -355,9 +358,9 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
         (rank / "logs").mkdir()
         for step in (1, 2):
-            Saves(rank).hand_over(file, Saving(step))
+            PendingCheckpoints(rank).hand_over(file, CheckpointOptions(step))
         monkeypatch.setattr(ThreadPoolExecutor, "submit", refused)
-        async with Bringing(rank, context, asyncio.Event(), told.warn) as both:
+        async with RankUploads(rank, context, asyncio.Event(), told.warn) as both:
             await both.finish(told.sign, returned=True)
 
     asyncio.run(asyncio.wait_for(act(), 120))
@@ -369,7 +372,7 @@ def test_a_thread_that_cannot_be_started_keeps_no_rank_waiting(
     ]
     assert all("can't start new thread" in text for text in told.warnings)
     with pytest.raises(StoreError, match="can't start new thread"):
-        Saves(rank).hand_over(file, Saving(3))
+        PendingCheckpoints(rank).hand_over(file, CheckpointOptions(3))
 
 
 @pytest.mark.parametrize("returned", [True, False])
@@ -388,7 +391,7 @@ def test_what_takes_too_long_is_given_up(
     # Those are there, and are not given up though their time is over.
     monkeypatch.setattr(uploader, "_LOG_SECONDS", 0.0)
     for step in (1, 2):
-        Saves(rank).hand_over(file, Saving(step))
+        PendingCheckpoints(rank).hand_over(file, CheckpointOptions(step))
 
     def stop(told: Told, hurry: asyncio.Event) -> None:
         assert told.warnings == []
@@ -412,13 +415,15 @@ def test_saves_are_brought_while_the_rank_goes_on(
     async def act() -> None:
         urls = (lake.url, f"{lake.url}/logs")
         context = Context(0, 0, 1, "here", (), "worker", "r", 0, rank / "model", *urls)
-        async with Bringing(rank, context, asyncio.Event(), told.warn) as both:
+        async with RankUploads(rank, context, asyncio.Event(), told.warn) as both:
             for step in range(4):
                 file.write_text(f"step {step}")
-                await asyncio.to_thread(Saves(rank).hand_over, file, Saving(step, keep=1))
+                await asyncio.to_thread(
+                    PendingCheckpoints(rank).hand_over, file, CheckpointOptions(step, keep=1)
+                )
             await both.finish(told.sign, returned=True)
 
     asyncio.run(asyncio.wait_for(act(), 120))
     assert told.warnings == []
     assert read(lake, tmp_path / "got") == "step 3"
-    assert checkpoint_upload.MOST_PENDING == 2 and Saves(rank).pending() == []
+    assert checkpoint_upload.MOST_PENDING == 2 and PendingCheckpoints(rank).pending() == []

@@ -16,7 +16,7 @@ import pytest
 from hopsgpu.artifacts import checkpoint_restore, stale_uploads, tags, versions
 from hopsgpu.artifacts.models import ModelStore, ModelVersion
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import DIGEST, Facts
+from hopsgpu.storage.digests import DIGEST, FileFacts
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local import Local
 
@@ -401,7 +401,7 @@ def test_the_record_of_a_checkpoint_that_is_none_is_told(tmp_path: Path) -> None
     record = Lake(f"file://{tmp_path}/step-1.json")
     whole = json.dumps({"files": {"a/b": {"bytes": 1, DIGEST: "0f"}}})
     record.write(whole.encode())
-    assert checkpoint_restore._facts(record) == {"a/b": Facts(1, "0f")}
+    assert checkpoint_restore._facts(record) == {"a/b": FileFacts(1, "0f")}
     for odd in (
         "[" * 200_000,
         '{"files": []}',

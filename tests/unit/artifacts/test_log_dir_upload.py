@@ -10,7 +10,7 @@ import pytest
 
 import hopsgpu
 from hopsgpu.artifacts import log_dir_upload as worker_carrying
-from hopsgpu.artifacts.log_dir_upload import LogCarrier
+from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.errors import StoreError
 from hopsgpu.rank.context import VARIABLE, Context
 from hopsgpu.storage.lake import Lake
@@ -37,8 +37,8 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(f"file://{tmp_path}/lake/rank-0")
 
 
-def carrier(logs: Path, lake: Lake, clock: Clock | None = None) -> LogCarrier:
-    return LogCarrier(logs, lake, threading.Event(), clock or Clock())
+def carrier(logs: Path, lake: Lake, clock: Clock | None = None) -> LogDirUploader:
+    return LogDirUploader(logs, lake, threading.Event(), clock or Clock())
 
 
 def there(lake: Lake) -> dict[str, bytes]:
@@ -210,7 +210,7 @@ def test_no_more_is_carried_once_it_is_stopped(logs: Path, lake: Lake) -> None:
     stop = threading.Event()
     stop.set()
     (logs / EVENTS).write_bytes(b"one")
-    assert LogCarrier(logs, lake, stop).round(last=True) == []
+    assert LogDirUploader(logs, lake, stop).round(last=True) == []
     assert there(lake) == {}
 
 

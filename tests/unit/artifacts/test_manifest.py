@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.artifacts.manifest import About, compose, framework_of, parse, plain, tag_name
+from hopsgpu.artifacts.manifest import (
+    VersionDescription,
+    compose,
+    framework_of,
+    parse,
+    plain,
+    tag_name,
+)
 from hopsgpu.artifacts.publication import merge
 from hopsgpu.errors import ConfigError, StoreError
-from hopsgpu.storage.digests import Facts
+from hopsgpu.storage.digests import FileFacts
 
 FIELDS = (
     *("name", "version", "time", "framework", "metrics", "signature", "tags", "run_id", "user"),
@@ -34,11 +41,11 @@ class Unprintable:
         raise RuntimeError("no")
 
 
-def facts(**sizes: int) -> dict[str, Facts]:
-    return {name: Facts(size, f"{size:032x}") for name, size in sizes.items()}
+def facts(**sizes: int) -> dict[str, FileFacts]:
+    return {name: FileFacts(size, f"{size:032x}") for name, size in sizes.items()}
 
 
-def written(files: dict[str, Facts], about: About) -> bytes:
+def written(files: dict[str, FileFacts], about: VersionDescription) -> bytes:
     return compose(
         name="net",
         version=3,
@@ -52,7 +59,7 @@ def written(files: dict[str, Facts], about: About) -> bytes:
 
 
 def test_a_manifest_is_read_as_it_was_written() -> None:
-    about = About(
+    about = VersionDescription(
         metrics={"loss": math.nan, "up": math.inf, "down": -math.inf, "n": 3, "other": Number()},
         signature=[1.5, {"a": (None, True)}],
         tags=["b", "a", "b"],
@@ -92,12 +99,12 @@ def test_a_manifest_is_read_as_it_was_written() -> None:
 
 
 def test_what_was_checked_passes_again() -> None:
-    about = About(metrics={"loss": math.nan, "up": -math.inf}, data=math.inf, tags="a")
+    about = VersionDescription(metrics={"loss": math.nan, "up": -math.inf}, data=math.inf, tags="a")
     assert dataclasses.replace(about, framework=None) == about
 
 
 def test_nothing_need_be_said() -> None:
-    content = parse(written(facts(weights=1), About()), URL).content
+    content = parse(written(facts(weights=1), VersionDescription()), URL).content
     unsaid = ("framework", "signature", "run_id", "application", "code_digest", "parameters")
     assert [content[name] for name in unsaid] == [None] * 6
     assert (content["metrics"], content["tags"]) == ({}, [])
@@ -135,12 +142,12 @@ def itself() -> list[object]:
 )
 def test_what_json_cannot_say_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        About(**given)
+        VersionDescription(**given)
 
 
 def test_tags_are_normalised_and_are_no_versions() -> None:
     assert tag_name("e\u0301t\u00e9-2.0") == "\u00e9t\u00e9-2.0"
-    assert About(tags="one").tags == ("one",)
+    assert VersionDescription(tags="one").tags == ("one",)
     for tag in ("latest", "12", "٣", "_draft", ".a", "", "a b", None):
         with pytest.raises(ConfigError, match="tag="):
             tag_name(tag)
@@ -211,7 +218,7 @@ def test_the_largest_file_that_tells_tells_the_framework(
     ],
 )
 def test_a_damaged_manifest_is_told(damage: Callable[[str], str]) -> None:
-    text = written(facts(weights=12), About()).decode()
+    text = written(facts(weights=12), VersionDescription()).decode()
     damaged = damage(text)
     assert damaged != text
     with pytest.raises(StoreError, match=f"{URL} is damaged") as told:
@@ -221,7 +228,7 @@ def test_a_damaged_manifest_is_told(damage: Callable[[str], str]) -> None:
 
 @pytest.mark.parametrize(("field", "other"), [("schema", "2"), ("digest", '"md5"')])
 def test_a_manifest_of_another_time_is_told(field: str, other: str) -> None:
-    content = json.loads(written(facts(weights=12), About()))
+    content = json.loads(written(facts(weights=12), VersionDescription()))
     content[field] = json.loads(other)
     with pytest.raises(StoreError, match="this hopsgpu reads schema 1 and xxh3_128") as told:
         parse(json.dumps(content).encode(), URL)

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import Patience, Request
-from hopsgpu.backends.spark.allocator import Bringing
+from hopsgpu.backends.lease_request import AcquisitionClock, Request
+from hopsgpu.backends.spark.allocator import PlaceholderJob
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
 from hopsgpu.core.gang import Container
 from hopsgpu.core.rank_requirements import DATA
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import ConfigError, DiscoveryError, GangTimeout
-from hopsgpu.yarn.gpu_holders import Facts
-from hopsgpu.yarn.resource_manager import Held
+from hopsgpu.yarn.gpu_holders import GpuFacts
+from hopsgpu.yarn.resource_manager import PriorityContainers
 
 
 class Cluster:
@@ -27,14 +27,16 @@ class Cluster:
 
     def __init__(self, events: list[Any]) -> None:
         self._events: Iterator[Any] = iter(events)
-        self.patience: Patience | None = None
+        self.patience: AcquisitionClock | None = None
         self.jobs: list[SimpleNamespace] = []
         self.executors = 0
         self.jvm = SimpleNamespace(
             executors=lambda profile: tuple(map(str, range(self.executors))),
             task_failures=lambda tag: (),
         )
-        self.manager = SimpleNamespace(held=lambda *_: Held(tuple("c" * self.executors), 0))
+        self.manager = SimpleNamespace(
+            held=lambda *_: PriorityContainers(tuple("c" * self.executors), 0)
+        )
         self.id = "application_1"
 
     def start(self, tasks: int) -> Any:
@@ -90,7 +92,7 @@ class Cluster:
         return happens
 
 
-def bringing(cluster: Cluster, executors: int, **asked: Any) -> Bringing:
+def bringing(cluster: Cluster, executors: int, **asked: Any) -> PlaceholderJob:
     told = SimpleNamespace(state=lambda *_: None, arrived=lambda times: None)
     request = Request(
         run_id="run",
@@ -103,10 +105,10 @@ def bringing(cluster: Cluster, executors: int, **asked: Any) -> Bringing:
         **asked,
     )
     turn = SimpleNamespace(
-        keep=lambda: True, granted=lambda: None, facts=lambda held: Facts("", "1 of 4 GPUs free")
+        keep=lambda: True, granted=lambda: None, facts=lambda held: GpuFacts("", "1 of 4 GPUs free")
     )
-    cluster.patience = Patience(request)
-    return Bringing(
+    cluster.patience = AcquisitionClock(request)
+    return PlaceholderJob(
         cluster,  # type: ignore[arg-type]
         request,
         SimpleNamespace(id=1),  # type: ignore[arg-type]
@@ -223,11 +225,11 @@ def test_what_is_for_data_alone_is_no_need_of_others() -> None:
 def test_what_is_told_counts_nobody_twice() -> None:
     """YARN's counts lag: a request that was granted is still counted, an executor came since."""
     gang = bringing(cluster_of(("comes", 1, {})), 2)
-    held = Held(("c1", "c2"), pending=2)
+    held = PriorityContainers(("c1", "c2"), pending=2)
     assert gang._missing(held) == "2 granted and starting"
     gang._holders[1] = Container(1, "c1", "node1", "127.0.0.1", ())
     assert gang._missing(held) == "1 granted and starting"
-    one = Held(("c1",), pending=2)
+    one = PriorityContainers(("c1",), pending=2)
     assert gang._missing(one) == "YARN has not granted 1"
 
 

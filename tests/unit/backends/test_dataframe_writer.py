@@ -13,7 +13,7 @@ from pyspark.errors import AnalysisException
 
 from hopsgpu.backends.backend import Site
 from hopsgpu.backends.spark import dataframe_writer
-from hopsgpu.backends.spark.dataframe_writer import Written, check_data, write_frame
+from hopsgpu.backends.spark.dataframe_writer import WriteProgress, check_data, write_frame
 from hopsgpu.data.argument import datasets_of
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError
 
@@ -70,7 +70,7 @@ def plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(
-    spark: Spark, cancelled: threading.Event, told: Callable[[Written], None] = lambda _: None
+    spark: Spark, cancelled: threading.Event, told: Callable[[WriteProgress], None] = lambda _: None
 ) -> None:
     write_frame(
         cast(Site, spark),
@@ -84,16 +84,16 @@ def write(
 
 
 def test_it_is_written_with_small_row_groups_and_told_of() -> None:
-    spark, told = Spark(), list[Written]()
+    spark, told = Spark(), list[WriteProgress]()
 
-    def tell(written: Written) -> None:
+    def tell(written: WriteProgress) -> None:
         told.append(written)
         spark.ended.set()
 
     write(spark, threading.Event(), tell)
     ((options, url),) = spark.written
     assert options == {"parquet.block.size": str(8 * 2**20), "compression": "snappy"}
-    assert url == "hdfs://nn/x" and told == [Written(1, 1, 2)]
+    assert url == "hdfs://nn/x" and told == [WriteProgress(1, 1, 2)]
     assert spark.tags == ["fit-1-data.train", "hopsgpu writes data.train", "fit-1-data.train"]
 
 
@@ -128,13 +128,13 @@ def test_a_write_that_fails_says_why(error: Exception, kind: type[Exception], wo
 @pytest.mark.parametrize(
     ("written", "text"),
     [
-        (Written(0, 0, 0), "Spark is planning it"),
-        (Written(3, 2, 8), "3 of 8 tasks"),
-        (Written(3, 0, 8), "3 of 8 tasks; none runs: Spark waits for executors"),
-        (Written(8, 0, 8), "8 of 8 tasks"),
+        (WriteProgress(0, 0, 0), "Spark is planning it"),
+        (WriteProgress(3, 2, 8), "3 of 8 tasks"),
+        (WriteProgress(3, 0, 8), "3 of 8 tasks; none runs: Spark waits for executors"),
+        (WriteProgress(8, 0, 8), "8 of 8 tasks"),
     ],
 )
-def test_how_far_a_write_is(written: Written, text: str) -> None:
+def test_how_far_a_write_is(written: WriteProgress, text: str) -> None:
     assert str(written) == text
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.backends.lease_request import Patience, Request
+from hopsgpu.backends.lease_request import AcquisitionClock, Request
 from hopsgpu.backends.spark import elastic, wait_reasons
 from hopsgpu.backends.spark.elastic import YarnElasticLease
 from hopsgpu.control.channel import Message
 from hopsgpu.control.peer import Driver
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import GangTimeout, HopsGpuError
-from hopsgpu.yarn.gpu_holders import Facts
+from hopsgpu.yarn.gpu_holders import GpuFacts
 from tests.conftest import until
 
 SECONDS = 30
@@ -69,7 +69,7 @@ class Site:
 
     @contextlib.contextmanager
     def queueing(
-        self, application: Any, request: Request, patience: Patience, *, grows: bool
+        self, application: Any, request: Request, patience: AcquisitionClock, *, grows: bool
     ) -> Iterator[Any]:
         self.asked.append((request.timeout, grows))
 
@@ -87,7 +87,7 @@ class Site:
             hosts=lambda count: (),
             granted=lambda: None,
             keep=lambda: True,
-            facts=lambda held: Facts("", ""),
+            facts=lambda held: GpuFacts("", ""),
         )
 
 

@@ -13,10 +13,10 @@ import pytest
 import hopsgpu
 from hopsgpu.backends.local import gpu_leases as gpus_module
 from hopsgpu.backends.local import machine_gpus as inventory_module
-from hopsgpu.backends.local.container import Wanted
+from hopsgpu.backends.local.container import ContainerRequest
 from hopsgpu.backends.local.container_process import ContainerJob
-from hopsgpu.backends.local.gpu_leases import Abandoned, take_gpus
-from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_here, usable
+from hopsgpu.backends.local.gpu_leases import NoLongerNeeded, take_gpus
+from hopsgpu.backends.local.machine import NO_GPU, Machine, fit_on_machine, usable
 from hopsgpu.backends.local.machine_gpus import machine_gpus
 from hopsgpu.backends.masters import is_local
 from hopsgpu.backends.spark.session import default_master
@@ -80,23 +80,27 @@ def test_without_a_file_system_of_a_cluster_the_root_is_at_home(
 
 
 def test_a_gang_for_gpus_runs_on_cpus_where_there_are_none() -> None:
-    spec, shape, warnings = fit_here(GangSpec("run", workers=2, gpu_type="A100"), LAPTOP)
+    spec, shape, warnings = fit_on_machine(GangSpec("run", workers=2, gpu_type="A100"), LAPTOP)
     assert (spec.gpus.per_worker, spec.gpu_type, shape.gpus, shape.cores) == (0, None, 0, 2)
     assert warnings == (NO_GPU,)
 
 
 def test_all_ranks_share_one_container_with_their_gpus() -> None:
-    spec, shape, warnings = fit_here(GangSpec("run", workers=2, cores_per_worker=3), WORKSTATION)
+    spec, shape, warnings = fit_on_machine(
+        GangSpec("run", workers=2, cores_per_worker=3), WORKSTATION
+    )
     assert (spec.gpus.per_worker, shape.gpus, shape.cores, shape.overhead_mib) == (1, 2, 6, 8192)
     assert warnings == ()
-    assert fit_here(GangSpec("run", workers=4, gpus=GpuRequest(0.5)), WORKSTATION)[1].gpus == 2
+    assert (
+        fit_on_machine(GangSpec("run", workers=4, gpus=GpuRequest(0.5)), WORKSTATION)[1].gpus == 2
+    )
 
 
 def test_more_gpus_than_there_are_good_ones_can_never_be_had() -> None:
     with pytest.raises(CapacityError, match="needs 3 GPUs, .* has 2 .*GPU-c is bad: fell off"):
-        fit_here(GangSpec("run", workers=3), WORKSTATION)
+        fit_on_machine(GangSpec("run", workers=3), WORKSTATION)
     with pytest.raises(ConfigError, match="gpu_type='H100'.*It has: 'NVIDIA A100"):
-        fit_here(GangSpec("run", gpu_type="H100"), WORKSTATION)
+        fit_on_machine(GangSpec("run", gpu_type="H100"), WORKSTATION)
 
 
 def test_what_is_not_reserved_here_is_told() -> None:
@@ -108,7 +112,7 @@ def test_what_is_not_reserved_here_is_told() -> None:
         memory_per_worker=2**36,
         placement="spread",
     )
-    told = "; ".join(fit_here(spec, LAPTOP)[2])
+    told = "; ".join(fit_on_machine(spec, LAPTOP)[2])
     assert "request 8 cores, and share the 4" in told
     assert "131072 MiB together, which is more than the 16384 MiB" in told
     assert "spread: all ranks are on this machine" in told
@@ -120,8 +124,8 @@ def test_gpus_to_be_avoided_are_no_choice() -> None:
 
 def test_what_a_container_is_asked_for_survives_its_way_there() -> None:
     driver = Driver("127.0.0.1", 4711, b"\x00secret", None, job="j")
-    wanted = Wanted(driver, 2, "A100", ("GPU-a",), 42)
-    assert Wanted.load(wanted.dump()) == wanted
+    wanted = ContainerRequest(driver, 2, "A100", ("GPU-a",), 42)
+    assert ContainerRequest.load(wanted.dump()) == wanted
     assert wanted.dump().count(b"\n") == 1
 
 
@@ -162,7 +166,7 @@ def test_one_gang_at_a_time_collects_gpus(tmp_path: Path, taking: Callable[..., 
     assert turn is not None
     said: list[str] = []
     with Leases(tmp_path / "leases") as leases:
-        with pytest.raises(Abandoned):
+        with pytest.raises(NoLongerNeeded):
             taking(1, leases, lambda why: bool(said.append(why)))  # type: ignore[func-returns-value]
         assert not leases.held
     assert said == ["another gang of this machine is waiting for GPUs"]
@@ -181,7 +185,7 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
     driver = Driver("127.0.0.1", 1, b"secret", None)
     with Leases(lease_directory(os.environ)) as leases:
         assert leases.take(gpu)
-        job = ContainerJob(Wanted(driver, 1, None, (), os.getpid()), own, pytest.fail)
+        job = ContainerJob(ContainerRequest(driver, 1, None, (), os.getpid()), own, pytest.fail)
         try:
             assert until(lambda: "leased to another gang" in job.waiting_for, 60), job.reason(0)
             job.close()
@@ -189,7 +193,7 @@ def test_a_container_that_waits_ends_with_whoever_wants_it(
             assert "exit code 0" in job.reason(0)
         finally:
             job.kill()
-    job = ContainerJob(Wanted(driver, 1, None, (), os.getpid()), own, pytest.fail)
+    job = ContainerJob(ContainerRequest(driver, 1, None, (), os.getpid()), own, pytest.fail)
     assert job.ended.wait(60)
     # It has its GPU, and nobody listens for it.
     assert "127.0.0.1" in job.reason(0)

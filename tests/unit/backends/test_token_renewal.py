@@ -18,7 +18,7 @@ from hopsgpu.agent.rank_environment import rank_environment
 from hopsgpu.backends.grant import Lease
 from hopsgpu.backends.spark import token_renewal as tokens_module
 from hopsgpu.backends.spark.jvm import Jvm
-from hopsgpu.backends.spark.token_renewal import LOOK_SECONDS, Handover, read_tokens
+from hopsgpu.backends.spark.token_renewal import LOOK_SECONDS, TokenSender, read_tokens
 from hopsgpu.control.channel import Message
 from hopsgpu.core.gang import Container
 
@@ -70,7 +70,7 @@ class Gang:
 
 
 class Driver:
-    """A `Handover` with a clock and with tokens that a test sets.
+    """A `TokenSender` with a clock and with tokens that a test sets.
 
     Attributes:
         keeping: the agents that keep what they are sent, and say so.
@@ -83,7 +83,7 @@ class Driver:
         self.warnings: list[str] = []
         self.keeping = {3, 5}
         gang = cast(Lease, Gang(self.server, self._read))
-        self._handover = Handover(gang, "run-1", self.warnings, lambda: self.now, environment)
+        self._handover = TokenSender(gang, "run-1", self.warnings, lambda: self.now, environment)
 
     def _read(self) -> bytes:
         self.looks += 1

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.backends.lease_request import Request
-from hopsgpu.backends.spark.wait_reasons import Coming, EndedAgain, WhyAlone
+from hopsgpu.backends.spark.wait_reasons import EndedContainers, PendingExecutors, WaitWatcher
 from hopsgpu.core.spec import ExecutorShape
 from hopsgpu.errors import Cancelled, GangTimeout
 
@@ -30,18 +30,18 @@ def request(timeout: float | None) -> Request:
         placement=None,
         timeout=timeout,
         cancelled=threading.Event(),
-        watcher=WhyAlone(watcher, Owner()),
+        watcher=WaitWatcher(watcher, Owner()),
     )
 
 
-def ended_again(coming: Coming, times: int) -> None:
+def ended_again(coming: PendingExecutors, times: int) -> None:
     for number in range(times):
         coming.look([f"c{number}"], [], 1)
     coming.look([], [], 1)
 
 
 def test_containers_that_are_gone_without_having_come_have_ended_again() -> None:
-    ended = EndedAgain()
+    ended = EndedContainers()
     assert ended.beside() == "" and ended.beside("one", "two") == "one, two"
     ended.look(["c1", "c2"])
     ended.look(["c2", "c3"], came=["c2"])
@@ -56,7 +56,7 @@ def test_containers_that_are_gone_without_having_come_have_ended_again() -> None
 
 
 def test_once_one_has_come_the_earlier_do_not_count() -> None:
-    ended = EndedAgain()
+    ended = EndedContainers()
     ended.look(["c1"])
     ended.look([])
     ended.forget()
@@ -66,7 +66,7 @@ def test_once_one_has_come_the_earlier_do_not_count() -> None:
 
 
 def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
-    ended = EndedAgain()
+    ended = EndedContainers()
     ended.look(["c1", "c2"])
     ended.look(["c2"])
     ended.excuse()
@@ -75,14 +75,14 @@ def test_what_hopsgpu_lets_go_has_not_ended_again() -> None:
 
 
 def test_what_yarn_has_not_granted_is_told_from_what_only_starts() -> None:
-    coming = Coming()
+    coming = PendingExecutors()
     assert coming.look(["c1"], [], 2) == (1, "YARN has not granted 1")
     assert coming.look(["c1", "c2"], [], 2) == (0, "granted and starting")
     assert coming.look(["c1", "c2"], ["c1"], 2) == (1, "YARN has not granted 1")
 
 
 def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later() -> None:
-    coming = Coming()
+    coming = PendingExecutors()
     ended_again(coming, 3)
     assert coming.give_back(1, now=100.0, chance=0.5) == "" and coming.may_ask(0.0)
     ended_again(coming, 4)
@@ -102,14 +102,14 @@ def test_executors_that_end_again_and_again_are_given_back_and_asked_for_later()
 
 
 def test_of_many_that_are_waited_for_as_many_may_end() -> None:
-    coming = Coming()
+    coming = PendingExecutors()
     ended_again(coming, 8)
     assert coming.give_back(8, now=0.0, chance=0.0) == ""
     assert coming.give_back(7, now=0.0, chance=0.0) != ""
 
 
 def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
-    coming = Coming()
+    coming = PendingExecutors()
     coming.patience(request(60.0), now=time.monotonic() - 61)
     coming.patience(request(60.0), now=time.monotonic())
     ended_again(coming, 4)
@@ -125,13 +125,13 @@ def test_the_first_may_take_so_long_however_often_it_is_asked_for() -> None:
 
 
 def test_others_than_the_first_may_take_any_time() -> None:
-    coming = Coming()
+    coming = PendingExecutors()
     coming.patience(request(None), now=time.monotonic() - 10**6)
     coming.check()
 
 
 def test_who_wants_no_more_in_the_line_waits_for_those_that_were_granted() -> None:
-    coming, asked = Coming(), request(60.0)
+    coming, asked = PendingExecutors(), request(60.0)
     patience = coming.patience(asked, now=time.monotonic() - 61)
     asked.cancelled.set()
     with pytest.raises(Cancelled):

@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.control.channel import Channel, new_secret
 from hopsgpu.control.handshake import connect
-from hopsgpu.control.heartbeat import Look, Signs, look
+from hopsgpu.control.heartbeat import HeartbeatCheck, SignsOfLife, check_heartbeat
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.streams import Inbox
 from tests.unit.peers import SECONDS, process
@@ -26,28 +26,40 @@ SECRET = new_secret()
     ("signs", "now", "seen"),
     [
         # Nothing is due: look again when the next sign is.
-        (Signs(sent=100, heard=100), 105, Look(False, False, False, 110)),
+        (SignsOfLife(sent=100, heard=100), 105, HeartbeatCheck(False, False, False, 110)),
         # The other end is the next to be due.
-        (Signs(sent=100, heard=75), 102, Look(False, False, False, 105)),
-        (Signs(sent=90, heard=99), 101, Look(False, True, False, 111)),
+        (SignsOfLife(sent=100, heard=75), 102, HeartbeatCheck(False, False, False, 105)),
+        (SignsOfLife(sent=90, heard=99), 101, HeartbeatCheck(False, True, False, 111)),
         # Silence, seen once, then twice, then not any more.
-        (Signs(sent=100, heard=70), 100, Look(False, False, True, 101)),
-        (Signs(sent=100, heard=70, missed=True), 101, Look(True, False, True, 102)),
-        (Signs(sent=100, heard=101, missed=True), 101, Look(False, False, False, 110)),
+        (SignsOfLife(sent=100, heard=70), 100, HeartbeatCheck(False, False, True, 101)),
+        (SignsOfLife(sent=100, heard=70, missed=True), 101, HeartbeatCheck(True, False, True, 102)),
+        (
+            SignsOfLife(sent=100, heard=101, missed=True),
+            101,
+            HeartbeatCheck(False, False, False, 110),
+        ),
         # Whoever does not listen judges nobody.
-        (Signs(sent=100, heard=0, listening=False), 101, Look(False, False, False, 110)),
-        (Signs(sent=0, heard=0, listening=False, missed=True), 101, Look(False, True, False, 111)),
+        (
+            SignsOfLife(sent=100, heard=0, listening=False),
+            101,
+            HeartbeatCheck(False, False, False, 110),
+        ),
+        (
+            SignsOfLife(sent=0, heard=0, listening=False, missed=True),
+            101,
+            HeartbeatCheck(False, True, False, 111),
+        ),
     ],
 )
-def test_what_a_look_sees(signs: Signs, now: float, seen: Look) -> None:
-    assert look(signs, heartbeat=30, now=now) == seen
+def test_what_a_look_sees(signs: SignsOfLife, now: float, seen: HeartbeatCheck) -> None:
+    assert check_heartbeat(signs, heartbeat=30, now=now) == seen
 
 
 def test_a_look_is_never_in_the_past() -> None:
     for heard in (0.0, 70.0, 71.0, 100.0):
         for sent in (0.0, 95.0, 100.0):
             for listening in (True, False):
-                seen = look(Signs(sent, heard, listening), heartbeat=30, now=100)
+                seen = check_heartbeat(SignsOfLife(sent, heard, listening), heartbeat=30, now=100)
                 assert 100 < seen.again < math.inf
 
 

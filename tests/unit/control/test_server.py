@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.control import server as server_module
-from hopsgpu.control.admission import GRACE_SECONDS, displaced, most_unproven
+from hopsgpu.control.admission import GRACE_SECONDS, displaced, max_unproven
 from hopsgpu.control.channel import MOST_PAYLOAD, Message, new_secret
 from hopsgpu.control.events import MOST_QUEUED, Event, EventQueue
 from hopsgpu.control.handshake import connect
@@ -224,7 +224,7 @@ def test_the_oldest_stranger_makes_way(since: dict[int, float], wait: float | No
 
 
 def test_strangers_leave_descriptors_to_others() -> None:
-    assert (most_unproven(1024), most_unproven(10**6), most_unproven(1)) == (512, 1024, 1)
+    assert (max_unproven(1024), max_unproven(10**6), max_unproven(1)) == (512, 1024, 1)
 
 
 FLOOD = """

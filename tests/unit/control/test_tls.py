@@ -14,7 +14,7 @@ import pytest
 from hopsgpu.control import handshake
 from hopsgpu.control.channel import ChannelError, new_secret
 from hopsgpu.control.handshake import connect
-from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.peer import Driver, connect_to_driver
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.control.tls import network_is_encrypted, new_identity
 from hopsgpu.errors import ConfigError
@@ -106,7 +106,7 @@ def test_it_is_tls_1_3_and_the_secret_is_proved_within(
 
     async def version() -> object:
         driver = Driver("127.0.0.1", server.port, SECRET, None, certificate=server.certificate)
-        channel = await greet(driver)
+        channel = await connect_to_driver(driver)
         spoken = channel._writer.get_extra_info("ssl_object").version()
         await channel.close()
         return spoken

@@ -7,9 +7,9 @@ import pytest
 
 from hopsgpu.core.gang import (
     PART_SECONDS,
-    Avoid,
     Container,
     Device,
+    Exclusions,
     GangState,
     Grants,
     Verdict,
@@ -17,9 +17,9 @@ from hopsgpu.core.gang import (
     backoff_seconds,
     decide_acquire,
     duplicate_gpu,
+    exclusion_reason,
     may_follow,
     shared_hosts,
-    unwanted,
 )
 
 RELEASING, FINISHING = GangState.RELEASING, GangState.FINISHING
@@ -168,15 +168,18 @@ def test_what_gets_no_rank(
     devices: tuple[Device, ...], gpu_type: str | None, why: str | None
 ) -> None:
     given = Container(0, "c", "node", "10.0.0.1", tuple(d.gpu for d in devices), devices=devices)
-    assert unwanted(given, Avoid(), gpu_type) == why
+    assert exclusion_reason(given, Exclusions(), gpu_type) == why
 
 
 def test_what_failed_before_gets_no_rank() -> None:
     given = container(0, "a", "g0")
-    assert unwanted(given, Avoid(gpus=frozenset({("a", "g1")})), None) is None
-    told = unwanted(given, Avoid(gpus=frozenset({("a", "g0")})), None)
+    assert exclusion_reason(given, Exclusions(gpus=frozenset({("a", "g1")})), None) is None
+    told = exclusion_reason(given, Exclusions(gpus=frozenset({("a", "g0")})), None)
     assert told == "g0 of a failed an earlier attempt"
-    assert unwanted(given, Avoid(hosts=frozenset({"a"})), None) == "a failed an earlier attempt"
+    assert (
+        exclusion_reason(given, Exclusions(hosts=frozenset({"a"})), None)
+        == "a failed an earlier attempt"
+    )
 
 
 def test_parameter_servers_are_dealt_to_the_first_containers() -> None:

@@ -16,7 +16,7 @@ def test_every_way_into_html_escapes() -> None:
         html.title(NASTY, NASTY, NASTY),
         html.table([NASTY], [[NASTY]]),
         html.facts({NASTY: NASTY}),
-        html.folded(NASTY, NASTY),
+        html.collapsible(NASTY, NASTY),
         html.preformatted(f"{NASTY}\n{NASTY}"),
         html.image("data:,x", 1, 2, NASTY),
     )

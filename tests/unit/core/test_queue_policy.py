@@ -17,9 +17,9 @@ from hopsgpu.core.queue_policy import (
     asking_name,
     count_passes,
     decide_turn,
-    litter,
     queue_tag,
     read_line,
+    stale_entries,
     ticket_of,
     turn_name,
 )
@@ -117,7 +117,7 @@ def test_litter_is_ones_own_and_never_the_highest_turn() -> None:
         entry(ticket(3).name, LEASE_SECONDS + 1, "bob"),
         entry("draft-00000000", LEASE_SECONDS + 1),
     ]
-    found = litter(entries, "alice", NOW)
+    found = stale_entries(entries, "alice", NOW)
     assert found == (
         turn_name(1),
         asking_name(1, "application_1"),

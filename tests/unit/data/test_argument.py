@@ -10,7 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.data.argument import Data, Datasets, datasets_of, url_of
-from hopsgpu.data.rank_shards import Dealt, opened, parts
+from hopsgpu.data.rank_shards import RankShards, opened, parts
 from hopsgpu.data.shard import Shard, ShardFile, Slice
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import Source, SourceFile, columns_of, read_source
@@ -129,7 +129,7 @@ def source(*rows: int, groups: int = 1) -> Source:
 
 
 def rows_of(dealt: bytes, name: str = "data") -> int:
-    return Dealt.load(dealt).shards[name].num_rows
+    return RankShards.load(dealt).shards[name].num_rows
 
 
 def test_each_rank_is_dealt_its_shard_of_all_data() -> None:
@@ -137,8 +137,8 @@ def test_each_rank_is_dealt_its_shard_of_all_data() -> None:
     dealt = data_staging.deal(datasets, {"train": source(5, 6), "test": source(7)}, 2)
     assert sorted(rows_of(d, "train") for d in dealt) == [5, 6]
     assert [rows_of(d, "test") for d in dealt] == [3, 3]
-    assert not Dealt.load(dealt[0]).single
-    assert Dealt.load(data_staging.deal(given("/x"), {"data": source(5)}, 1)[0]).single
+    assert not RankShards.load(dealt[0]).single
+    assert RankShards.load(data_staging.deal(given("/x"), {"data": source(5)}, 1)[0]).single
 
 
 def test_fewer_rows_than_ranks_names_the_data() -> None:
@@ -161,11 +161,11 @@ def test_a_plan_of_many_row_groups_is_small_and_of_too_many_refused(
 
 def test_what_is_dealt_comes_whole_or_is_refused() -> None:
     shard = Shard("file:///x", (ShardFile("a", 9),), (Slice(0, 1, 2, 3),), 8, b"schema")
-    dealt = Dealt({"a": shard, "b": shard}, single=False)
-    assert Dealt.load(dealt.dump()) == dealt
+    dealt = RankShards({"a": shard, "b": shard}, single=False)
+    assert RankShards.load(dealt.dump()) == dealt
     for damaged in (b"", b"x", dealt.dump()[:-9]):
         with pytest.raises(StoreError, match="no shards of this version of hopsgpu"):
-            Dealt.load(damaged)
+            RankShards.load(damaged)
 
 
 def test_data_shares_the_disk_by_its_size() -> None:
@@ -185,9 +185,9 @@ def test_the_ranks_of_a_node_share_its_disk(
     monkeypatch.setattr("hopsgpu.data.rank_shards.default_budget", budget)
     parquet.write_table(pa.table({"n": range(6)}), tmp_path / "n.parquet")
     (shard,) = plan_shards(read_source(Lake(f"file://{tmp_path}/n.parquet")), 1)
-    alone = opened(Dealt({"data": shard}, single=True), tmp_path / "kept", 3)
+    alone = opened(RankShards({"data": shard}, single=True), tmp_path / "kept", 3)
     assert not isinstance(alone, dict) and alone.to_arrow()["n"].to_pylist() == [*range(6)]
-    named = opened(Dealt({"a": shard, "b": shard}, single=False), tmp_path / "kept", 3)
+    named = opened(RankShards({"a": shard, "b": shard}, single=False), tmp_path / "kept", 3)
     assert isinstance(named, dict) and list(named) == ["a", "b"] and asked == [3, 3]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hopsgpu.data import cache
-from hopsgpu.data.cache import Cache, Scribe
+from hopsgpu.data.cache import Cache, CacheWriter
 
 BATCHES = [pa.record_batch({"x": [number] * 3}) for number in range(4)]
 SCHEMA = BATCHES[0].schema
@@ -23,7 +23,7 @@ def kept(kept_by: Cache) -> list[Any] | None:
 
 
 def keep_all(keeper: Cache) -> None:
-    with Scribe() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
+    with CacheWriter() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
         for batch in BATCHES:
             keep(batch)
 
@@ -47,7 +47,7 @@ def test_the_next_batch_is_not_held_up(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(cache._Writer, "_write", slow)
     keeper = Cache(tmp_path, 2**20)
-    with Scribe() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
+    with CacheWriter() as scribe, keeper.keeping(KEY, SCHEMA, scribe) as keep:
         keep(BATCHES[0])
         go.set()  # this thread goes on while that is to be written
         for batch in BATCHES[1:]:
@@ -92,7 +92,7 @@ def test_who_stops_half_way_keeps_nothing(tmp_path: Path) -> None:
     keeper = Cache(tmp_path, 2**20)
     with (
         pytest.raises(ZeroDivisionError),
-        Scribe() as scribe,
+        CacheWriter() as scribe,
         keeper.keeping(KEY, SCHEMA, scribe) as keep,
     ):
         keep(BATCHES[0])
@@ -115,7 +115,7 @@ def test_the_end_of_a_file_holds_nobody_up_but_who_wants_it(
 
     monkeypatch.setattr(cache._Writer, "end", slow)
     keeper = Cache(tmp_path, 2**20)
-    with Scribe() as scribe:
+    with CacheWriter() as scribe:
         with keeper.keeping(KEY, SCHEMA, scribe) as keep:
             keep(BATCHES[0])
         scribe.wait_for("columns/1")
@@ -132,7 +132,7 @@ def test_what_is_about_to_be_there_counts_for_the_budget(tmp_path: Path) -> None
     size = (tmp_path / KEY).stat().st_size
     (tmp_path / KEY).unlink()
     keeper = Cache(tmp_path, 2 * size - 1 + (tmp_path / "columns").stat().st_size)
-    with Scribe() as scribe:
+    with CacheWriter() as scribe:
         for key in (KEY, "columns/1"):
             with keeper.keeping(key, SCHEMA, scribe) as keep:
                 for batch in BATCHES:

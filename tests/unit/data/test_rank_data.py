@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from hopsgpu.data import reader, stream
 from hopsgpu.data import shuffle as order
-from hopsgpu.data.prefetch import Ahead
+from hopsgpu.data.prefetch import PrefetchIterator
 from hopsgpu.data.rank_data import RankData
 from hopsgpu.data.row_groups import Fetcher
 from hopsgpu.data.shard import Shard
@@ -311,7 +311,7 @@ def test_ahead_raises_what_making_an_item_raised() -> None:
         yield 1
         raise ZeroDivisionError("here")
 
-    ahead = Ahead(items, 2)
+    ahead = PrefetchIterator(items, 2)
     assert next(ahead) == 1
     with pytest.raises(ZeroDivisionError, match="here"):
         next(ahead)
@@ -331,7 +331,7 @@ def test_ahead_is_bounded_and_ends_when_it_is_let_go_of() -> None:
         finally:
             ended.set()
 
-    ahead = Ahead(items, 3)
+    ahead = PrefetchIterator(items, 3)
     assert [next(ahead) for _ in range(2)] == [0, 1]
     del ahead
     assert ended.wait(30)

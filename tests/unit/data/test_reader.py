@@ -16,7 +16,7 @@ from pyarrow import parquet
 from hopsgpu.data import reader as reading
 from hopsgpu.data import shuffle
 from hopsgpu.data.reader import FETCHES, LakeReader
-from hopsgpu.data.row_groups import Fetched, Fetcher
+from hopsgpu.data.row_groups import Fetcher, RowGroup
 from hopsgpu.data.shard import Shard, Slice
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
@@ -45,7 +45,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Slice]:
     """The slices for which a row group is fetched."""
     fetch, asked = Fetcher.fetch, []
 
-    def noted(self: Fetcher, part: Slice) -> Fetched:
+    def noted(self: Fetcher, part: Slice) -> RowGroup:
         asked.append(part)
         return fetch(self, part)
 
@@ -120,13 +120,13 @@ def test_so_many_row_groups_are_in_memory(
     held: weakref.WeakSet[Any] = weakref.WeakSet()
     fetch = Fetcher.fetch
 
-    def noted(self: Fetcher, part: Slice) -> Fetched:
+    def noted(self: Fetcher, part: Slice) -> RowGroup:
         found = fetch(self, part)
         held.add(found)
         return found
 
     monkeypatch.setattr(Fetcher, "fetch", noted)
-    monkeypatch.setattr(Fetched, "__hash__", object.__hash__)
+    monkeypatch.setattr(RowGroup, "__hash__", object.__hash__)
     monkeypatch.setattr(reading, "_MOST_ROWS", 500)
     pieces = [shard.slices[n : n + slices] for n in range(0, 36, slices)]
     peak = rows = 0

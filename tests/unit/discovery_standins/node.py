@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.gpu import script_archive
-from hopsgpu.gpu.node.discovery_script import GIVEN_OUT, Patience
+from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS, WaitLimits
 from tests.unit import discovery_standins as standins
 
-IMPATIENT = Patience(leased=0.3, busy=0.2, bad=0.1, driver=20.0)
+IMPATIENT = WaitLimits(leased=0.3, busy=0.2, bad=0.1, driver=20.0)
 # Runs the script as its child, as the executor's JVM does, and lives on.
 _EXECUTOR = """
 import subprocess, sys
@@ -108,14 +108,14 @@ class Executor:
         assert self.code == 0, self.err
         said = json.loads(self.out)
         assert said["name"] == "gpu"
-        left = json.loads((self.directory / GIVEN_OUT).read_text())
+        left = json.loads((self.directory / CONTAINER_GPUS).read_text())
         assert [gpu["address"] for gpu in left["gpus"]] == said["addresses"]
         return list(left["gpus"])
 
     @property
     def isolated(self) -> bool:
         """Whether the agent finds that the container is."""
-        return bool(json.loads((self.directory / GIVEN_OUT).read_text())["isolated"])
+        return bool(json.loads((self.directory / CONTAINER_GPUS).read_text())["isolated"])
 
     @property
     def gpus(self) -> list[str]:
@@ -125,7 +125,7 @@ class Executor:
     def refusal(self) -> str:
         """What a script that gave out nothing said."""
         assert (self.code, self.out) == (1, "")
-        assert not (self.directory / GIVEN_OUT).exists()
+        assert not (self.directory / CONTAINER_GPUS).exists()
         assert len(self.err.splitlines()) == 1, self.err
         assert self.err.startswith("hopsgpu discovery: ")
         return self.err
@@ -188,7 +188,7 @@ class Node:
         (self.bin / "python3").write_text(f'#!/bin/sh\n{python} "$@"\n')
         (self.bin / "python3").chmod(0o755)
 
-    def start(self, amount: int, patience: Patience | None = None) -> Executor:
+    def start(self, amount: int, patience: WaitLimits | None = None) -> Executor:
         """An executor whose JVM has just run the script."""
         script = f"./{script_archive.ALIAS}/gpus-{amount}"
         if patience is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.run_values import RunStatus, Timeline
-from hopsgpu.display.progress import Lines, describe, progress_of
+from hopsgpu.display.progress import RunLines, describe, progress_of
 from hopsgpu.errors import ConfigError
 
 STATUS = RunStatus("r", "waiting", 0, 1, 2, ("node1",), "node2 is full", 1.5)
@@ -61,7 +61,7 @@ def test_one_executor_is_no_executors(wanted: int, waiting: str, granted: str) -
 
 def test_data_that_is_written_is_told_of_now_and_then() -> None:
     now, err = 0.0, io.StringIO()
-    lines = Lines(err=err, clock=lambda: now)
+    lines = RunLines(err=err, clock=lambda: now)
     for second in range(25):
         now = float(second)
         written = f"writing data: {second} of 40 tasks"
@@ -129,7 +129,7 @@ def test_lines_that_come_together_are_written_at_once() -> None:
             return super().write(text)
 
     out = Counted()
-    lines = Lines(out=out)
+    lines = RunLines(out=out)
     lines.line(3, "node2", "one", "", "three")
     lines.line(0, "node1", "four")
     assert out.writes == 2
@@ -155,7 +155,7 @@ def test_lines_are_the_default_and_off_shows_nothing(
 
 def test_metrics_are_told_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    lines = Lines(clock=lambda: now)
+    lines = RunLines(clock=lambda: now)
     training = replace(STATUS, state="running", waiting_for="")
     lines.status(training)
     for step in range(12):

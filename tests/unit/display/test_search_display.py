@@ -18,7 +18,7 @@ from hopsgpu.display.base import PlainLines
 from hopsgpu.display.live import LiveSearch
 from hopsgpu.display.progress import SearchProgress, search_progress_of
 from hopsgpu.display.search_cell import page, summary
-from hopsgpu.display.search_phrases import SearchTeller, end_of, shortened, why
+from hopsgpu.display.search_phrases import SearchFormatter, end_of, shortened, why
 from hopsgpu.display.search_picture import (
     SHOWN_TRIALS,
     SearchPicture,
@@ -76,7 +76,7 @@ def test_parameters_are_short_whatever_they_are() -> None:
 
 def test_lines_tell_of_each_trial_once_and_of_all_every_ten_seconds() -> None:
     now, err = 0.0, io.StringIO()
-    lines = PlainLines(SearchTeller(), err=err, clock=lambda: now)
+    lines = PlainLines(SearchFormatter(), err=err, clock=lambda: now)
     for step in range(240):  # twenty times a second, and a trial in half a second
         now = step / 20
         lines.status(status(step // 10, waiting_for="", metric="loss"))
@@ -93,7 +93,7 @@ def test_lines_tell_of_each_trial_once_and_of_all_every_ten_seconds() -> None:
 
 def test_lines_tell_of_a_change_of_state_and_of_what_is_waited_for() -> None:
     now, err = 0.0, io.StringIO()
-    lines = PlainLines(SearchTeller(), err=err, clock=lambda: now)
+    lines = PlainLines(SearchFormatter(), err=err, clock=lambda: now)
     waits = status(0, 0, state="waiting", executors=0)
     lines.status(status(0, 0, state="requested", most=0, executors=0, waiting_for=""))
     for reason in ("node2 is full", "node2 is full", "the queue is full"):
@@ -115,7 +115,7 @@ def test_lines_tell_of_a_change_of_state_and_of_what_is_waited_for() -> None:
 
 def test_a_reason_that_changes_all_the_time_is_told_once_a_second() -> None:
     now, err = 0.0, io.StringIO()
-    lines = PlainLines(SearchTeller(), err=err, clock=lambda: now)
+    lines = PlainLines(SearchFormatter(), err=err, clock=lambda: now)
     for step in range(200):
         now = step / 20
         lines.status(status(0, 0, state="waiting", waiting_for=f"{step} ms"))
@@ -124,7 +124,7 @@ def test_a_reason_that_changes_all_the_time_is_told_once_a_second() -> None:
 
 def test_trials_of_an_earlier_run_of_the_study_are_a_number() -> None:
     err = io.StringIO()
-    lines = PlainLines(SearchTeller(), err=err, clock=lambda: 0.0)
+    lines = PlainLines(SearchFormatter(), err=err, clock=lambda: 0.0)
     lines.status(status(30, 0))
     lines.status(status(31, 0))
     assert [line.split(":")[0] for line in said(err)] == ["30 of 60 trials", "trial 30 complete"]
@@ -132,7 +132,7 @@ def test_trials_of_an_earlier_run_of_the_study_are_a_number() -> None:
 
 def test_more_trials_than_a_status_names_are_counted() -> None:
     err = io.StringIO()
-    lines = PlainLines(SearchTeller(), err=err, clock=lambda: 0.0)
+    lines = PlainLines(SearchFormatter(), err=err, clock=lambda: 0.0)
     lines.status(status(0))
     lines.status(status(50))
     assert "30 more trials ended" in said(err) and len(said(err)) == 1 + 1 + 20
@@ -156,7 +156,7 @@ def test_lines_of_trials_say_whose_they_are(capsys: pytest.CaptureFixture[str]) 
 def test_what_a_terminal_lacks_ends_no_search() -> None:
     buffer = io.BytesIO()
     narrow = io.TextIOWrapper(buffer, encoding="ascii", write_through=True)
-    lines = PlainLines(SearchTeller(), err=narrow)
+    lines = PlainLines(SearchFormatter(), err=narrow)
     lines.status(status(1, waiting_for="Größe"))
     assert rb"Gr\xf6\xdfe" in buffer.getvalue()
 

@@ -12,7 +12,7 @@ from hopsgpu.doctor import machine_checks, node_checks, settings_checks, yarn_ch
 from hopsgpu.doctor.lake_checks import LakeFacts, check_lake
 from hopsgpu.doctor.machine_checks import Client, Machine
 from hopsgpu.doctor.node_probe import Framework, Gpu, Leases, NodeFacts
-from hopsgpu.doctor.report import Check, State, listed, ok, unknown, wrong
+from hopsgpu.doctor.report import Check, State, join_names, ok, unknown, wrong
 from hopsgpu.doctor.yarn_checks import Yarn
 from hopsgpu.frameworks.cuda import oldest_driver, version_of
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
@@ -36,7 +36,7 @@ def test_the_line_of_a_check() -> None:
         "mend": "",
         "details": [],
     }
-    assert listed("abcdefghij") == "a, b, c, d, e, f, g, h, and 2 more"
+    assert join_names("abcdefghij") == "a, b, c, d, e, f, g, h, and 2 more"
 
 
 def state_of(check: Check, seen: str = "", fix: str = "") -> State:

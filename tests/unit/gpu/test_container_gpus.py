@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.control.peer import given_out
-from hopsgpu.gpu.container_gpus import Given, Gpu, read_given
+from hopsgpu.control.peer import device_fields
+from hopsgpu.gpu.container_gpus import ContainerGpus, Gpu, read_container_gpus
 from hopsgpu.gpu.node.devices import Device
-from hopsgpu.gpu.node.discovery_script import GIVEN_OUT
+from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.gpu.node.health import Readings
 
 
@@ -18,8 +18,10 @@ def test_nothing_is_given_where_the_script_did_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert read_given() == read_given(tmp_path) == Given((), isolated=False)
-    assert given_out() == []
+    assert (
+        read_container_gpus() == read_container_gpus(tmp_path) == ContainerGpus((), isolated=False)
+    )
+    assert device_fields() == []
 
 
 def test_what_the_script_leaves_is_read_by_all(
@@ -30,15 +32,15 @@ def test_what_the_script_leaves_is_read_by_all(
         Device("GPU-2", "Simulated A100", 40960, "550.54", Readings("it is lost")),
     ]
     said = {"gpus": [device.as_json() for device in devices], "isolated": True}
-    (tmp_path / GIVEN_OUT).write_text(json.dumps(said))
-    given = read_given(tmp_path)
+    (tmp_path / CONTAINER_GPUS).write_text(json.dumps(said))
+    given = read_container_gpus(tmp_path)
     watched, bad = given.gpus
     assert watched.state == "watch" and "a row waits to be remapped" in watched.reason
     assert bad == Gpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
     assert given.isolated and given.simulated == {"GPU-2"}
     monkeypatch.chdir(tmp_path)
     known = {"driver": "550.54"}
-    assert given_out() == [
+    assert device_fields() == [
         {"gpu": "GPU-1", "model": "NVIDIA A100", "bad": "", **known},
         {"gpu": "GPU-2", "model": "Simulated A100", "bad": "it is lost", **known},
     ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from hopsgpu.gpu.node.health import BAD, HEALTHY, WATCH, XIDS, Readings, judge, judge_xid
+from hopsgpu.gpu.node.health import BAD, HEALTHY, WATCH, XIDS, Readings, judge_readings, judge_xid
 
 
 def test_nothing_told_is_nothing_wrong() -> None:
-    assert judge(Readings()) == (HEALTHY, "")
+    assert judge_readings(Readings()) == (HEALTHY, "")
 
 
 def test_a_gpu_that_is_well() -> None:
@@ -27,7 +27,7 @@ def test_a_gpu_that_is_well() -> None:
         hw_power_brake=False,
         sw_thermal=False,
     )
-    assert judge(well) == (HEALTHY, "")
+    assert judge_readings(well) == (HEALTHY, "")
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,13 @@ def test_a_gpu_that_is_well() -> None:
     ],
 )
 def test_each_rule(readings: Readings, state: str, words: str) -> None:
-    verdict = judge(readings)
+    verdict = judge_readings(readings)
     assert verdict.state == state
     assert words in verdict.reason
 
 
 def test_all_reasons_are_told_the_worst_first() -> None:
-    verdict = judge(Readings(hw_thermal=True, remap_pending=True, volatile_double_bit=1))
+    verdict = judge_readings(Readings(hw_thermal=True, remap_pending=True, volatile_double_bit=1))
     assert verdict.state == BAD
     first, second, third = verdict.reason.split("; ")
     assert "1 double-bit" in first and "waits to be remapped" in second and "cooling" in third
@@ -69,7 +69,7 @@ def test_all_reasons_are_told_the_worst_first() -> None:
 
 def test_nothing_else_counts_of_a_gpu_that_does_not_answer() -> None:
     lost = Readings(problem="GPU is lost", volatile_double_bit=2**32 - 1)
-    assert judge(lost) == (BAD, "GPU is lost")
+    assert judge_readings(lost) == (BAD, "GPU is lost")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 
 from hopsgpu.core.gpu_usage import GpuSample, GpuUse
 from hopsgpu.gpu import sampling as sampling_module
-from hopsgpu.gpu.sampling import NOT_INSTALLED, Seen, sampling
+from hopsgpu.gpu.sampling import NOT_INSTALLED, Observations, sampling
 
 SECONDS = 60.0
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -228,7 +228,7 @@ def befallen(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> tup
     """What befell GPUs after a change, and how often one was said to be beyond hope."""
     samples, broken = Samples(), threading.Semaphore(0)
 
-    async def go() -> Seen:
+    async def go() -> Observations:
         watching = sampling(gpus, samples, nvml, seconds=0.01, broken=broken.release)
         async with watching as seen:
             await samples.until(len(gpus))
@@ -256,7 +256,7 @@ def test_xid_events_are_told_with_what_they_mean() -> None:
 def test_an_event_that_comes_with_the_end_is_not_missed() -> None:
     nvml = FakeNvml(GPU)
 
-    async def go() -> Seen:
+    async def go() -> Observations:
         async with sampling([GPU], samples := Samples(), nvml, seconds=60) as seen:
             await samples.until(1)
             nvml.xids.append((GPU, 48))
@@ -279,11 +279,11 @@ def test_an_event_of_a_gpu_that_tells_no_uuid_counts_for_all_of_the_rank() -> No
     assert broken >= 1
 
 
-def seen_until_broken(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> Seen:
+def seen_until_broken(nvml: FakeNvml, gpus: list[str], change: Callable[[], None]) -> Observations:
     """What is seen of GPUs until one is said to be beyond hope, as it is after a change."""
     samples, broken = Samples(), threading.Event()
 
-    async def go() -> Seen:
+    async def go() -> Observations:
         async with sampling(gpus, samples, nvml, seconds=0.01, broken=broken.set) as seen:
             await samples.until(1)
             change()
@@ -336,7 +336,7 @@ def problems(nvml: Any, missing: str | None = None) -> tuple[list[GpuSample], di
     """What is told of a GPU that is sampled twice, and what cannot be noticed of it."""
     samples = Samples()
 
-    async def go() -> Seen:
+    async def go() -> Observations:
         async with sampling([GPU], samples, nvml, seconds=0.01) as seen:
             await samples.until(1 if missing else 2)
         return seen

@@ -14,7 +14,7 @@ from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.frameworks.endpoints import endpoints_of
 from hopsgpu.launcher.attempt_request import run_messages
 from hopsgpu.launcher.rank_call import Call, script_name
-from hopsgpu.launcher.rendezvous import Meeting
+from hopsgpu.launcher.rendezvous import Rendezvous
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.rank.trial import Trial
 from hopsgpu.storage.lake import Lake
@@ -39,7 +39,7 @@ def messages(data: list[bytes]) -> dict[int, tuple[list[bytes], list[dict[str, A
     )
     ports = {key: range(7000, 7020) for key in range(3)}
     told = {}
-    for message in run_messages(call, Meeting(world, endpoints_of(world, ports, None))):
+    for message in run_messages(call, Rendezvous(world, endpoints_of(world, ports, None))):
         ranks = message.fields["ranks"]
         assert message.fields["modules"] == modules.digest
         sizes = [message.fields["call_bytes"], *(rank["data_bytes"] for rank in ranks)]
@@ -82,7 +82,7 @@ def test_a_trial_runs_in_a_slot_of_each_agent_with_its_share(slots: dict[int, in
         trial=Trial(5, {"lr": 0.1, "kind": Path("x")}),
         memory_share=0.5,
     )
-    meeting = Meeting(world, endpoints_of(world, {0: range(3), 1: range(1)}))
+    meeting = Rendezvous(world, endpoints_of(world, {0: range(3), 1: range(1)}))
     told = {message.key: message.fields for message in run_messages(call, meeting)}
     assert {key: fields["slot"] for key, fields in told.items()} == {0: 0, 1: 0} | slots
     for fields in told.values():
@@ -103,7 +103,7 @@ def test_ranks_know_their_run_and_attempt_as_under_torchrun() -> None:
         b"call", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 2, retries=5
     )
     world = assign_ranks([Container(0, "c", "node", "a", ())], 1)
-    meeting = Meeting(world, endpoints_of(world, {0: range(3)}))
+    meeting = Rendezvous(world, endpoints_of(world, {0: range(3)}))
     (message,) = run_messages(call, meeting)
     (rank,) = message.fields["ranks"]
     elastic = {n: v for n, v in rank["environment"].items() if n.startswith("TORCHELASTIC_")}

@@ -14,16 +14,16 @@ import pytest
 from pyarrow import parquet
 
 from hopsgpu.backends.backend import Site
-from hopsgpu.backends.spark.dataframe_writer import Written
+from hopsgpu.backends.spark.dataframe_writer import WriteProgress
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
-from hopsgpu.data.rank_shards import Dealt
+from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.display.progress import Off
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
-from hopsgpu.launcher.data_staging import Feed
+from hopsgpu.launcher.data_staging import StagedData
 from hopsgpu.launcher.run import Board
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local import Local
@@ -45,7 +45,7 @@ class Told(Off):
         self.states.append((status.state, status.waiting_for))
 
 
-Make = Callable[..., Feed]
+Make = Callable[..., StagedData]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.fixture
 def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
     def write(application: Any, frame: Frame, url: str, *, told: Any, **_: Any) -> None:
-        told(Written(1, 1, 2))
+        told(WriteProgress(1, 1, 2))
         directory = Path(url.removeprefix("file://"))
         directory.mkdir()
         parquet.write_table(pa.table({"n": range(frame.rows)}), directory / "part-0.parquet")
@@ -77,7 +77,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
         workers: int = 2,
         keeps: bool = False,
         cancelled: threading.Event | None = None,
-    ) -> Feed:
+    ) -> StagedData:
         datasets = datasets_of(data, lambda value: isinstance(value, Frame))
         paths: Mapping[str, str] = {"run": f"file://{home}"}
         if datasets is not None:
@@ -87,7 +87,7 @@ def feed(home: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> Make:
         plan = LaunchPlan(GangSpec("fit", workers=workers), workers, 1, shape, "q", {}, paths)
         application = cast(Site, SimpleNamespace(keeps_data=keeps))
         board = Board("fit-1", workers, 1, told)
-        return Feed(datasets, plan, application, board, cancelled or threading.Event())
+        return StagedData(datasets, plan, application, board, cancelled or threading.Event())
 
     return make
 
@@ -103,7 +103,7 @@ def test_what_is_written_is_dealt_told_of_and_removed(feed: Make, home: Path, to
     one = feed({"train": Data(Frame(7), "keep", 5), "test": Frame(4)})
     with one.ready():
         assert (home / "data").stat().st_mode & 0o777 == 0o700
-        shards = [Dealt.load(part).shards for part in one.parts]
+        shards = [RankShards.load(part).shards for part in one.parts]
         assert sorted(s["train"].num_rows for s in shards) == [3, 4]
     assert not (home / "data").exists()
     assert told.states == [

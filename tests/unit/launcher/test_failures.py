@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from hopsgpu.core.gang import Avoid, Container, RankPlace
+from hopsgpu.core.gang import Container, Exclusions, RankPlace
 from hopsgpu.gpu.driver_events import GpuEvent
 from hopsgpu.launcher.failures import (
-    Ended,
+    EndedRank,
     executor_lost,
     first_failure,
-    ran_too_long,
     rank_failed,
+    timed_out,
     to_avoid,
 )
 from hopsgpu.launcher.retry_policy import Fault, avoid_next, fault_of, may_retry, suspect
@@ -24,7 +24,7 @@ def place(rank: int = 1, role: str = "worker") -> RankPlace:
     return RankPlace(rank, 0, rank, container, container.gpus if role == "worker" else (), role)
 
 
-def ended(rank: int = 1, at: float = 10.0, **known: object) -> Ended:
+def ended(rank: int = 1, at: float = 10.0, **known: object) -> EndedRank:
     given = {
         "exit_code": 1,
         "signal": None,
@@ -33,10 +33,10 @@ def ended(rank: int = 1, at: float = 10.0, **known: object) -> Ended:
         "stopped": False,
         **known,
     }
-    return Ended(place=place(rank), at=at, **given)  # type: ignore[arg-type]
+    return EndedRank(place=place(rank), at=at, **given)  # type: ignore[arg-type]
 
 
-def raised(error: str, **known: object) -> Ended:
+def raised(error: str, **known: object) -> EndedRank:
     return ended(outcome={"status": "raised", "error": error, "traceback": "frames"}, **known)
 
 
@@ -118,7 +118,7 @@ def test_who_was_killed_comes_before_who_complains_of_it_in_the_same_moment() ->
         (raised("ModuleNotFoundError: No module named 'x'"), "Python (spark.pyspark.python)"),
     ],
 )
-def test_every_end_has_words_of_its_own(end: Ended, told: str) -> None:
+def test_every_end_has_words_of_its_own(end: EndedRank, told: str) -> None:
     failure = rank_failed(end, URL)
     assert told in str(failure)
     assert str(failure).startswith("rank 1 on node1 (container container_1, GPU GPU-1) ")
@@ -170,7 +170,7 @@ def test_an_error_of_many_lines_is_told_once() -> None:
 
 def test_ranks_that_run_too_long_are_counted_and_the_first_shows_where_it_was() -> None:
     end = ended(stopped=True, signal="SIGKILL", exit_code=None, log_tail=("  File x in wait",))
-    failure = ran_too_long(place(1), 90.0, list(range(1, 31)), end, URL)
+    failure = timed_out(place(1), 90.0, list(range(1, 31)), end, URL)
     assert "was still running after run_timeout=90 s, as were 30 in all (ranks 1, 2," in str(
         failure
     )
@@ -191,7 +191,7 @@ def test_a_lost_executor_gives_yarns_own_reason_and_where_to_look() -> None:
 
 
 def test_a_parameter_server_is_called_one() -> None:
-    end = Ended(place(2, "ps"), 0.0, 1, None, {}, (), stopped=False)
+    end = EndedRank(place(2, "ps"), 0.0, 1, None, {}, (), stopped=False)
     assert str(rank_failed(end, URL)).startswith("parameter server 2 on node2")
 
 
@@ -224,7 +224,7 @@ def test_errors_that_differ_in_numbers_are_the_same() -> None:
 
 
 def test_the_same_words_from_another_line_are_another_error() -> None:
-    def at(line: int) -> Ended:
+    def at(line: int) -> EndedRank:
         text = f'Traceback:\n  File "/a/b.py", line {line}, in train\n    x\nValueError: bad\n'
         outcome = {"status": "raised", "error": "ValueError: bad", "traceback": text}
         return ended(rank=line, outcome=outcome)
@@ -246,7 +246,7 @@ def test_the_log_blames_nobody_and_explains_no_kill() -> None:
     killed = ended(signal="SIGKILL", exit_code=None, log_tail=line)
     assert "cannot open" not in str(rank_failed(killed, URL))
     said = raised("RuntimeError: No CUDA GPUs are available")
-    assert to_avoid(said) == Avoid(gpus=frozenset({("node1", "GPU-1")}))
+    assert to_avoid(said) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
 
 
 def test_a_process_without_gpu_is_told_so() -> None:
@@ -274,8 +274,10 @@ def test_the_node_of_a_lost_executor_is_not_always_suspect(
 
 
 def test_a_node_that_loses_two_is_left_out() -> None:
-    assert avoid_next(Avoid(), ["node1", "node2"]) == Avoid()
-    assert avoid_next(Avoid(), ["node1", "node2", "node1"]) == Avoid(hosts=frozenset({"node1"}))
+    assert avoid_next(Exclusions(), ["node1", "node2"]) == Exclusions()
+    assert avoid_next(Exclusions(), ["node1", "node2", "node1"]) == Exclusions(
+        hosts=frozenset({"node1"})
+    )
 
 
 def test_what_the_driver_told_of_a_gpu_goes_before_the_error() -> None:
@@ -283,7 +285,7 @@ def test_what_the_driver_told_of_a_gpu_goes_before_the_error() -> None:
     end = raised("RuntimeError: CUDA error: unspecified launch failure", gpu_events=[fell, fell])
     said = str(rank_failed(end, URL))
     assert said.count("XID 79") == 1 and "the driver told of GPU-1 of node1: XID 79" in said
-    assert to_avoid(end) == Avoid(gpus=frozenset({("node1", "GPU-1")}))
+    assert to_avoid(end) == Exclusions(gpus=frozenset({("node1", "GPU-1")}))
     assert fault_of(end, [end, raised("RuntimeError: other", rank=0)]) is Fault.RANK
     assert to_avoid(ended(signal="SIGKILL", exit_code=None, gpu_events=[fell])).is_any
 

@@ -15,12 +15,12 @@ from hopsgpu.core import rank_requirements
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.function_shipping import needs_of
 from hopsgpu.launcher.preflight import asked_of_executors
-from hopsgpu.packaging.import_scan import Imported
+from hopsgpu.packaging.import_scan import ImportedModules
 from hopsgpu.packaging.modules import PackedModules
 from hopsgpu.packaging.python_env import missing_modules as lacking
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.packaging.python_env.missing_modules import lacking_error
 from hopsgpu.storage.lake import Lake
 from tests.travelling import make_wheel
@@ -30,7 +30,9 @@ def test_what_does_not_travel_must_be_there() -> None:
     packed = PackedModules(b"", 1, (), frozenset({"pkg"}))
     needed = {"pkg.train", "torch.nn", "torch", "json.decoder", "builtins", "cloudpickle.x"}
     needed |= {"pyspark.sql", "hopsgpu", "__main__", "_pickle"}
-    assert needs_of(Imported(frozenset(needed), frozenset({"optional"})), packed) == ("torch",)
+    assert needs_of(ImportedModules(frozenset(needed), frozenset({"optional"})), packed) == (
+        "torch",
+    )
 
 
 class Site:
@@ -73,7 +75,7 @@ def test_what_an_environment_has_is_known_once_it_is_on_the_lake(tmp_path: Path)
     wheel = make_wheel(tmp_path, "travelled", "1.0", "")
     root, stop = Lake(f"file://{tmp_path}/lake"), threading.Event()
     for _ in range(2):  # made, and found
-        env = ready(wanted_of([str(wheel)]), root, stop)
+        env = ready(recipe_for([str(wheel)]), root, stop)
         assert env.modules == ("travelled",)
         assert env.lacks(["travelled", "other"]) == ("other",)
         assert "modules" not in env.as_fields()
@@ -94,7 +96,9 @@ def test_a_module_that_was_made_without_a_spec_is_there(monkeypatch: pytest.Monk
     monkeypatch.setitem(
         rank_requirements.importlib.util.sys.modules, "made", SimpleNamespace(__spec__=None)
     )
-    assert rank_requirements.lacking(["made", "nowhere_at_all", "json"]) == ["nowhere_at_all"]
+    assert rank_requirements.missing_modules(["made", "nowhere_at_all", "json"]) == [
+        "nowhere_at_all"
+    ]
 
 
 class Executors:

@@ -11,10 +11,10 @@ from typing import Any, cast
 import pytest
 
 from hopsgpu.backends.lease_request import Request
-from hopsgpu.core.gang import Avoid, GangState
+from hopsgpu.core.gang import Exclusions, GangState
 from hopsgpu.errors import Cancelled, ConfigError
 from hopsgpu.launcher import held_gang
-from hopsgpu.launcher.held_gang import Keeper
+from hopsgpu.launcher.held_gang import LeaseThread
 from tests.conftest import until
 
 SECONDS = 30.0
@@ -42,13 +42,13 @@ def request(cancelled: threading.Event | None = None) -> Request:
 
 
 @pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
+def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeaseThread]:
     @contextlib.contextmanager
     def lease(asked: Any) -> Iterator[Any]:
         yield SimpleNamespace(whole=lambda request: "the gang", is_whole=True, request=asked)
 
     monkeypatch.setattr(held_gang, "replace", lambda request, **_: request)
-    keeper = Keeper(lease, None, request)
+    keeper = LeaseThread(lease, None, request)
     keeper.start()
     yield keeper
     keeper.close()
@@ -60,7 +60,7 @@ def in_thread(body: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: Keeper) -> None:
+def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: LeaseThread) -> None:
     begun, may_end, had = threading.Event(), threading.Event(), threading.Event()
 
     def other() -> None:
@@ -69,7 +69,7 @@ def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: Keeper) -> N
 
     def later() -> None:
         with keeper.borrowed_later(request()) as whole:
-            assert cast(Any, whole(Avoid())) == "the gang"
+            assert cast(Any, whole(Exclusions())) == "the gang"
             had.set()
 
     keeper.put(other)
@@ -81,7 +81,7 @@ def test_a_launch_in_a_thread_of_its_own_waits_for_its_turn(keeper: Keeper) -> N
     thread.join(SECONDS)
 
 
-def test_a_launch_that_waits_for_its_turn_says_so(keeper: Keeper) -> None:
+def test_a_launch_that_waits_for_its_turn_says_so(keeper: LeaseThread) -> None:
     may_end, had, mine = threading.Event(), threading.Event(), request()
     told = cast(Watcher, mine.watcher).told
 
@@ -100,16 +100,16 @@ def test_a_launch_that_waits_for_its_turn_says_so(keeper: Keeper) -> None:
     thread.join(SECONDS)
 
 
-def test_the_keeper_serves_nobody_else_meanwhile(keeper: Keeper) -> None:
+def test_the_keeper_serves_nobody_else_meanwhile(keeper: LeaseThread) -> None:
     next_one = threading.Event()
     with keeper.borrowed_later(request()) as whole:
-        whole(Avoid())
+        whole(Exclusions())
         keeper.put(next_one.set)
         assert not next_one.wait(0.3)
     assert next_one.wait(SECONDS)
 
 
-def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: Keeper) -> None:
+def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: LeaseThread) -> None:
     may_end, cancelled, problems = threading.Event(), threading.Event(), []
 
     def later() -> None:
@@ -130,7 +130,7 @@ def test_a_launch_that_is_cancelled_gives_up_its_turn(keeper: Keeper) -> None:
     assert served.wait(SECONDS)
 
 
-def test_a_gang_that_is_closed_is_said_to_be(keeper: Keeper) -> None:
+def test_a_gang_that_is_closed_is_said_to_be(keeper: LeaseThread) -> None:
     keeper.check_held()
     closing = in_thread(keeper.close)
     closing.join(SECONDS)

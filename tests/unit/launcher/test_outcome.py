@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from hopsgpu.backends.spark.barrier_job import reason_of
-from hopsgpu.core.gang import Avoid, Container, World, assign_ranks
+from hopsgpu.core.gang import Container, Exclusions, World, assign_ranks
 from hopsgpu.gpu.driver_events import GpuEvent
-from hopsgpu.launcher.failures import Ended
-from hopsgpu.launcher.outcome import Conclusion, Ends
+from hopsgpu.launcher.failures import EndedRank
+from hopsgpu.launcher.outcome import Conclusion, RankEnds
 from hopsgpu.launcher.retry_policy import Fault, may_retry
 
 LOST = "ExecutorLostFailure (executor 1 exited unrelated to the running tasks)"
@@ -32,9 +32,9 @@ def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_t
 ) -> None:
     containers = [Container(n, f"container_{n}", f"node{n}", "10.0.0.1", ()) for n in (0, 1)]
     world = assign_ranks(containers, 1)
-    ends = Ends(world, "file:///logs/rank-{}.log".format)
+    ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     ends.lose(world.processes[1], "closed")
-    ends.end(Ended(world.processes[0], 1e12, None, "SIGTERM", {}, (), stopped=True))
+    ends.end(EndedRank(world.processes[0], 1e12, None, "SIGTERM", {}, (), stopped=True))
     assert not ends.pending
     error = f"{LOST} Reason: {reason}\nDriver stacktrace:\n\tat org"
     conclusion = ends.conclude(None, lambda host: reason_of(error))
@@ -46,43 +46,43 @@ def test_a_lost_executor_is_infrastructure_and_its_node_blamed_where_it_may_be_t
 
 
 FELL = GpuEvent("GPU-1", "bad", "XID 79, GPU has fallen off the bus: reboot the node")
-BLAMED = Avoid(gpus=frozenset({("node1", "GPU-1")}))
+BLAMED = Exclusions(gpus=frozenset({("node1", "GPU-1")}))
 
 
-def raised(world: World, rank: int, at: float = 10.0, *events: GpuEvent) -> Ended:
+def raised(world: World, rank: int, at: float = 10.0, *events: GpuEvent) -> EndedRank:
     outcome = {"status": "raised", "error": "RuntimeError: NCCL remote error", "traceback": ""}
-    return Ended(world.processes[rank], at, 1, None, outcome, (), False, 0, events)
+    return EndedRank(world.processes[rank], at, 1, None, outcome, (), False, 0, events)
 
 
-def stopped(world: World, rank: int, *events: GpuEvent) -> Ended:
-    return Ended(world.processes[rank], 13.0, None, "SIGTERM", {}, (), True, 0, events)
+def stopped(world: World, rank: int, *events: GpuEvent) -> EndedRank:
+    return EndedRank(world.processes[rank], 13.0, None, "SIGTERM", {}, (), True, 0, events)
 
 
-def a_peer_raises_first(ends: Ends, world: World) -> None:
+def a_peer_raises_first(ends: RankEnds, world: World) -> None:
     ends.end(raised(world, 0))
     ends.end(stopped(world, 1, FELL))
 
 
-def all_raise_alike(ends: Ends, world: World) -> None:
+def all_raise_alike(ends: RankEnds, world: World) -> None:
     ends.end(raised(world, 0))
     ends.end(raised(world, 1, 10.2, FELL))
 
 
-def time_is_over(ends: Ends, world: World) -> None:
+def time_is_over(ends: RankEnds, world: World) -> None:
     ends.run_out_of_time()
     ends.end(stopped(world, 0))
     ends.end(stopped(world, 1, FELL))
 
 
-def a_peers_executor_is_lost(ends: Ends, world: World) -> None:
+def a_peers_executor_is_lost(ends: RankEnds, world: World) -> None:
     ends.lose(world.processes[0], "closed")
-    ends.end(Ended(world.processes[1], time.time(), None, "SIGTERM", {}, (), True, 0, (FELL,)))
+    ends.end(EndedRank(world.processes[1], time.time(), None, "SIGTERM", {}, (), True, 0, (FELL,)))
 
 
-def concluded(happens: Callable[[Ends, World], None]) -> Conclusion:
+def concluded(happens: Callable[[RankEnds, World], None]) -> Conclusion:
     names = [(f"container_{n}", f"node{n}", "10.0.0.1", (f"GPU-{n}",)) for n in (0, 1)]
     world = assign_ranks([Container(n, *names[n]) for n in (0, 1)], 1)
-    ends = Ends(world, "file:///logs/rank-{}.log".format)
+    ends = RankEnds(world, "file:///logs/rank-{}.log".format)
     happens(ends, world)
     conclusion = ends.conclude(60.0, lambda host: "")
     assert conclusion is not None
@@ -99,7 +99,7 @@ def concluded(happens: Callable[[Ends, World], None]) -> Conclusion:
     ],
 )
 def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
-    happens: Callable[[Ends, World], None], fault: Fault
+    happens: Callable[[RankEnds, World], None], fault: Fault
 ) -> None:
     conclusion = concluded(happens)
     assert (conclusion.failure.rank, conclusion.avoid, conclusion.fault) == (0, BLAMED, fault)
@@ -108,7 +108,7 @@ def test_a_gpu_that_failed_is_to_blame_whoever_fails_first(
 
 
 def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
-    def happens(ends: Ends, world: World) -> None:
+    def happens(ends: RankEnds, world: World) -> None:
         own = GpuEvent("GPU-0", "bad", "XID 74, NVLink error: reset it")
         ends.end(raised(world, 0, 10.0, own))
         ends.end(stopped(world, 1, FELL))
@@ -116,4 +116,4 @@ def test_a_rank_that_fails_of_its_own_gpu_tells_of_no_other() -> None:
     conclusion = concluded(happens)
     told = str(conclusion.failure)
     assert "the driver told of GPU-0 of node0: XID 74" in told and "XID 79" not in told
-    assert conclusion.avoid == BLAMED | Avoid(gpus=frozenset({("node0", "GPU-0")}))
+    assert conclusion.avoid == BLAMED | Exclusions(gpus=frozenset({("node0", "GPU-0")}))

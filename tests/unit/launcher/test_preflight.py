@@ -15,7 +15,7 @@ from hopsgpu.agent.environment_unpacker import places_of
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.builder import ready
 from hopsgpu.packaging.python_env.environment import PythonEnv
-from hopsgpu.packaging.python_env.kinds import wanted_of
+from hopsgpu.packaging.python_env.kinds import recipe_for
 from hopsgpu.storage.lake import Lake
 from tests.unit.containers import SECONDS, Container, container
 
@@ -30,7 +30,7 @@ def here(tmp_path: Path) -> Iterator[Container]:
 def env(tmp_path: Path) -> PythonEnv:
     (tmp_path / "given").mkdir()
     (tmp_path / "given/mine.py").write_text("A = 1\n")
-    return ready(wanted_of(tmp_path / "given"), Lake(f"file://{tmp_path}/lake"), threading.Event())
+    return ready(recipe_for(tmp_path / "given"), Lake(f"file://{tmp_path}/lake"), threading.Event())
 
 
 def test_where_environments_lie(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ import pytest
 
 from hopsgpu.agent.rank_logs import follow
 from hopsgpu.control.channel import new_secret
-from hopsgpu.control.peer import Driver, greet
+from hopsgpu.control.peer import Driver, connect_to_driver
 from hopsgpu.control.server import serve
 from hopsgpu.core.gang import Container, World, assign_ranks
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import Fold, report_line, sample_line
-from hopsgpu.display.progress import Lines, Off, Shielded
+from hopsgpu.display.progress import Off, RunLines, Shielded
 from hopsgpu.errors import StoreError
-from hopsgpu.launcher.rank_output import Logs, Outputs, RankOutput, Spool
+from hopsgpu.launcher.rank_output import Logs, Outputs, OutputSpool, RankOutput
 from hopsgpu.storage.lake import Lake
 
 MIB = 2**20
@@ -92,7 +92,7 @@ def bring(logs: Logs, lake: Lake) -> None:
 
 def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: Lake) -> None:
     out = io.StringIO()
-    with Outputs(world("node1", "node2"), Lines(out=out)) as outputs:
+    with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
         outputs.take(1, b"loss 0.5\nlo")
         outputs.take(0, "grün\n\xff".encode("latin-1"))
         outputs.take(1, b"ss 0.4\n")
@@ -141,7 +141,7 @@ def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) ->
 
 def test_a_lost_executors_log_says_so_in_its_last_line(lake: Lake) -> None:
     out = io.StringIO()
-    with Outputs(world("node1", "node2"), Lines(out=out)) as outputs:
+    with Outputs(world("node1", "node2"), RunLines(out=out)) as outputs:
         outputs.take(1, b"step 1\nstep 2, and th")
         outputs.lost(1, "no sign of life for 30 s")
         outputs.lost(0, "")
@@ -165,7 +165,7 @@ def test_a_display_that_fails_harms_no_log(lake: Lake) -> None:
         def write(self, text: str) -> int:
             raise BrokenPipeError("closed")
 
-    shown = Shielded(Lines(out=Closed()))
+    shown = Shielded(RunLines(out=Closed()))
     with Outputs(world("node1"), shown) as outputs:
         for number in range(100):
             outputs.take(0, b"line %d\n" % number)
@@ -199,7 +199,7 @@ def test_a_full_disk_at_the_driver_ends_the_keeping_and_is_told(
     real = tempfile.TemporaryFile
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: FullDisk(real(**options), 10))
     out = io.StringIO()
-    with Outputs(world("node1"), Lines(out=out)) as outputs:
+    with Outputs(world("node1"), RunLines(out=out)) as outputs:
         for _ in range(3):
             outputs.take(0, b"1234567\n")
         logs = outputs.take_over()
@@ -217,7 +217,7 @@ def test_no_file_can_be_made_at_the_driver(lake: Lake, monkeypatch: pytest.Monke
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    spool = Spool()
+    spool = OutputSpool()
     spool.write(b"lost\n")
     lake.make()
     with pytest.raises(StoreError, match="lacks its last 5 bytes.*Too many open files"):
@@ -239,7 +239,7 @@ def test_a_lake_that_refuses_one_log_gets_the_others(lake: Lake) -> None:
 def test_a_bar_goes_on_while_nothing_comes() -> None:
     out = io.StringIO()
     clock = Clock()
-    with Outputs(world("node1"), Lines(out=out), clock) as outputs:
+    with Outputs(world("node1"), RunLines(out=out), clock) as outputs:
         outputs.take(0, b"\r 1%")
         outputs.take(0, b"\r 2%")
         outputs.refresh()
@@ -261,7 +261,7 @@ def test_two_million_lines_are_shown_in_order() -> None:
             return len(text)
 
     out = Count()
-    output = RankOutput(0, "node1", Lines(out=out))
+    output = RankOutput(0, "node1", RunLines(out=out))
     chunk = b"".join(b"%06d\n" % number for number in range(20_000))
     for _ in range(100):
         output.take(chunk)
@@ -290,7 +290,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
     log = tmp_path / "log"
 
     async def agent(driver: Driver) -> None:
-        channel = await greet(driver)
+        channel = await connect_to_driver(driver)
         ended = asyncio.Event()
         with log.open("ab") as file:
             command = [sys.executable, "-c", PRINTS]
@@ -305,7 +305,10 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
 
     out = io.StringIO()
     secret = new_secret()
-    with serve(secret, "127.0.0.1") as server, Outputs(world("node1"), Lines(out=out)) as outputs:
+    with (
+        serve(secret, "127.0.0.1") as server,
+        Outputs(world("node1"), RunLines(out=out)) as outputs,
+    ):
         driver = Driver("127.0.0.1", server.port, secret, None)
         talking = threading.Thread(target=lambda: asyncio.run(agent(driver)))
         talking.start()

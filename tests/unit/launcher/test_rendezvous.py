@@ -10,12 +10,12 @@ import pytest
 
 from hopsgpu.control.channel import Message
 from hopsgpu.control.events import Event
-from hopsgpu.core.gang import Avoid, Container, assign_ranks
+from hopsgpu.core.gang import Container, Exclusions, assign_ranks
 from hopsgpu.errors import ConfigError
 from hopsgpu.frameworks import environment
 from hopsgpu.frameworks.torch import Restarts
 from hopsgpu.launcher.rank_call import Call
-from hopsgpu.launcher.rendezvous import Meeting, Unmet, meet
+from hopsgpu.launcher.rendezvous import Rendezvous, RendezvousFailure, rendezvous
 from hopsgpu.storage.lake import Lake
 
 WORLD = assign_ranks(
@@ -26,10 +26,10 @@ ADDRESS = {"address": "10.0.0.1", "interface": "lo"}
 CALL = Call(b"", None, {}, "r", Lake("file:///nowhere"), 0)  # type: ignore[arg-type]
 
 
-def met(**said: Any) -> Meeting | Unmet:
+def met(**said: Any) -> Rendezvous | RendezvousFailure:
     """What comes of it where agent 1 says this, and agent 0 nothing yet."""
     events = [Event(1, Message("reserved", {"run_id": "r", **said}))]
-    return meet(
+    return rendezvous(
         WORLD,
         CALL,
         lambda *_, **__: None,
@@ -48,14 +48,14 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
     call = dataclasses.replace(CALL, frameworks=("torch",), own_master=own_master, slots={0: 4})
     asked: list[dict[str, Any]] = []
     told = Message("reserved", {"ports": range(9), "store": 7 if store else None, **ADDRESS})
-    met = meet(
+    met = rendezvous(
         world,
         call,
         lambda key, kind, **fields: asked.append(fields),
         lambda: Event(0, told),
         threading.Event(),
     )
-    assert isinstance(met, Meeting)
+    assert isinstance(met, Rendezvous)
     assert [(fields["store"], fields["slot"]) for fields in asked] == [(store, 4)]
     said = environment(met.world, met.world.places[0], met.endpoints, Restarts("r"))
     assert said.get("TORCHELASTIC_USE_AGENT_STORE") == ("True" if store else None)
@@ -63,16 +63,16 @@ def test_only_ranks_that_meet_there_need_a_store_of_an_agent(
 
 def test_a_gpu_that_cannot_be_opened_is_named_and_avoided() -> None:
     unmet = met(unopened={"g1": "cuInit: CUDA_ERROR_NO_DEVICE"})
-    assert isinstance(unmet, Unmet)
+    assert isinstance(unmet, RendezvousFailure)
     told = str(unmet.failure)
     assert "rank 1 on node1 (container container_1, GPU g1) could not be started" in told
     assert "g1 of node1 cannot be opened (cuInit: CUDA_ERROR_NO_DEVICE)" in told
-    assert unmet.avoid == Avoid(gpus=frozenset({("node1", "g1")}))
+    assert unmet.avoid == Exclusions(gpus=frozenset({("node1", "g1")}))
 
 
 def test_what_an_agent_lacks_is_infrastructure_and_its_host_is_named() -> None:
     unmet = met(problem="TimeoutError()", configured=False)
-    assert isinstance(unmet, Unmet) and not unmet.avoid.is_any
+    assert isinstance(unmet, RendezvousFailure) and not unmet.avoid.is_any
     assert "rank 1 on node1" in str(unmet.failure) and "TimeoutError()" in str(unmet.failure)
 
 
@@ -89,14 +89,14 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
     told = [Message("preparing", {"run_id": "r"})] * 5
     told.append(Message("reserved", {"run_id": "r", "problem": "full", "configured": False}))
     events = [Event(1, message) for message in told]
-    unmet = meet(
+    unmet = rendezvous(
         WORLD,
         CALL,
         lambda *_, **__: None,
         lambda: events.pop(0) if events else None,
         threading.Event(),
     )
-    assert isinstance(unmet, Unmet) and unmet.silent == () and not events
+    assert isinstance(unmet, RendezvousFailure) and unmet.silent == () and not events
 
 
 def test_modules_that_the_ranks_python_lacks_are_named() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hopsgpu.artifacts.checkpoint_retention import Saving
+from hopsgpu.artifacts.checkpoint_retention import CheckpointOptions
 from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.errors import ConfigError
 from hopsgpu.launcher.planner import _run_there
@@ -27,7 +27,7 @@ def run(runs: Lake, name: str, resumed: object = None, *, saved: bool = False) -
         file = Path(runs.path).parent / "state"
         file.write_text("state")
         checkpoints = Checkpoints(runs / name / "checkpoints", 0)
-        checkpoints.save({"state": file}, Saving(1))
+        checkpoints.save({"state": file}, CheckpointOptions(1))
     return (runs / name).url
 
 

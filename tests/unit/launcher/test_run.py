@@ -12,7 +12,7 @@ import pytest
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RunStatus, Timeline
-from hopsgpu.display.progress import Lines, Off, Shielded, describe
+from hopsgpu.display.progress import Off, RunLines, Shielded, describe
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
@@ -201,14 +201,14 @@ class Clock:
 
 def test_lines_repeat_a_wait_but_not_at_every_look(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
-    lines = Lines(clock=clock)
+    lines = RunLines(clock=clock)
     status = RunStatus("run-1", "waiting", 0, 1, 2, ("node1",), "YARN is busy", 3.0)
     for clock.now in (0.0, 1.0, 9.9, 10.1):
         lines.status(status)
     lines.status(replace(status, granted=2, granted_hosts=("node1", "node2"), waiting_for=""))
     lines.line(3, "node2", "loss 0.1")
     narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    Lines(out=narrow).line(0, "node1", "grün")
+    RunLines(out=narrow).line(0, "node1", "grün")
     assert narrow.buffer.getvalue() == b"[rank 0 node1] gr\\xfcn\n"  # type: ignore[attr-defined]
     said = capsys.readouterr()
     assert said.out == "[rank 3 node2] loss 0.1\n"

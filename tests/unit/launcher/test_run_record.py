@@ -25,7 +25,7 @@ from hopsgpu.launcher.background import Background, Work
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.recorder import Recording
 from hopsgpu.launcher.run import Board
-from hopsgpu.launcher.run_record import Standing, content, packages, write
+from hopsgpu.launcher.run_record import RunSnapshot, content, packages, write
 from hopsgpu.packaging.python_env.environment import PythonEnv
 from hopsgpu.storage.lake import Lake
 from tests.conftest import until
@@ -39,8 +39,8 @@ def plan_for(spec: GangSpec, root: str = "file:///lake") -> LaunchPlan:
     return LaunchPlan(spec, spec.workers, 1, SHAPE, "default", {}, {"run": f"{root}/runs/fit-1"})
 
 
-def standing(plan: LaunchPlan, result: GangResult) -> Standing:
-    return Standing(plan, result, "application_1", "alice", "running", 1, 1000.0)
+def standing(plan: LaunchPlan, result: GangResult) -> RunSnapshot:
+    return RunSnapshot(plan, result, "application_1", "alice", "running", 1, 1000.0)
 
 
 def test_a_record_tells_all_but_secrets() -> None:

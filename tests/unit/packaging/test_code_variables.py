@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hopsgpu.packaging.code_variables import Setting, carried, of_code, of_nodes
-from hopsgpu.packaging.preload import Foreseen
+from hopsgpu.packaging.preload import StaticFindings
 
 
 def sets(port: int) -> None:
@@ -77,15 +77,15 @@ def test_what_a_function_sets(found: Callable[..., set[Setting]]) -> None:
     ],
 )
 def test_who_sets_what_hopsgpu_sets_is_told(names: list[str], words: list[str]) -> None:
-    imposed = Foreseen((), frozenset(Setting(name, False) for name in names))
+    imposed = StaticFindings((), frozenset(Setting(name, False) for name in names))
     assert len(imposed.warnings) == len(words)
     for warning, said in zip(imposed.warnings, words, strict=True):
         assert re.search(f"train_fn sets {said}", warning)
     assert imposed.has_own_master == ("MASTER_PORT" in names)
-    offered = Foreseen((), frozenset(Setting(name, True) for name in names))
+    offered = StaticFindings((), frozenset(Setting(name, True) for name in names))
     assert offered.warnings == () and not offered.has_own_master
 
 
 def test_what_decides_which_code_runs_comes_from_the_driver() -> None:
     driver = {"KERAS_BACKEND": "jax", "OMP_NUM_THREADS": "7", "PATH": "/bin"}
-    assert carried(driver) == {"KERAS_BACKEND": "jax"} == Foreseen().environment(driver)
+    assert carried(driver) == {"KERAS_BACKEND": "jax"} == StaticFindings().environment(driver)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 import yaml
 
-from hopsgpu.packaging.import_scan import Imported, Noted
+from hopsgpu.packaging.import_scan import ImportedModules, ImportRecorder
 from hopsgpu.packaging.pickling import pickle_call
 from tests import in_ranks
 
 
-def imported(function: Callable[..., Any], *args: object) -> Imported:
-    noted = Noted()
+def imported(function: Callable[..., Any], *args: object) -> ImportedModules:
+    noted = ImportRecorder()
     pickle_call(function, args, {}, noted=noted)
     return noted.imported()
 

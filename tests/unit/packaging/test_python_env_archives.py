@@ -15,17 +15,22 @@ import pytest
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.packaging.python_env.archives import Entry, entries, unpack
-from hopsgpu.packaging.python_env.inspection import Found, Here, is_peeked, look
+from hopsgpu.packaging.python_env.inspection import (
+    ArchiveContents,
+    DriverPython,
+    inspect_archive,
+    is_peeked,
+)
 
-HERE = Here("3.11", "x86_64", (".cpython-311-x86_64-linux-gnu.so", ".abi3.so", ".so"))
+HERE = DriverPython("3.11", "x86_64", (".cpython-311-x86_64-linux-gnu.so", ".abi3.so", ".so"))
 ELF = b"\x7fELF\x02\x01" + bytes(12)
 X86_64, AARCH64 = ELF + bytes([62, 0]), ELF + bytes([183, 0])
 
 
-def found(*names: str, **heads: bytes) -> Found:
+def found(*names: str, **heads: bytes) -> ArchiveContents:
     peeked = {name.replace("__", "/").replace("_so", ".so"): head for name, head in heads.items()}
     files = [Entry(name, True, peeked.get(name, b"")) for name in (*names, *peeked)]
-    return replace(look(files, "env", HERE), modules=None)
+    return replace(inspect_archive(files, "env", HERE), modules=None)
 
 
 @pytest.mark.parametrize(
@@ -54,31 +59,31 @@ def found(*names: str, **heads: bytes) -> Found:
 def test_which_modules_an_archive_has(
     names: tuple[str, ...], modules: tuple[str, ...] | None
 ) -> None:
-    assert look([Entry(name, True) for name in names], "env", HERE).modules == modules
+    assert inspect_archive([Entry(name, True) for name in names], "env", HERE).modules == modules
 
 
 def test_a_link_may_be_a_package() -> None:
     files = [Entry("a.py", True), Entry("pkg", False, link="real"), Entry("real/b.py", True)]
-    assert look(files, "env", HERE).modules == ("a", "pkg", "real")
+    assert inspect_archive(files, "env", HERE).modules == ("a", "pkg", "real")
 
 
 def test_what_an_archive_is() -> None:
-    assert found("a.py", "b/__init__.py") == Found("", None, None, None)
+    assert found("a.py", "b/__init__.py") == ArchiveContents("", None, None, None)
     venv = ("bin/activate", "lib/python3.11/site-packages/a.py", "pyvenv.cfg")
-    assert found(*venv) == Found("lib/python3.11/site-packages", None, "3.11", None)
+    assert found(*venv) == ArchiveContents("lib/python3.11/site-packages", None, "3.11", None)
     below = [f"env/{name}" for name in venv]
-    assert found(*below) == Found("env/lib/python3.11/site-packages", None, "3.11", None)
+    assert found(*below) == ArchiveContents("env/lib/python3.11/site-packages", None, "3.11", None)
     whole = ("bin/python3.11", "lib/python3.11/os.py", "lib/python3.11/site-packages/a.py")
-    assert found(*whole) == Found("", "bin/python3.11", "3.11", None)
-    assert found(*(f"e/{n}" for n in whole)) == Found("e", "bin/python3.11", "3.11", None)
+    assert found(*whole) == ArchiveContents("", "bin/python3.11", "3.11", None)
+    assert found(*(f"e/{n}" for n in whole)) == ArchiveContents("e", "bin/python3.11", "3.11", None)
     # With copies of an interpreter whose library is elsewhere.
     assert found(*venv, "bin/python3.11").interpreter is None
 
 
 def test_what_it_was_compiled_for() -> None:
-    assert found("a.py", x_so=X86_64) == Found("", None, None, "x86_64")
+    assert found("a.py", x_so=X86_64) == ArchiveContents("", None, None, "x86_64")
     tagged = {"a.cpython-311-x86_64-linux-gnu.so": X86_64}
-    assert found("a.py", **tagged) == Found("", None, "3.11", "x86_64")
+    assert found("a.py", **tagged) == ArchiveContents("", None, "3.11", "x86_64")
     # A package may bring others besides.
     assert found("a.cpython-312-x86_64-linux-gnu.so", **tagged).machine == "x86_64"
 
@@ -126,8 +131,8 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return info
 
 
-def inspected(archive: Path) -> Found:
-    return replace(look(entries(archive, is_peeked), archive.name, HERE), modules=None)
+def inspected(archive: Path) -> ArchiveContents:
+    return replace(inspect_archive(entries(archive, is_peeked), archive.name, HERE), modules=None)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +174,7 @@ def test_only_what_is_below_is_unpacked(tmp_path: Path) -> None:
             "bin/activate": b"",
         },
     )
-    assert inspected(archive) == Found("lib/python3.11/site-packages", None, "3.11", None)
+    assert inspected(archive) == ArchiveContents("lib/python3.11/site-packages", None, "3.11", None)
     home = tmp_path / "home"
     unpack(archive, "lib/python3.11/site-packages", home, ("hopsgpu",))
     assert sorted(path.name for path in home.rglob("*")) == ["also.py", "mine.py"]
@@ -185,7 +190,7 @@ def test_zip(tmp_path: Path) -> None:
         zipped.writestr(tool, "#!")
         zipped.writestr("e/a/", "")
         zipped.writestr("e/a/b.py", "B = 1\n")
-    assert inspected(archive) == Found("", None, None, None)
+    assert inspected(archive) == ArchiveContents("", None, None, None)
     unpack(archive, "e", tmp_path / "home", ())
     assert (tmp_path / "home/a/b.py").read_text() == "B = 1\n"
     assert (tmp_path / "home/bin/tool").stat().st_mode & 0o777 == 0o755

@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 import hopsgpu
-from hopsgpu.rank.trial import Trial, ask_to_end, is_pruning, is_to_end, was_told
+from hopsgpu.rank.trial import Trial, ask_to_end, is_pruning, is_to_end, told_to_end
 
 
 def test_what_json_lacks_comes_as_its_repr() -> None:
@@ -21,9 +21,9 @@ def test_what_json_lacks_comes_as_its_repr() -> None:
 def test_who_was_told_is_marked(tmp_path: Path) -> None:
     assert not is_to_end(str(tmp_path))
     ask_to_end(tmp_path)
-    assert not was_told(tmp_path)
+    assert not told_to_end(tmp_path)
     for _ in range(2):
-        assert is_to_end(str(tmp_path)) and was_told(tmp_path)
+        assert is_to_end(str(tmp_path)) and told_to_end(tmp_path)
     ask_to_end(tmp_path)
     assert is_to_end(str(tmp_path))
 

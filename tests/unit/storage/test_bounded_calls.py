@@ -14,24 +14,24 @@ from collections.abc import Callable
 import pytest
 
 from hopsgpu.storage import bounded_calls
-from hopsgpu.storage.bounded_calls import Bounded, Hands
+from hopsgpu.storage.bounded_calls import BoundedCall, WorkerThreadPool
 from tests.conftest import until
 
 
 def asked_of_hands(work: Callable[[], None]) -> None:
-    with Hands("t").one() as hand:
+    with WorkerThreadPool("t").one() as hand:
         hand.do(work, 30)
 
 
 def test_a_result_and_an_error_come_back() -> None:
-    assert Bounded("t", lambda: 7).result(30) == 7
+    assert BoundedCall("t", lambda: 7).result(30) == 7
     with pytest.raises(ZeroDivisionError):
-        Bounded("t", lambda: 1 // 0).result(30)
+        BoundedCall("t", lambda: 1 // 0).result(30)
 
 
 def test_what_hangs_is_left_and_can_be_asked_again() -> None:
     go = threading.Event()
-    work = Bounded("t", go.wait)
+    work = BoundedCall("t", go.wait)
     with pytest.raises(TimeoutError):
         work.result(0.01)
     go.set()
@@ -39,7 +39,7 @@ def test_what_hangs_is_left_and_can_be_asked_again() -> None:
 
 
 def test_hands_are_lent_again_and_to_one_at_a_time() -> None:
-    hands = Hands("t")
+    hands = WorkerThreadPool("t")
     with hands.one() as first, hands.one() as second:
         threads = {first.do(threading.current_thread, 30), second.do(threading.current_thread, 30)}
         with pytest.raises(ZeroDivisionError):
@@ -51,7 +51,7 @@ def test_hands_are_lent_again_and_to_one_at_a_time() -> None:
 
 
 def test_a_hand_that_hangs_is_not_lent_again() -> None:
-    go, hands = threading.Event(), Hands("t")
+    go, hands = threading.Event(), WorkerThreadPool("t")
     with pytest.raises(TimeoutError), hands.one() as hand:
         thread = hand.do(threading.current_thread, 30)
         hand.do(go.wait, 0.01)
@@ -64,7 +64,7 @@ def test_a_hand_that_hangs_is_not_lent_again() -> None:
 
 def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
     go = threading.Event()
-    with Hands("t").one() as hand:
+    with WorkerThreadPool("t").one() as hand:
         hand.begin(go.wait)
         assert not hand.free
         go.set()
@@ -73,7 +73,7 @@ def test_what_was_begun_goes_on_until_it_is_asked_for() -> None:
 
 
 def test_hands_end_when_nobody_has_them() -> None:
-    hands = Hands("t")
+    hands = WorkerThreadPool("t")
     with hands.one() as hand:
         thread = hand.do(threading.current_thread, 30)
     assert thread.is_alive()
@@ -82,7 +82,7 @@ def test_hands_end_when_nobody_has_them() -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("ask", [lambda work: Bounded("t", work).result(30), asked_of_hands])
+@pytest.mark.parametrize("ask", [lambda work: BoundedCall("t", work).result(30), asked_of_hands])
 def test_what_raised_is_let_go_of_at_once(ask: Callable[[Callable[[], None]], None]) -> None:
     class Connection:
         def fail(self) -> None:
@@ -105,7 +105,7 @@ def test_a_hand_that_nobody_needs_ends_and_one_that_is_lent_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bounded_calls, "_IDLE_SECONDS", 0.02)
-    hands = Hands("idle")
+    hands = WorkerThreadPool("idle")
 
     def threads() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "idle"]

@@ -12,7 +12,7 @@ import xxhash
 
 from hopsgpu.errors import ConfigError
 from hopsgpu.storage import digests
-from hopsgpu.storage.digests import Digest, Facts, Reading
+from hopsgpu.storage.digests import Digest, DigestingReader, FileFacts
 from hopsgpu.storage.filesystem import BLOCK
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.local import Local
@@ -22,8 +22,8 @@ from tests.conftest import until
 SIZE = 5 * BLOCK + 1
 
 
-def facts_of(content: bytes) -> Facts:
-    return Facts(len(content), xxhash.xxh3_128_hexdigest(content))
+def facts_of(content: bytes) -> FileFacts:
+    return FileFacts(len(content), xxhash.xxh3_128_hexdigest(content))
 
 
 @pytest.fixture(autouse=True)
@@ -65,8 +65,8 @@ def digesting() -> list[threading.Thread]:
 def test_what_is_said_before_is_what_is_read(source: Path, size: int) -> None:
     content = source.read_bytes()[:size]
     source.write_bytes(content)
-    told: list[Facts] = []
-    reading = Reading(source, told.append)
+    told: list[FileFacts] = []
+    reading = DigestingReader(source, told.append)
     assert b"".join(reading.blocks()) == content
     assert reading.facts == facts_of(content)
     assert told and set(told) == {reading.facts}
@@ -74,8 +74,8 @@ def test_what_is_said_before_is_what_is_read(source: Path, size: int) -> None:
 
 
 def test_a_large_file_is_known_while_its_last_part_is_on_its_way(source: Path) -> None:
-    told: list[Facts] = []
-    blocks = Reading(source, told.append).blocks()
+    told: list[FileFacts] = []
+    blocks = DigestingReader(source, told.append).blocks()
     for _ in range(4):
         next(blocks)
         assert told == []
@@ -85,8 +85,8 @@ def test_a_large_file_is_known_while_its_last_part_is_on_its_way(source: Path) -
 
 
 def test_what_is_changed_after_it_was_told_is_seen(source: Path) -> None:
-    told: list[Facts] = []
-    reading = Reading(source, told.append)
+    told: list[FileFacts] = []
+    reading = DigestingReader(source, told.append)
     blocks = reading.blocks()
     for _ in range(5):
         next(blocks)
@@ -99,8 +99,8 @@ def test_what_is_changed_after_it_was_told_is_seen(source: Path) -> None:
 
 
 def test_who_stops_half_way_leaves_no_reader(source: Path, held_up: Callable[[], None]) -> None:
-    told: list[Facts] = []
-    blocks = Reading(source, told.append).blocks()
+    told: list[FileFacts] = []
+    blocks = DigestingReader(source, told.append).blocks()
     for _ in range(5):
         next(blocks)
     held_up()
@@ -122,7 +122,7 @@ def test_an_upload_that_fails_leaves_no_reader(
 
     monkeypatch.setattr(Local, "write", refuse)
     lake = Lake(f"file://{tmp_path}/lake")
-    told: list[tuple[str, Facts]] = []
+    told: list[tuple[str, FileFacts]] = []
     with pytest.raises(ConfigError, match="not yours") as kept:
         upload_files({"w": source}, lake, known=lambda *facts: told.append(facts))
     assert kept.value.__traceback__ is not None  # which has all that was under way
@@ -140,8 +140,8 @@ def test_without_a_second_reader_it_is_known_at_the_end(
         raise error
 
     monkeypatch.setattr(of, name, fail)
-    told: list[Facts] = []
-    list(Reading(source, told.append).blocks())
+    told: list[FileFacts] = []
+    list(DigestingReader(source, told.append).blocks())
     assert told == [facts_of(source.read_bytes())]
 
 
@@ -149,14 +149,14 @@ def test_nobody_who_asks_needs_no_second_reader(
     source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pread")
-    reading = Reading(source, None)
+    reading = DigestingReader(source, None)
     assert b"".join(reading.blocks()) == source.read_bytes()
     assert reading.facts == facts_of(source.read_bytes())
 
 
 def test_a_file_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="gone.* cannot be read"):
-        list(Reading(tmp_path / "gone", None).blocks())
+        list(DigestingReader(tmp_path / "gone", None).blocks())
 
 
 def test_a_copy_goes_its_own_way() -> None:

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from hopsgpu.storage.error_messages import Refused, explain, refusal
-from hopsgpu.storage.hdfs import told
+from hopsgpu.storage.hdfs import as_exception
 
 SAFE = (
     'RPCError("org.apache.hadoop.hdfs.server.namenode.SafeModeException", "Cannot create file/y.'
@@ -56,16 +56,16 @@ NO_NODES = (
     ],
 )
 def test_what_hdfs_native_says(text: str, kind: str, retryable: bool) -> None:
-    trouble = explain(told(text))
+    trouble = explain(as_exception(text))
     assert (trouble.kind, trouble.retryable) == (kind, retryable)
 
 
 def test_the_first_line_is_told_as_it_was() -> None:
-    assert str(told(DENIED)) == (
+    assert str(as_exception(DENIED)) == (
         'Permission denied: user=mallory, access=EXECUTE, inode="/tmp/private":root:supergroup'
         ":drwx------"
     )
-    assert str(told(SAFE)) == "Cannot create file/y. Name node is in safe mode."
+    assert str(as_exception(SAFE)) == "Cannot create file/y. Name node is in safe mode."
 
 
 def test_a_retriable_exception_in_safe_mode_is_safe_mode() -> None:
@@ -115,7 +115,7 @@ def test_kinds_that_a_person_can_change_come_with_advice() -> None:
         (SAFE, "dfsadmin -safemode"),
         ('DataTransferError("x")', "HADOOP_CONF_DIR"),
     ):
-        assert advice in str(explain(told(text)))
+        assert advice in str(explain(as_exception(text)))
 
 
 def test_a_url_without_a_name_node_is_told() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.storage.bounded_calls import Hand
+from hopsgpu.storage.bounded_calls import WorkerThread
 from hopsgpu.storage.hdfs import Hdfs
 from tests.conftest import until
 
@@ -136,9 +136,9 @@ def test_a_block_may_take_long_to_be_fetched(
 def test_after_an_interrupt_nothing_is_on_its_way(
     hdfs: Hdfs, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    end_of, asked = Hand.end_of, []
+    end_of, asked = WorkerThread.end_of, []
 
-    def interrupted(hand: Hand, seconds: float) -> Any:
+    def interrupted(hand: WorkerThread, seconds: float) -> Any:
         asked.append(seconds)
         if len(asked) == 2:  # the first was for the writer
             assert writer.begun.wait(SECONDS)
@@ -146,7 +146,7 @@ def test_after_an_interrupt_nothing_is_on_its_way(
             raise KeyboardInterrupt
         return end_of(hand, seconds)
 
-    monkeypatch.setattr(Hand, "end_of", interrupted)
+    monkeypatch.setattr(WorkerThread, "end_of", interrupted)
     with pytest.raises(KeyboardInterrupt):
         hdfs.write("/file", [b"first", b"never"], replace=True)
     assert writer.done == [b"first"]

@@ -10,7 +10,7 @@ import pytest
 from hopsgpu.artifacts.models import ModelStore
 from hopsgpu.errors import ConfigError, StoreError
 from hopsgpu.storage.lake import Lake
-from hopsgpu.storage.root import below, root_on, trimmed
+from hopsgpu.storage.root import join_url, root_on, trimmed
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_root_of_a_file_system_is_a_place(root: str) -> None:
     assert (net.url, net.path) == (f"{url}net", "/net")
     assert Lake(f"{url}/net//") == net
     assert root_on(root, None, "ann") == trimmed(url) == url
-    assert below(url, "models/net") == f"{url}models/net"
+    assert join_url(url, "models/net") == f"{url}models/net"
 
 
 def test_the_root_of_the_local_file_system_is_listed() -> None:

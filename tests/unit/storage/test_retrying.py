@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from hopsgpu.errors import Cancelled, StoreError
-from hopsgpu.storage.retrying import Patience
+from hopsgpu.storage.retrying import RetryLimits
 
 
 class Clock(threading.Event):
@@ -28,8 +28,8 @@ class Clock(threading.Event):
         return self.is_set()
 
 
-def patience(clock: Clock, seconds: float = 60.0) -> Patience:
-    return Patience(seconds, clock=clock, jitter=lambda: 0.5, stop=clock)
+def patience(clock: Clock, seconds: float = 60.0) -> RetryLimits:
+    return RetryLimits(seconds, clock=clock, jitter=lambda: 0.5, stop=clock)
 
 
 def unreachable(number: int) -> str:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from hopsgpu.tuning.deferred_work import Later
+from hopsgpu.tuning.deferred_work import DeferredWork
 
 
-def done(later: Later, now: float, *, hurry: bool = False) -> list[object]:
+def done(later: DeferredWork, now: float, *, hurry: bool = False) -> list[object]:
     return [work() for work in later.due(now, hurry=hurry)]
 
 
 def test_work_waits_for_the_trials_that_are_about_to_begin_and_keeps_its_order() -> None:
-    later = Later()
+    later = DeferredWork()
     later.put(lambda: "before", 0.0)
     assert done(later, 0.0) == ["before"] and done(later, 0.0) == []
     later.started(1)
@@ -26,7 +26,7 @@ def test_work_waits_for_the_trials_that_are_about_to_begin_and_keeps_its_order()
 
 
 def test_work_does_not_wait_long_nor_where_it_is_wanted() -> None:
-    later = Later()
+    later = DeferredWork()
     assert later.patience(0.0) == float("inf")
     later.started(1)
     later.put(lambda: "wanted", 0.0)

@@ -6,7 +6,7 @@ import sys
 
 from hopsgpu.control.channel import Message, new_secret
 from hopsgpu.control.server import Event, serve
-from hopsgpu.tuning.message_router import Switch, quick_switching
+from hopsgpu.tuning.message_router import MessageRouter, quick_switching
 
 
 def said(peer: int, kind: str, **fields: object) -> Event:
@@ -16,7 +16,7 @@ def said(peer: int, kind: str, **fields: object) -> Event:
 def test_events_come_to_the_trials_that_they_concern() -> None:
     heard: list[str] = []
     with serve(new_secret(), "127.0.0.1") as server:
-        switch = Switch(server)
+        switch = MessageRouter(server)
         one = switch.add("s-trial-1", [4], lambda message: heard.append(message.kind))
         two = switch.add("s-trial-2", [4, 5], lambda message: None)
         switch.deal(said(4, "started", run_id="s-trial-1"))
@@ -40,7 +40,7 @@ def test_events_come_to_the_trials_that_they_concern() -> None:
 
 def test_a_try_that_ends_late_does_not_take_the_next_ones_wire() -> None:
     with serve(new_secret(), "127.0.0.1") as server:
-        switch = Switch(server)
+        switch = MessageRouter(server)
         before = switch.add("s-trial-1", [4], lambda message: None)
         after = switch.add("s-trial-1", [5], lambda message: None)
         switch.drop("s-trial-1", before)

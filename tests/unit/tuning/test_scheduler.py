@@ -8,11 +8,19 @@ import random
 import time
 
 from hopsgpu.core.gang import PART_SECONDS
-from hopsgpu.tuning.scheduler import MOST_LOSSES, Decision, End, Placement, Slot, Start, Terms
+from hopsgpu.tuning.scheduler import (
+    MOST_LOSSES,
+    Decision,
+    Placement,
+    SearchTerms,
+    Slot,
+    Start,
+    TrialEnd,
+)
 
 
 def placement(trials: int, most: int, **terms: int) -> Placement:
-    return Placement(Terms(trials, most, **terms))
+    return Placement(SearchTerms(trials, most, **terms))
 
 
 def propose(there: Placement, decision: Decision, numbers: itertools.count[int]) -> None:
@@ -55,7 +63,7 @@ def test_no_more_is_asked_for_than_the_trials_that_are_left_can_use() -> None:
     assert there.decide(0.0).wanted == 3
     there.came(1, "node1", 0.0)
     begin(there)
-    there.left(0, End.COMPLETE, 1.0)
+    there.left(0, TrialEnd.COMPLETE, 1.0)
     assert there.decide(1.0).wanted == 2
 
 
@@ -64,16 +72,16 @@ def test_executors_without_a_trial_go_while_the_last_trials_run() -> None:
     for key in range(4):
         there.came(key, "node1", 0.0)
     assert len(begin(there)) == 4
-    there.left(0, End.COMPLETE, 1.0)
+    there.left(0, TrialEnd.COMPLETE, 1.0)
     assert [start.trial for start in begin(there, 1.0)] == [4]
     assert there.decide(1.0).release == ()
-    there.left(1, End.FAILED, 2.0)
-    there.left(2, End.PRUNED, 2.0)
+    there.left(1, TrialEnd.FAILED, 2.0)
+    there.left(2, TrialEnd.PRUNED, 2.0)
     decision = there.decide(2.0)
     assert set(decision.release) == {1, 2} and decision.wanted == 2 and not decision.over
     there.released(decision.release, 2.0, 0.0)
-    there.left(3, End.COMPLETE, 3.0)
-    there.left(4, End.COMPLETE, 3.0)
+    there.left(3, TrialEnd.COMPLETE, 3.0)
+    there.left(4, TrialEnd.COMPLETE, 3.0)
     assert there.decide(3.0).over and set(there.decide(3.0).release) == {0, 3}
 
 
@@ -83,8 +91,8 @@ def test_a_trial_that_loses_its_executor_is_the_next_to_start_and_fails_after_th
         there.came(number, "node1", 0.0)
         assert [start.trial for start in begin(there)] == [0]
         assert there.gone(number, 1.0) == (0,)
-        how = there.left(0, End.LOST, 1.0)
-    assert how is End.FAILED and there.failures == 1
+        how = there.left(0, TrialEnd.LOST, 1.0)
+    assert how is TrialEnd.FAILED and there.failures == 1
     there.came(9, "node1", 2.0)
     assert [start.trial for start in begin(there)] == [1]
 
@@ -95,7 +103,7 @@ def test_a_trial_that_is_preempted_is_put_back_however_often() -> None:
         there.came(number, "node1", 0.0)
         assert [start.trial for start in begin(there)] == [0]
         there.gone(number, 1.0)
-        assert there.left(0, End.PREEMPTED, 1.0) is End.PREEMPTED
+        assert there.left(0, TrialEnd.PREEMPTED, 1.0) is TrialEnd.PREEMPTED
     assert there.failures == there.ended == 0
 
 
@@ -108,7 +116,7 @@ def test_a_rank_that_is_lost_keeps_the_places_of_the_others_until_they_are_gone(
     there.came(2, "node1", 1.0)
     # Its other rank still ends on executor 0.
     assert not begin(there, 1.0) and there.busy == {0: 1, 2: 0}
-    there.left(start.trial, End.LOST, 2.0)
+    there.left(start.trial, TrialEnd.LOST, 2.0)
     assert [again.trial for again in begin(there, 2.0)] == [start.trial]
 
 
@@ -117,10 +125,10 @@ def test_too_many_failures_stop_what_runs() -> None:
     there.came(0, "node1", 0.0)
     there.came(1, "node1", 0.0)
     begin(there)
-    there.left(0, End.FAILED, 1.0)
+    there.left(0, TrialEnd.FAILED, 1.0)
     decision = there.decide(1.0)
     assert decision.stop and not decision.over and not decision.starts
-    assert there.left(1, End.STOPPED, 2.0) is End.STOPPED
+    assert there.left(1, TrialEnd.STOPPED, 2.0) is TrialEnd.STOPPED
     assert there.decide(2.0).over and there.failures == 1
 
 
@@ -132,7 +140,7 @@ def test_an_exhausted_sampler_ends_the_search() -> None:
     there.unproposed()
     begin(there)
     assert there.decide(0.0).ask == 0
-    there.left(0, End.COMPLETE, 1.0)
+    there.left(0, TrialEnd.COMPLETE, 1.0)
     assert there.decide(1.0).over
 
 
@@ -166,9 +174,9 @@ def test_trials_share_an_executor_and_fill_the_fullest_first() -> None:
         Slot(1, 0),
         Slot(1, 1),
     ]
-    there.left(0, End.COMPLETE, 1.0)
-    there.left(2, End.COMPLETE, 1.0)
-    there.left(3, End.COMPLETE, 1.0)
+    there.left(0, TrialEnd.COMPLETE, 1.0)
+    there.left(2, TrialEnd.COMPLETE, 1.0)
+    there.left(3, TrialEnd.COMPLETE, 1.0)
     # Executor 0 is half full: it is filled before the idle one.
     assert [start.slots[0].executor for start in begin(there, 1.0)] == [0, 1]
 
@@ -228,8 +236,8 @@ def test_nothing_starts_before_the_least_can_run_at_a_time() -> None:
     there.came(1, "node1", 1.0)
     assert len(begin(there)) == 2
     there.gone(1, 2.0)
-    there.left(1, End.LOST, 2.0)
-    there.left(0, End.COMPLETE, 2.0)
+    there.left(1, TrialEnd.LOST, 2.0)
+    there.left(0, TrialEnd.COMPLETE, 2.0)
     # It has begun: one executor is enough to go on.
     assert [start.trial for start in begin(there)] == [1]
     assert there.decide(2.0).at_once == 1
@@ -242,7 +250,7 @@ def test_closing_stops_all_and_starts_nothing() -> None:
     there.closing = True
     decision = there.decide(1.0)
     assert decision.stop and not decision.starts and decision.wanted == 0
-    there.left(0, End.STOPPED, 2.0)
+    there.left(0, TrialEnd.STOPPED, 2.0)
     assert there.decide(2.0).over and list(there.waiting)[0] == 0
 
 
@@ -294,9 +302,9 @@ class Simulation:
             self.there.came(which, f"node{which % 32}", self.now)
         elif what == "lost":
             for trial in self.there.gone(which, self.now):
-                self.there.left(trial, End.LOST, self.now)
+                self.there.left(trial, TrialEnd.LOST, self.now)
         elif which in self.there.running and tries == self.there.tries(which):
-            self.there.left(which, End.COMPLETE, self.now)
+            self.there.left(which, TrialEnd.COMPLETE, self.now)
 
 
 def test_ten_thousand_trials_on_256_executors() -> None:

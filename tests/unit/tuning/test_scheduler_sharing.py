@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from hopsgpu.tuning.scheduler import Decision, End, Placement, Terms
+from hopsgpu.tuning.scheduler import Decision, Placement, SearchTerms, TrialEnd
 
 # Of simulated time; some hold a part for half a minute, and take turns.
 MOST_SECONDS = 3600.0
@@ -27,7 +27,7 @@ class Search:
 class Cluster:
     """Executors of which each search gets one at a time, at random, so that all have parts."""
 
-    def __init__(self, executors: int, all_terms: tuple[Terms, ...], seed: int) -> None:
+    def __init__(self, executors: int, all_terms: tuple[SearchTerms, ...], seed: int) -> None:
         self.searches = [Search(Placement(terms)) for terms in all_terms]
         self.now = 0.0
         self._free = executors
@@ -101,22 +101,22 @@ class Cluster:
         there = search.there
         if what == "lost" and which in there.executors:
             self._free += 1
-            how = self._chance.choice((End.LOST, End.PREEMPTED))
+            how = self._chance.choice((TrialEnd.LOST, TrialEnd.PREEMPTED))
             for trial in there.gone(which, self.now):
                 there.left(trial, how, self.now)
         elif what == "ended" and which in there.running and there.tries(which) == tries:
-            how = self._chance.choice((End.COMPLETE, End.PRUNED, End.FAILED))
+            how = self._chance.choice((TrialEnd.COMPLETE, TrialEnd.PRUNED, TrialEnd.FAILED))
             there.left(which, how, self.now)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_gangs_and_single_trials_come_to_their_end_on_few_executors(seed: int) -> None:
     all_terms = (
-        Terms(trials=20, most=3),
-        Terms(trials=6, most=2, workers=3),
-        Terms(trials=6, most=2, workers=4),
-        Terms(trials=8, most=4, workers=3, slots=2),
-        Terms(trials=8, most=3, least=2, workers=2),
+        SearchTerms(trials=20, most=3),
+        SearchTerms(trials=6, most=2, workers=3),
+        SearchTerms(trials=6, most=2, workers=4),
+        SearchTerms(trials=8, most=4, workers=3, slots=2),
+        SearchTerms(trials=8, most=3, least=2, workers=2),
     )
     cluster = Cluster(5, all_terms, seed)
     cluster.run()

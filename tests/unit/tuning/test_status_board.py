@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import search_progress_of
-from hopsgpu.tuning.scheduler import Terms
+from hopsgpu.tuning.scheduler import SearchTerms
 from hopsgpu.tuning.status_board import SearchBoard
 
 
 def board() -> SearchBoard:
-    terms, shown = Terms(trials=3, most=2), search_progress_of("off")
+    terms, shown = SearchTerms(trials=3, most=2), search_progress_of("off")
     return SearchBoard("s-1", terms, 1, "minimize", None, shown)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hopsgpu.core.metrics import report_line
-from hopsgpu.tuning.gpu_accounting import _MOST_MOMENTS, Moment, Tally
-from hopsgpu.tuning.trial_outcome import NoMetric, Reports, measured
+from hopsgpu.tuning.gpu_accounting import _MOST_MOMENTS, GpuAccount, Moment
+from hopsgpu.tuning.trial_outcome import NoMetric, Reports, metric_of
 
 
 class Tensor:
@@ -41,7 +41,7 @@ class Tensor:
     ],
 )
 def test_the_metric_is_found(returned: Any, metric: str | None, found: Any) -> None:
-    assert measured(returned, metric) == found
+    assert metric_of(returned, metric) == found
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_the_metric_is_found(returned: Any, metric: str | None, found: Any) -> N
 )
 def test_no_metric_says_what_there_is(returned: Any, metric: str | None, said: str) -> None:
     with pytest.raises(NoMetric, match=said):
-        measured(returned, metric)
+        metric_of(returned, metric)
 
 
 def test_reports_come_in_chunks_that_end_anywhere() -> None:
@@ -92,7 +92,7 @@ def test_lines_that_are_none_are_left_out() -> None:
 
 
 def test_gpu_seconds_are_those_of_executors_held_and_slots_taken() -> None:
-    tally = Tally(gpus=2, slots=2)
+    tally = GpuAccount(gpus=2, slots=2)
     tally.executors(1, 0.0)
     tally.slots(1, 10.0)
     tally.executors(1, 20.0)
@@ -106,7 +106,7 @@ def test_gpu_seconds_are_those_of_executors_held_and_slots_taken() -> None:
 
 
 def test_a_search_on_cpus_counts_executors_and_no_gpu_time() -> None:
-    tally = Tally(gpus=0, slots=1)
+    tally = GpuAccount(gpus=0, slots=1)
     assert tally.share == 0.0
     tally.executors(2, 0.0)
     tally.slots(1, 0.0)
@@ -115,7 +115,7 @@ def test_a_search_on_cpus_counts_executors_and_no_gpu_time() -> None:
 
 
 def test_the_picture_of_a_long_search_keeps_its_ends_and_its_size() -> None:
-    tally = Tally(gpus=1, slots=1)
+    tally = GpuAccount(gpus=1, slots=1)
     for second in range(3 * _MOST_MOMENTS):
         tally.slots(1 if second % 2 else -1, float(second))
     times = [moment.time for moment in tally.moments]

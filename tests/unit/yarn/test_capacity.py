@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.core.gang import Avoid
+from hopsgpu.core.gang import Exclusions
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import CapacityError, HopsGpuError
 from hopsgpu.yarn.capacity import check_possible, cores_per_gpu
 from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.gpu_holders import Facts, waiting_facts
+from hopsgpu.yarn.gpu_holders import GpuFacts, waiting_facts
 from hopsgpu.yarn.queues import chain_of, check_queue
 from hopsgpu.yarn.resource_manager import ResourceManager
 from hopsgpu.yarn.resources import Amount, dominates, multiplied_down
@@ -245,11 +245,11 @@ def test_use_by_others_does_not_count_for_ever() -> None:
 
 def test_what_gets_no_rank_is_no_room() -> None:
     whole = snap(*TWO)
-    one = whole.without(Avoid(gpus=frozenset({("node2", "GPU-a")})))
+    one = whole.without(Exclusions(gpus=frozenset({("node2", "GPU-a")})))
     assert most_possible(one, ONE_GPU) == 3
     assert most_possible(one, Amount(0, 2, 1024)) == most_possible(whole, Amount(0, 2, 1024))
-    assert most_possible(whole.without(Avoid(hosts=frozenset({"node1"}))), ONE_GPU) == 2
-    assert most_possible(whole.without(Avoid()), ONE_GPU) == 4
+    assert most_possible(whole.without(Exclusions(hosts=frozenset({"node1"}))), ONE_GPU) == 2
+    assert most_possible(whole.without(Exclusions()), ONE_GPU) == 4
 
 
 @pytest.mark.parametrize("state", ["LOST", "UNHEALTHY", "DECOMMISSIONED", "DECOMMISSIONING"])
@@ -401,7 +401,7 @@ def test_wanting_some_nodes_only_changes_nobodys_share() -> None:
     nodes = (*(node(f"cpu{n}", Amount(0, 100, 400_000)) for n in range(10)), node("gpus", LARGE))
     user = User("alice", limit=Amount(4, 508, 2_100_000))
     there = snap(*nodes, user=user, master=Master("cpu0:1", Amount(0, 1, 1024)))
-    few = there.only(frozenset({"gpus"})).without(Avoid(gpus=frozenset({("gpus", "GPU-1")})))
+    few = there.only(frozenset({"gpus"})).without(Exclusions(gpus=frozenset({("gpus", "GPU-1")})))
     one = Amount(1, 1, 4096)
     assert most_possible(there, one) == most_possible(few, one) == 5
     assert few.master_in_queue == there.master_in_queue == Amount(0, 1, 1024)
@@ -528,7 +528,7 @@ def test_what_it_waits_for(
 def test_no_node_runs() -> None:
     gone = snap(node("node1", BIG, state="LOST"))
     assert shortage(Demand(ONE_GPU, 1), gone) == Shortage(Bound.CLUSTER, "needs 1 GPU")
-    assert waiting_facts(gone, Demand(ONE_GPU, 1)) == Facts("", "0 of 0 GPUs free")
+    assert waiting_facts(gone, Demand(ONE_GPU, 1)) == GpuFacts("", "0 of 0 GPUs free")
 
 
 def app(number: int, name: str, user: str, amount: Amount) -> App:
@@ -552,7 +552,7 @@ def test_who_holds_what() -> None:
         " GPU); needs 2 GPUs; 1 of 4 GPUs free, 1 of 2 in queue root.a"
     )
     assert facts.around("") == f"{facts.holders}; {facts.free}"
-    assert waiting_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == Facts(
+    assert waiting_facts(snapshot, Demand(Amount(0, 1, 1024), 1)) == GpuFacts(
         "held by 'train-x' of alice (2 cores, 2048 MiB, application_1_0007), application_1_0009 of"
         " bob (1 core, 1024 MiB), this application (1 core, 1024 MiB), applications that are not"
         " shown or just ended (1 core, 0 MiB)",
@@ -570,7 +570,7 @@ def test_what_is_told_of_already_is_not_told_again() -> None:
     there = snap(*TWO, queues=(whole, whole))
     assert waiting_facts(there, Demand(ONE_GPU, 1)).free == told.free
     # Nor does the cluster, where that queue is told of.
-    assert waiting_facts(there, Demand(ONE_GPU, 1), told="root.a") == Facts("", "")
+    assert waiting_facts(there, Demand(ONE_GPU, 1), told="root.a") == GpuFacts("", "")
 
 
 def test_what_the_gang_itself_has_is_held_by_nobody_else() -> None:

@@ -23,20 +23,20 @@ from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType
 from hopsgpu.yarn.demand import Demand
-from hopsgpu.yarn.node_manager import Device, Devices, NodeManagers, Told, devices_of
+from hopsgpu.yarn.node_manager import Devices, NodeAnswers, NodeGpu, NodeManagers, devices_of
 from hopsgpu.yarn.resources import NOTHING, Amount
 from hopsgpu.yarn.shortage import obtainable, shortage
 from hopsgpu.yarn.snapshot import Node, Overview, Queue, Snapshot, User
 from tests.unit.rest import Daemon, serving
 from tests.unit.yarn.test_capacity import Recorded
 
-A100 = Device("NVIDIA A100-SXM4-80GB", 81559, "GPU-a")
+A100 = NodeGpu("NVIDIA A100-SXM4-80GB", 81559, "GPU-a")
 DEVICES = Devices((A100, A100), "550.54.15")
 NOW = 1_795_300_000.0
 RESOURCES = "/ws/v1/node/resources/yarn.io%2Fgpu"
 
 
-def seen(name: str, user: str = "alice", told: Told = Told({}, {})) -> ClusterGpus:  # noqa: B008
+def seen(name: str, user: str = "alice", told: NodeAnswers = NodeAnswers({}, {})) -> ClusterGpus:  # noqa: B008
     return cluster_gpus(Recorded(name).overview(user), told, user, NOW)
 
 
@@ -112,7 +112,7 @@ def with_containers(name: str, *granted: int) -> ClusterGpus:
             for i, (when, gpus) in enumerate(zip(granted, (0, 1, 1), strict=True), 1)
         ]
     }
-    return cluster_gpus(manager.overview("alice"), Told({}, {}), "alice", NOW)
+    return cluster_gpus(manager.overview("alice"), NodeAnswers({}, {}), "alice", NOW)
 
 
 def test_containers_of_an_old_resource_manager() -> None:
@@ -120,10 +120,12 @@ def test_containers_of_an_old_resource_manager() -> None:
     for container in manager.answers["containers"]["container"]:
         container["assignedNodeId"] = container.pop("nodeId")
     expected = seen("fair_child").users
-    assert cluster_gpus(manager.overview("alice"), Told({}, {}), "alice", NOW).users == expected
+    assert (
+        cluster_gpus(manager.overview("alice"), NodeAnswers({}, {}), "alice", NOW).users == expected
+    )
     for container in manager.answers["containers"]["container"]:
         del container["assignedNodeId"]
-    (user,) = cluster_gpus(manager.overview("alice"), Told({}, {}), "alice", NOW).users
+    (user,) = cluster_gpus(manager.overview("alice"), NodeAnswers({}, {}), "alice", NOW).users
     assert user.gpus == expected[0].gpus
     assert user.hosts == {}
 
@@ -150,7 +152,9 @@ def test_pending_gpus() -> None:
         if not usage:
             usage.append({"partitionName": ""})
         usage[0]["pending"] = asked(1024, 3 if queue["queueName"] == "a" else 0)
-    found = {q.path: q for q in cluster_gpus(manager.overview("x"), Told({}, {}), "x", 0).queues}
+    found = {
+        q.path: q for q in cluster_gpus(manager.overview("x"), NodeAnswers({}, {}), "x", 0).queues
+    }
     assert (found["root.a"].pending, found["root.b"].pending, found["root"].pending) == (3, 0, 3)
     assert seen("capacity_half").queues[0].pending is None
     fair = Recorded("fair")
@@ -172,7 +176,7 @@ def test_pending_gpus() -> None:
 )
 def test_only_running_nodes_have_free_gpus(state: str, free: int, unhealthy: int) -> None:
     one = node("n", 4, 1, state, health="ERROR no GPU answers" if unhealthy else "")
-    found = cluster_gpus(overview(one), Told({}, {}), "x", NOW)
+    found = cluster_gpus(overview(one), NodeAnswers({}, {}), "x", NOW)
     assert (found.total, found.used, found.free, found.unhealthy) == (4, 1, free, unhealthy)
     assert found.nodes[0].health == one.health
 
@@ -183,15 +187,15 @@ def test_nodes_that_are_not_there() -> None:
     retired = node("n2", state="DECOMMISSIONED")
     lost = node("n10", state="LOST", web="")
     plain = node("n3", 0)
-    found = cluster_gpus(overview(lost, gone, back, retired, plain), Told({}, {}), "x", NOW)
+    found = cluster_gpus(overview(lost, gone, back, retired, plain), NodeAnswers({}, {}), "x", NOW)
     assert [(n.host, n.state) for n in found.nodes] == [("n1", "RUNNING"), ("n10", "LOST")]
     assert found.nodes_without == 1
 
 
 def test_types_and_problems() -> None:
     nodes = [node(f"n{i}") for i in (10, 9, 2, 1, 3, 4)]
-    other = Device("NVIDIA H100", None, "")
-    told = Told(
+    other = NodeGpu("NVIDIA H100", None, "")
+    told = NodeAnswers(
         {"n1:1": DEVICES, "n2:1": Devices((A100, other), "535.1")},
         {f"n{i}:1": "timed out" if i != 4 else "HTTP 404" for i in (10, 9, 3, 4)},
     )
@@ -205,7 +209,7 @@ def test_types_and_problems() -> None:
     )
     assert found.problems == ("n3, n9, n10: timed out", "n4: HTTP 404")
     many = [node(f"n{i}") for i in range(1, 8)]
-    told = Told({}, {one.id: "timed out" for one in many})
+    told = NodeAnswers({}, {one.id: "timed out" for one in many})
     found = cluster_gpus(overview(*many), told, "x", NOW)
     assert found.problems == ("n1, n2, n3, n4, 3 more: timed out",)
 
@@ -216,7 +220,7 @@ def test_an_executor_above_the_largest_container_is_not_obtainable() -> None:
     b = next(queue for queue in queues if queue["queueName"] == "b")
     for entry in b["maximumAllocation"]["resourceInformations"]["resourceInformation"]:
         entry["value"] = 1
-    found = cluster_gpus(manager.overview("x"), Told({}, {}), "x", NOW)
+    found = cluster_gpus(manager.overview("x"), NodeAnswers({}, {}), "x", NOW)
     queue = next(queue for queue in found.queues if queue.path == "root.b")
     assert (queue.obtainable, queue.bound) == (0, "container")
 
@@ -273,7 +277,7 @@ def test_the_sums_of_nodes_say_what_all_nodes_do(seed: int) -> None:
         "", "", tuple(nodes), queues, User("u", NOTHING, limit), shared=frozenset(["x"])
     )
     looked = Overview(standing.nodes, {"": queues}, {"": (standing,)}, (), {})
-    found = cluster_gpus(looked, Told({}, {}), "u", NOW)
+    found = cluster_gpus(looked, NodeAnswers({}, {}), "u", NOW)
     executor = Amount(1, 3, 6144)
     assert found.executor == str(executor)
     room, tightest = obtainable(executor, standing)
@@ -284,7 +288,7 @@ def test_the_sums_of_nodes_say_what_all_nodes_do(seed: int) -> None:
 
 
 def test_the_repr_says_it_in_a_line() -> None:
-    found = seen("capacity_half", told=Told({"node2:24317": DEVICES}, {}))
+    found = seen("capacity_half", told=NodeAnswers({"node2:24317": DEVICES}, {}))
     assert repr(found) == (
         "ClusterGpus(2 of 4 GPUs free, 2 used, 0 unhealthy; 2 nodes"
         " (2 × NVIDIA A100-SXM4-80GB), 1 user, alice could get"
@@ -405,7 +409,7 @@ def test_what_a_node_manager_told_is_remembered_for_minutes(
     daemon.answers[RESOURCES] = XML_NAMES
     now[0] += 31
     assert set(managers.devices([silent]).devices) == {"n3:1"}
-    assert managers.devices([node("n2", web="")]) == Told({}, {})
+    assert managers.devices([node("n2", web="")]) == NodeAnswers({}, {})
 
 
 def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
