@@ -16,7 +16,7 @@ from hopsgpu.artifacts.run_logs import Log, LogReader, log_sizes
 from hopsgpu.artifacts.runs import RunStore
 from hopsgpu.cli.main import main
 from hopsgpu.core.gang import Container, assign_ranks
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.launcher.run_record import write
 from hopsgpu.storage.lake import Lake
@@ -82,7 +82,7 @@ def test_a_log_is_read_as_it_grows(lake: Lake, tmp_path: Path) -> None:
     logs.make()
     container = Container(0, "container_0", "node1", "10.0.0.1", ())
     reader, read = LogReader(directory, Log(0, 0)), b""
-    with Outputs(assign_ranks([container], 1), Off()) as outputs:
+    with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         expected = b""
         for number in range(5):
             chunk = b"%d\n" % number * 1000
@@ -106,7 +106,7 @@ def test_a_large_log_comes_whole(lake: Lake) -> None:
     logs = RunStore(lake.url).directory(RUN) / "logs"
     logs.make()
     container = Container(0, "container_0", "node1", "10.0.0.1", ())
-    with Outputs(assign_ranks([container], 1), Off()) as outputs:
+    with Outputs(assign_ranks([container], 1), NoDisplay()) as outputs:
         for number in range(20):
             outputs.take(0, bytes([number]) * MIB)
             if number == 10:

@@ -23,7 +23,7 @@ from hopsgpu import tracebacks
 from hopsgpu.core import own_log
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.errors import Cancelled, StoreError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
@@ -221,7 +221,7 @@ def test_a_fault_of_hopsgpu_in_a_rank_can_be_found() -> None:
 
 
 def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=Off())
+    return Board("run-1", wanted=2, gpus=1, progress=NoDisplay())
 
 
 def run_of(work: Callable[[], GangResult], on: Board, cancelled: threading.Event) -> Run:
@@ -266,7 +266,7 @@ def test_a_runs_error_does_not_show_where_it_was_asked_for_before() -> None:
 def test_an_interrupt_tells_in_a_line_what_has_become_of_the_run(
     passed: list[GangState], released: bool, gpus: int, words: str
 ) -> None:
-    cancelled, told = threading.Event(), Board("run-1", wanted=2, gpus=gpus, progress=Off())
+    cancelled, told = threading.Event(), Board("run-1", wanted=2, gpus=gpus, progress=NoDisplay())
 
     def work() -> GangResult:
         signal.raise_signal(signal.SIGINT)

@@ -400,14 +400,14 @@ FREEZES = """
 import os, signal
 from hopsgpu.agent import json_lines
 
-send = json_lines.Lines.send
+send = json_lines.JsonLineSocket.send
 
 def stop_and_send(self, **fields):
     if "pid" in fields:
         os.kill(os.getpid(), signal.SIGSTOP)
     return send(self, **fields)
 
-json_lines.Lines.send = stop_and_send
+json_lines.JsonLineSocket.send = stop_and_send
 """
 
 # A keeper that waits for a moment where others wait for 15 s.

@@ -18,7 +18,7 @@ from hopsgpu.control.peer import Driver
 from hopsgpu.control.server import serve
 from hopsgpu.core import own_log
 from hopsgpu.core.gang import Container, assign_ranks
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.storage.lake import Lake
 from tests.process.agent.test_supervisor import Gang
@@ -126,7 +126,7 @@ def test_logs_of_agents_come_to_the_lake_with_those_of_a_failure(
 ) -> None:
     containers = [Container(key, f"c{key}", f"node{key}", "127.0.0.1", ()) for key in (4, 7)]
     before = set(Path("/proc/self/fd").iterdir())
-    with Outputs(assign_ranks(containers, 1), Off()) as outputs:
+    with Outputs(assign_ranks(containers, 1), NoDisplay()) as outputs:
         outputs.take_agent_log(1, b"at first")
         outputs.take_agent_log(1, b"said\n")
         if failed:

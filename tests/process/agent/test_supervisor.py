@@ -43,7 +43,7 @@ from hopsgpu.core.gang import Container, assign_ranks
 from hopsgpu.data.rank_shards import RankShards
 from hopsgpu.data.shard_plan import plan_shards
 from hopsgpu.data.source import read_source
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.gpu.node.discovery_script import CONTAINER_GPUS
 from hopsgpu.launcher.rank_output import Outputs
 from hopsgpu.linux import parent_of
@@ -1094,7 +1094,7 @@ def test_what_nvml_tells_comes_to_the_status_and_the_record(
     world = assign_ranks([Container(0, "container_7", "nodeX", "127.0.0.1", ("GPU-7",))], 1)
     told = {"utilisation": 0.75, "memory_used": 2 << 30, "memory_total": 80 << 30}
     told |= {"power": 301.5, "temperature": 61}
-    with Outputs(world, Off()) as outputs:
+    with Outputs(world, NoDisplay()) as outputs:
         while "gpu.0.power" not in outputs.metrics()[0] or "loss" not in outputs.metrics()[0]:
             outputs.take_reports(0, gang.wait_for("reports").payload)
         (tmp_path / "go").touch()

@@ -143,10 +143,10 @@ def test_what_has_no_reader_is_written_at_once(tmp_path: Path) -> None:
 
 SCRIPT = """
     import sys
-    from hopsgpu.display.progress import Lines
+    from hopsgpu.display.progress import RunLines
     from hopsgpu.core.run_values import RunStatus
 
-    lines = Lines()
+    lines = RunLines()
     for state in ("running", sys.argv[1]):
         lines.line(0, "node1", *(["x" * 60] * 5_000))
         lines.status(RunStatus("run-1", state, 0, 1, 1, ("node1",), "", 1.0))

@@ -25,7 +25,7 @@ from hopsgpu.control.channel import Channel, Message, new_secret
 from hopsgpu.control.handshake import connect
 from hopsgpu.control.server import ControlServer, serve
 from hopsgpu.core.gang import Container, assign_ranks
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.errors import Cancelled, ConfigError, DiscoveryError, StoreError
 from hopsgpu.launcher import attempt as training_module
 from hopsgpu.launcher import outcome
@@ -145,7 +145,7 @@ def launch(
     modules = PackedModules(b"", 0, ())
     call = Call(b"f", modules, {}, "run-1", Lake("file:///runs/run-1"), 0, timeout=timeout)
     world = assign_ranks(containers, 1)
-    training = Training(lease, world, call, Outputs(world, Off()), Told(), cancelled)
+    training = Training(lease, world, call, Outputs(world, NoDisplay()), Told(), cancelled)
     return training, agent, job, cancelled
 
 
@@ -170,7 +170,7 @@ def launch_two(
     call = Call(b"f", PackedModules(b"", 0, ()), {}, "run-1", Lake("file:///runs/run-1"), 0)
     world = assign_ranks(containers, 1, servers)
     cancelled = threading.Event()
-    return Training(lease, world, call, Outputs(world, Off()), Told(), cancelled), agents
+    return Training(lease, world, call, Outputs(world, NoDisplay()), Told(), cancelled), agents
 
 
 async def say_nothing(channel: Channel) -> None: ...
@@ -678,7 +678,7 @@ def test_ranks_that_met_before_are_started_without_another_meeting(server: Contr
         training._lease,
         assign_ranks(containers, 1),
         call,
-        Outputs(training._world, Off()),
+        Outputs(training._world, NoDisplay()),
         lambda _: None,
         threading.Event(),
     )
@@ -695,7 +695,7 @@ def test_data_on_a_held_gang_whose_python_cannot_read_it(server: ControlServer) 
     training, agent, _, cancelled = launch(server, say_nothing)
     lacking = tuple(replace(one, lacks=("pyarrow",)) for one in training._lease.containers)
     lease = replace(training._lease, containers=lacking)
-    world, show = training._world, Off()
+    world, show = training._world, NoDisplay()
     call = replace(training._call, data=(b"shard",))
 
     def attempt(call: Call) -> None:
@@ -726,6 +726,6 @@ def test_a_python_that_cannot_read_data_is_said_in_the_rank(
 ) -> None:
     """Of a Python that python_env= brought nobody else knows."""
     (tmp_path / context_module.DATA).touch()
-    monkeypatch.setattr(context_module, "lacking", lambda names: ["numpy", "pyarrow"])
+    monkeypatch.setattr(context_module, "missing_modules", lambda names: ["numpy", "pyarrow"])
     with pytest.raises(ConfigError, match="needs numpy and pyarrow, which .*python_env="):
         context_module._opened(str(tmp_path / "context.json"), 1)

@@ -250,11 +250,11 @@ def test_what_cannot_be_read_is_a_warning(tmp_path: Path) -> None:
 
 LAYOUT = """
 import io, sys, zipfile
-from hopsgpu.packaging.import_scan import Noted
+from hopsgpu.packaging.import_scan import ImportRecorder
 from hopsgpu.packaging.modules import pack_modules, roots_of
 from hopsgpu.packaging.pickling import pickle_call
 def shown(function, *args):
-    noted = Noted()
+    noted = ImportRecorder()
     pickle_call(function, args, {}, noted=noted)
     packed = pack_modules(roots_of(function, noted.imported()))
     print(*sorted(zipfile.ZipFile(io.BytesIO(packed.archive)).namelist()), *packed.warnings)

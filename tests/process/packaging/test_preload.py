@@ -231,11 +231,11 @@ def test_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("import torch\n")
     (tmp_path / "script.py").write_text(
         "import json, numpy\nimport sklearn as unused\n"
-        "from hopsgpu.packaging.preload import foresee\n"
+        "from hopsgpu.packaging.preload import scan_function\n"
         "from hopsgpu.packaging.modules import pack_modules, roots_of\n"
         "def net():\n    import mine\n    return numpy\n"
         "def train():\n    return net()\n"
-        "print(*foresee(train, pack_modules(roots_of(train))).imports)\n"
+        "print(*scan_function(train, pack_modules(roots_of(train))).imports)\n"
     )
     ran = subprocess.run(
         [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
@@ -245,10 +245,10 @@ def test_a_script(tmp_path: Path) -> None:
 
 def test_nothing_heavy_is_imported_at_the_driver() -> None:
     code = (
-        "import sys\nfrom hopsgpu.packaging.preload import foresee, PRELOADABLE\n"
+        "import sys\nfrom hopsgpu.packaging.preload import scan_function, PRELOADABLE\n"
         "from hopsgpu.packaging.modules import pack_modules\n"
         "def train():\n    import torch, tensorflow, jax, keras, sklearn\n"
-        "print(*foresee(train, pack_modules([])).imports)\n"
+        "print(*scan_function(train, pack_modules([])).imports)\n"
         "assert not set(PRELOADABLE) & set(sys.modules)\n"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

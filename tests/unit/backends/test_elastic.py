@@ -111,7 +111,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
     monkeypatch.setattr(elastic, "_LOOK_SECONDS", 0.01)
     monkeypatch.setattr(wait_reasons, "backoff_seconds", lambda attempts, chance: 0.1)
     gone = SimpleNamespace(confirmed=True, problem=None)
-    monkeypatch.setattr(elastic, "let_go", lambda *given, whole: gone)
+    monkeypatch.setattr(elastic, "release_executors", lambda *given, whole: gone)
     leases = []
 
     def make(free: int, timeout: float | None) -> tuple[Site, YarnElasticLease]:

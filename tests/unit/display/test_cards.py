@@ -12,7 +12,7 @@ from hopsgpu.artifacts.versions import ModelVersion
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, GpuRequest, LaunchPlan
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.run import Board, Run
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType, GpuUser
@@ -54,7 +54,7 @@ def result(ranks: int = 2) -> GangResult:
 
 
 def run() -> Run:
-    board = Board("run-1", wanted=2, gpus=1, progress=Off())
+    board = Board("run-1", wanted=2, gpus=1, progress=NoDisplay())
     board.state(GangState.WAITING, ["node1"], NASTY)
     return Run(board, threading.Event(), result, lambda body: None)
 

@@ -20,7 +20,7 @@ from hopsgpu.core.run_values import RunStatus
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
 from hopsgpu.data.argument import Data, datasets_of
 from hopsgpu.data.rank_shards import RankShards
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.errors import Cancelled, ConfigError, HopsGpuError, StoreError
 from hopsgpu.launcher import data_staging
 from hopsgpu.launcher.data_staging import StagedData
@@ -37,7 +37,7 @@ class Frame:
         self.error = error
 
 
-class Told(Off):
+class Told(NoDisplay):
     def __init__(self) -> None:
         self.states: list[tuple[str, str]] = []
 
@@ -252,7 +252,7 @@ def test_a_wide_table_is_told_of_in_bounds(feed: Make, tmp_path: Path) -> None:
 
 
 def test_states_of_data_come_before_the_wait() -> None:
-    board = Board("fit-1", 1, 1, Off())
+    board = Board("fit-1", 1, 1, NoDisplay())
     board.state(GangState.PREPARING, why="writing data: 1 of 2 tasks")
     assert board.status().waiting_for == "writing data: 1 of 2 tasks"
     board.state(GangState.WAITING)

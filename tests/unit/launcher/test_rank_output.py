@@ -25,7 +25,7 @@ from hopsgpu.control.server import serve
 from hopsgpu.core.gang import Container, World, assign_ranks
 from hopsgpu.core.gpu_usage import GpuSample
 from hopsgpu.core.metrics import Fold, report_line, sample_line
-from hopsgpu.display.progress import Off, RunLines, Shielded
+from hopsgpu.display.progress import NoDisplay, RunLines, Shielded
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher.rank_output import Logs, Outputs, OutputSpool, RankOutput
 from hopsgpu.storage.lake import Lake
@@ -118,7 +118,7 @@ def test_each_line_is_shown_with_its_rank_and_host_and_all_is_kept(lake: Lake) -
 
 
 def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: Lake) -> None:
-    with Outputs(world("node1"), Off()) as outputs:
+    with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.ended(0)
         logs = outputs.take_over()
     assert open_spools() == 0
@@ -128,7 +128,7 @@ def test_a_rank_that_wrote_nothing_has_an_empty_log(lake: Lake) -> None:
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
 def test_what_is_not_taken_over_is_removed(error: type[BaseException] | None) -> None:
-    outputs = Outputs(world("node1"), Off())
+    outputs = Outputs(world("node1"), NoDisplay())
     expected = contextlib.nullcontext() if error is None else pytest.raises(error)
     with expected, outputs:
         outputs.take(0, b"some\n")
@@ -227,7 +227,7 @@ def test_no_file_can_be_made_at_the_driver(lake: Lake, monkeypatch: pytest.Monke
 def test_a_lake_that_refuses_one_log_gets_the_others(lake: Lake) -> None:
     lake.make()
     (Path(lake.path) / "rank-0.log").mkdir()
-    with Outputs(world("node1", "node2"), Off()) as outputs:
+    with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
         outputs.take(0, b"zero\n")
         outputs.take(1, b"one\n")
         logs = outputs.take_over()
@@ -332,7 +332,7 @@ def test_from_a_crashing_rank_over_the_channel_to_screen_and_lake(
 
 def test_reports_and_samples_are_folded_and_recorded(lake: Lake) -> None:
     told: list[str] = []
-    with Outputs(world("node1", "node2"), Off()) as outputs:
+    with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
         fold = Fold()
         lines = [report_line(5, {"loss": 0.5}, 1.0)]
         lines += [sample_line(GpuSample(second, "GPU-1", 0.0)) for second in range(20)]
@@ -374,7 +374,7 @@ def test_a_log_grows_on_the_lake_while_the_rank_writes(
 
     monkeypatch.setattr(Lake, "upload", note_upload)
     monkeypatch.setattr(Lake, "append", note_append)
-    with Outputs(world("node1", "node2"), Off()) as outputs:
+    with Outputs(world("node1", "node2"), NoDisplay()) as outputs:
         assert follow_all(outputs, lake) == []
         outputs.take(0, b"one\n")
         assert outputs.sizes() == {"rank-0.log": 4, "rank-1.log": 0}
@@ -407,7 +407,7 @@ def test_a_large_output_comes_in_bounded_parts(lake: Lake, monkeypatch: pytest.M
         return append(self, content, at)
 
     monkeypatch.setattr(Lake, "append", note)
-    with Outputs(world("node1"), Off()) as outputs:
+    with Outputs(world("node1"), NoDisplay()) as outputs:
         for number in range(10):
             outputs.take(0, bytes([number]) * MIB)
         follow_all(outputs, lake)
@@ -419,7 +419,7 @@ def test_a_large_output_comes_in_bounded_parts(lake: Lake, monkeypatch: pytest.M
 def test_a_lake_that_refuses_for_a_while_has_all_in_the_end(lake: Lake) -> None:
     lake.make()
     place = Path(lake.path) / "rank-0.log"
-    with Outputs(world("node1"), Off()) as outputs:
+    with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.take(0, b"one\n")
         place.mkdir()
         follow_all(outputs, lake)
@@ -452,7 +452,7 @@ def test_what_is_on_the_lake_stays_where_the_rest_is_refused(
         raise StoreError(f"cannot add to {self.url}: refused", kind)
 
     monkeypatch.setattr(Lake, "append", refuse)
-    with Outputs(world("node1"), Off()) as outputs:
+    with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.take(0, b"one\n")
         follow_all(outputs, lake)
         outputs.take(0, b"two\n")
@@ -475,7 +475,7 @@ def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
         self.write(b"half")
         raise StoreError(f"cannot write {self.url}: the quota is used up", "quota")
 
-    with Outputs(world("node1"), Off()) as outputs:
+    with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.take(0, b"one\n")
         follow_all(outputs, lake)
         outputs.take(0, b"two\n")
@@ -489,7 +489,7 @@ def test_a_log_that_nothing_can_be_added_to_is_made_anew_beside_it(
 
 
 def test_following_what_was_let_go_of_does_nothing(lake: Lake) -> None:
-    with Outputs(world("node1"), Off()) as outputs:
+    with Outputs(world("node1"), NoDisplay()) as outputs:
         outputs.take(0, b"one\n")
         ((_, work),) = outputs.grown(lake)
     work()

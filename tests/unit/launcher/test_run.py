@@ -12,7 +12,7 @@ import pytest
 
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import RunStatus, Timeline
-from hopsgpu.display.progress import Off, RunLines, Shielded, describe
+from hopsgpu.display.progress import NoDisplay, RunLines, Shielded, describe
 from hopsgpu.errors import Cancelled, HopsGpuError
 from hopsgpu.launcher.gang_result import GangResult
 from hopsgpu.launcher.interrupts import interrupts_noted, takes, wait_for
@@ -20,7 +20,7 @@ from hopsgpu.launcher.run import Board, Run, gpu_seconds
 
 
 def board() -> Board:
-    return Board("run-1", wanted=2, gpus=1, progress=Off())
+    return Board("run-1", wanted=2, gpus=1, progress=NoDisplay())
 
 
 def started(run_board: Board, work: object, cancelled: threading.Event | None = None) -> Run:
@@ -181,7 +181,7 @@ def test_other_threads_note_nothing() -> None:
 
 
 def test_a_display_that_fails_ends_nothing() -> None:
-    class Broken(Off):
+    class Broken(NoDisplay):
         def line(self, rank: int, host: str, text: str) -> None:
             raise BrokenPipeError("the terminal is gone")
 

@@ -18,7 +18,7 @@ from hopsgpu.artifacts.runs import parse
 from hopsgpu.core.gang import GangState
 from hopsgpu.core.run_values import GpuSeconds, RankReport, Timeline
 from hopsgpu.core.spec import ExecutorShape, GangSpec, LaunchPlan
-from hopsgpu.display.progress import Off
+from hopsgpu.display.progress import NoDisplay
 from hopsgpu.errors import StoreError
 from hopsgpu.launcher import recorder as recording_module
 from hopsgpu.launcher.background import Background, Work
@@ -141,7 +141,7 @@ class Recorded:
 
     def __init__(self, directory: Path) -> None:
         self.file = directory / "run.json"
-        self.board = Board("fit-1", 1, 1, Off())
+        self.board = Board("fit-1", 1, 1, NoDisplay())
         self.background = Background("records")
         self.cancelled = threading.Event()
         lake = Lake(f"file://{directory}")

@@ -128,7 +128,7 @@ ENDING = """
 
     bounded_calls._LAST_SECONDS = float(sys.argv[1])
     begun = threading.Event()
-    hands = bounded_calls.Hands("t")
+    hands = bounded_calls.WorkerThreadPool("t")
     atexit._clear()
     atexit.register(lambda: print("main", ask("main"), flush=True))
     import weakref
