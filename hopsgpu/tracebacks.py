@@ -135,7 +135,7 @@ def _shown(entries: list[TracebackType], on_purpose: bool) -> list[TracebackType
     if not own or not own[-1]:
         return [entry for entry, hidden in zip(entries, own, strict=True) if not hidden]
     # The frames of hopsgpu that called the user's code are not part of the bug.
-    begin = own.index(False) if False in own else 0
+    begin = own.index(False) if False in own else len(own)
     return entries[begin:]
 
 

@@ -20,7 +20,6 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hopsgpu
 from hopsgpu import tracebacks
-from hopsgpu.core import own_log
 from hopsgpu.core.boundary import public
 from hopsgpu.core.gang import GangState
 from hopsgpu.display.progress import NoDisplay
@@ -418,13 +417,3 @@ def test_all_public_calls_are_such() -> None:
     ]
     own = public(calls[0]).__code__  # type: ignore[attr-defined]
     assert all(call.__code__ is own for call in calls)  # type: ignore[attr-defined]
-
-
-def test_an_error_of_hopsgpus_code_that_nobody_elses_called_shows_where_it_arose() -> None:
-    """As in an agent's thread: all its frames are hopsgpu's."""
-    with pytest.raises(AttributeError) as raised:
-        own_log.level_of(5)
-    trace = raised.value.__traceback__
-    assert trace is not None
-    error = raised.value.with_traceback(trace.tb_next)
-    assert "in level_of" in tracebacks.text_of(error)
