@@ -40,8 +40,19 @@ def cluster() -> None:
     metavar="K",
     help="GPUs of each node: real ones if nvidia-smi works here, else simulated.  [default: 2]",
 )
+@click.option(
+    "--hadoop",
+    metavar="VERSION",
+    help="Hadoop of the daemons, such as 3.3.6 or 3.4.2.  [default: the one that PySpark includes]",
+)
 @click.option("--conf", metavar="FILE", help="YAML file of extra Hadoop properties, by site file.")
-def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str | None) -> None:
+def up(
+    dir_: str | None,
+    nodes: int | None,
+    gpus_per_node: int | None,
+    hadoop: str | None,
+    conf: str | None,
+) -> None:
     """Start a cluster and wait until it is ready.
 
     If the cluster already runs, restart the daemons that have died. HDFS keeps its files from
@@ -50,7 +61,14 @@ def up(dir_: str | None, nodes: int | None, gpus_per_node: int | None, conf: str
     from hopsgpu import devcluster as library
 
     with exit_on_signals():
-        library.up(dir_, nodes=nodes, gpus_per_node=gpus_per_node, conf=conf, say=click.echo)
+        library.up(
+            dir_,
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            hadoop=hadoop,
+            conf=conf,
+            say=click.echo,
+        )
 
 
 @cluster.command()

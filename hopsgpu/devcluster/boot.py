@@ -8,12 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 from hopsgpu.devcluster import probe
 from hopsgpu.devcluster.config import ClusterSpec
 from hopsgpu.devcluster.config_files import container_environ
 from hopsgpu.devcluster.daemons import MARKER, last_lines, marker, members, spawn, stop
+from hopsgpu.devcluster.hadoop_jars import DaemonJars
 from hopsgpu.devcluster.java import QUICK
 from hopsgpu.devcluster.layout import (
     DATANODE,
@@ -37,6 +37,8 @@ _MAIN = {
 _NODEMANAGER = f"{_HADOOP}.yarn.server.nodemanager.NodeManager"
 _HEAP_MIB = {NAMENODE: 256, DATANODE: 192, RESOURCEMANAGER: 320}
 _ALL_HEAPS_MIB = 1900
+# Hadoop before 3.5 reaches into more of the JDK.
+_OPENED = ("java.lang", "java.util", "java.io", "java.net")
 _POLL_S = 0.1
 _READY_S = 120.0
 # A NodeManager ends its containers well within this time, and then only waits for the retention of
@@ -62,7 +64,7 @@ class DaemonStarter:
         started: daemon → when it was started here, in epoch seconds.
     """
 
-    def __init__(self, layout: Layout, state: State, jars: Path) -> None:
+    def __init__(self, layout: Layout, state: State, jars: DaemonJars) -> None:
         self.state = self._before = state
         self._layout = layout
         self._jars = jars
@@ -95,6 +97,12 @@ class DaemonStarter:
     def format_namenode(self) -> None:
         """Create the file system at the first start in a directory."""
         if self._layout.formatted.exists():
+            before = self._layout.formatted.read_text(encoding="utf-8") or self._jars.version
+            if before != self._jars.version:
+                raise ClusterError(
+                    f"the HDFS in {self._layout.root} was made by Hadoop {before}, and"
+                    f" {self._jars.version} may not read it: use another --dir, or remove this one"
+                )
             return
         # Remove what an interrupted format left; blocks of an incomplete file system are useless.
         for half in (self._layout.name, self._layout.data):
@@ -117,23 +125,23 @@ class DaemonStarter:
                 stop(members(self._layout.root, NAMENODE), GRACE_S)
         if failed:
             raise ClusterError(f"formatting HDFS failed ({log}):\n{last_lines(log)}")
-        self._layout.formatted.touch()
+        self._layout.formatted.write_text(self._jars.version, encoding="utf-8")
 
     def _command(self, daemon: str, main: str) -> list[str]:
-        conf, spark = self._layout.conf(daemon), Path(self.state.spark)
+        conf = self._layout.conf(daemon)
         return [
             f"{self.state.java}/bin/java",
             f"-Xmx{heap_mib(daemon, self.state.spec.nodes)}m",
             *QUICK,
             "-XX:+ExitOnOutOfMemoryError",
             f"-XX:ErrorFile={self._layout.logs}/{daemon}-crash-%p.log",
-            "--add-opens=java.base/java.lang=ALL-UNNAMED",
+            *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
             "-Djava.net.preferIPv4Stack=true",
             f"-Djdk.net.hosts.file={self._layout.hosts}",
             f"-Dlog4j2.configurationFile={conf / 'log4j2-daemon.properties'}",
+            f"-Dlog4j.configuration=file:{conf / 'log4j-daemon.properties'}",
             f"-Djava.io.tmpdir={self._layout.temporary(daemon)}",
-            # The directory itself, for its `webapps`, precedes the jar that contains them too.
-            *("-cp", f"{conf}:{self._jars}:{self._jars}/*:{spark}/jars/*"),
+            *("-cp", f"{conf}:{self._jars.class_path}"),
             main,
         ]
 

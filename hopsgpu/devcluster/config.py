@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ SITES = (
 )
 _FAIR, _NODES, _HOSTS = "fair-scheduler", "nodes", "hosts"
 _MAX_GPUS = 16
+_HADOOP = re.compile(r"3\.([3-9]|[1-9]\d)\.\d{1,2}")
 Properties = dict[str, str]
 
 
@@ -43,15 +45,27 @@ class SiteConf:
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The requested size and overrides of a cluster."""
+    """The requested size and overrides of a cluster.
+
+    Attributes:
+        nodes: number of NodeManagers.
+        gpus_per_node: number of GPUs of each.
+        hadoop: version of the daemons, as "3.3.6"; "" for the one that the PySpark includes.
+        conf: the overrides.
+    """
 
     nodes: int = 2
     gpus_per_node: int = 2
+    hadoop: str = ""
     conf: SiteConf = field(default_factory=SiteConf)
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, 1, MAX_NODES)
         _whole("gpus_per_node", self.gpus_per_node, 0, _MAX_GPUS)
+        if self.hadoop and not _HADOOP.fullmatch(self.hadoop):
+            raise ConfigError(
+                f"hadoop={self.hadoop!r}: must be a release from 3.3.0 on, such as '3.3.6'"
+            )
         unknown = set(self.conf.nodes) - set(node_names(self.nodes))
         if unknown:
             raise ConfigError(

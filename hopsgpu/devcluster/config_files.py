@@ -57,6 +57,7 @@ def write_conf(layout: Layout, state: State, gpus: GpuPlan) -> None:
             merged = {**ours, **own, **over.get(name, {}), **last}
             write(conf / f"{name}.xml", site_files.xml_text(merged))
         write(conf / "log4j2-daemon.properties", site_files.log4j())
+        write(conf / "log4j-daemon.properties", site_files.reload4j())
     fair = layout.client / "fair-scheduler.xml"
     fair.unlink(missing_ok=True)
     if spec.conf.fair_scheduler:

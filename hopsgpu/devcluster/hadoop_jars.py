@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hopsgpu.devcluster.java import Java
@@ -18,7 +19,27 @@ from hopsgpu.errors import ClusterError
 # The ResourceManager's web proxy makes its certificates with Bouncy Castle, which neither
 # PySpark nor the minicluster package carries.
 _BOUNCY_CASTLE = "1.82"
-# Not downloaded, as PySpark's jars, which are on the class path, include the same versions.
+_MINICLUSTER = "org.apache.hadoop:hadoop-client-minicluster"
+# The daemons' own jars, for which the resolver adds what they need. Those of a Hadoop before 3.5
+# must be these: its minicluster jar answers REST requests in another form than its daemons do.
+_DAEMONS = (
+    "org.apache.hadoop:hadoop-yarn-server-resourcemanager",
+    "org.apache.hadoop:hadoop-yarn-server-nodemanager",
+    "org.apache.hadoop:hadoop-yarn-server-timelineservice",
+    "org.apache.hadoop:hadoop-hdfs",
+    "org.apache.hadoop:hadoop-hdfs-client",
+    "org.apache.hadoop:hadoop-common",
+)
+# Not needed to run them.
+_ANNOTATIONS = (
+    "com.google.errorprone:error_prone_annotations",
+    "com.google.j2objc:j2objc-annotations",
+    "org.checkerframework:checker-qual",
+    "org.codehaus.mojo:animal-sniffer-annotations",
+)
+_BEFORE_3_5 = ("3.3.", "3.4.")
+# Not downloaded with the minicluster jar, as PySpark's jars, which are on the class path, include
+# the same versions.
 _CARRIED = (
     "org.apache.hadoop:hadoop-client-api",
     "org.apache.hadoop:hadoop-client-runtime",
@@ -47,30 +68,64 @@ def hadoop_version(spark: Path) -> str:
     )
 
 
-def daemon_jars(java: Java, spark: Path, say: Callable[[str], object]) -> Path:
-    """Return a directory with what the daemons need besides PySpark's jars: `*.jar`, `webapps`.
+@dataclass(frozen=True)
+class DaemonJars:
+    """The jars of the daemons of one Hadoop.
 
-    The directory appears by one rename, so it is complete if it exists, and then neither the
+    Attributes:
+        version: of Hadoop.
+        directory: has `*.jar` and `webapps`.
+        beside: directory of further jars on the class path, PySpark's; None if `directory` has all.
+    """
+
+    version: str
+    directory: Path
+    beside: Path | None
+
+    @property
+    def class_path(self) -> str:
+        """Return the class path of a daemon, without its configuration."""
+        # The directory itself, for its `webapps`, precedes the jar that contains them too.
+        own = f"{self.directory}:{self.directory}/*"
+        return own if self.beside is None else f"{own}:{self.beside}/*"
+
+
+def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], object]) -> DaemonJars:
+    """Return the jars of the daemons, downloaded once for each version.
+
+    Their directory appears by one rename, so it is complete if it exists, and then neither the
     network nor the resolver is used.
+
+    Args:
+        java: the JDK that runs the resolver.
+        spark: the PySpark's directory.
+        wanted: version of Hadoop; "" for the one that the PySpark includes.
+        say: receives one line at a time.
 
     Raises:
         ClusterError: the resolver could not download them; the message has its output.
     """
-    version = hadoop_version(spark)
-    kept = cache() / f"hadoop-daemons-{version}-bc-{_BOUNCY_CASTLE}"
+    included = hadoop_version(spark)
+    version = wanted or included
+    mini = version == included and not version.startswith(_BEFORE_3_5)
+    kept = cache() / f"hadoop-daemons-{version}{'' if mini else '-unshaded'}-bc-{_BOUNCY_CASTLE}"
+    found = DaemonJars(version, kept, spark / "jars" if mini else None)
     if kept.is_dir():
-        return kept
+        return found
     kept.parent.mkdir(parents=True, exist_ok=True)
-    say(f"downloading Hadoop {version}'s daemons (about 65 MB, once) to {kept}")
+    say(f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to {kept}")
+    packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if mini else _DAEMONS)]
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
-        jars = _resolve(java, spark, version, Path(scratch))
+        excluded = _CARRIED if mini else _ANNOTATIONS
+        webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if mini else ()
+        jars = _resolve(java, spark, packages, excluded, webapps, Path(scratch))
         try:
             jars.rename(kept)
         except OSError:
             # Another `up` was quicker: its copy is as good as ours.
             if not kept.is_dir():
                 raise
-    return kept
+    return found
 
 
 def cache() -> Path:
@@ -80,10 +135,26 @@ def cache() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "hopsgpu"
 
 
-def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
-    """Run spark-submit only for its resolver; the class that it starts prints a version."""
+def _resolve(
+    java: Java,
+    spark: Path,
+    packages: Sequence[str],
+    excluded: Sequence[str],
+    webapps: Iterable[Path],
+    scratch: Path,
+) -> Path:
+    """Run spark-submit only for its resolver; the class that it starts prints a version.
+
+    Args:
+        java: the JDK.
+        spark: the PySpark's directory.
+        packages: Maven coordinates of what to download, beside Bouncy Castle.
+        excluded: group and name of dependencies to leave out.
+        webapps: further jars with the daemons' web pages.
+        scratch: a directory to work in.
+    """
     wanted = (
-        f"org.apache.hadoop:hadoop-client-minicluster:{version}",
+        *packages,
         f"org.bouncycastle:bcprov-jdk18on:{_BOUNCY_CASTLE}",
         f"org.bouncycastle:bcpkix-jdk18on:{_BOUNCY_CASTLE}",
         f"org.bouncycastle:bcutil-jdk18on:{_BOUNCY_CASTLE}",
@@ -95,7 +166,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
         # With the options of `cluster env`, the JVM would know only that cluster's host
         # names.
         *("--conf", "spark.driver.defaultJavaOptions=-Xshare:auto"),
-        *("--exclude-packages", ",".join(_CARRIED)),
+        *("--exclude-packages", ",".join(excluded)),
         *("--packages", ",".join(wanted)),
         *("--class", "org.apache.hadoop.util.VersionInfo", "spark-internal"),
     ]
@@ -114,7 +185,7 @@ def _resolve(java: Java, spark: Path, version: str, scratch: Path) -> Path:
     jars.mkdir()
     for jar in fetched:
         shutil.move(jar, jars / jar.name)
-    for jar in (*jars.glob("*.jar"), *(spark / "jars").glob("hadoop-client-api-*.jar")):
+    for jar in (*jars.glob("*.jar"), *webapps):
         _unpack_webapps(jar, jars)
     return jars
 

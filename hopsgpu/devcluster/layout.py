@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def formatted(self) -> Path:
-        """A file that exists once the file system has been created."""
+        """A file that exists once the file system has been created; it has Hadoop's version."""
         return self.root / "hdfs" / "formatted"
 
     @property

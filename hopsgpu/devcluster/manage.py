@@ -62,6 +62,7 @@ def up(
     *,
     nodes: int | None = None,
     gpus_per_node: int | None = None,
+    hadoop: str | None = None,
     conf: str | Path | Mapping[str, Any] | None = None,
     say: Say = print,
     keep_classes: bool = False,
@@ -73,6 +74,8 @@ def up(
         nodes: number of NodeManagers; by default as many as already run, else 2.
         gpus_per_node: number of GPUs per node, real ones if nvidia-smi answers, else simulated; by
             default that of the running cluster, else 2.
+        hadoop: version of the daemons, such as "3.3.6"; by default that of the running cluster,
+            else the one that the installed PySpark includes. Others are downloaded once.
         conf: a YAML file, or its content, a mapping of site file → property → value.
         say: receives one line at a time.
         keep_classes: whether to cache the classes that Spark's JVMs load (about 200 MB) if they are
@@ -86,7 +89,12 @@ def up(
     layout = Layout.at(dir)
     layout.check()
     began = time.monotonic()
-    given = {"nodes": nodes, "gpus_per_node": gpus_per_node, "conf": _conf(conf)}
+    given = {
+        "nodes": nodes,
+        "gpus_per_node": gpus_per_node,
+        "hadoop": hadoop,
+        "conf": _conf(conf),
+    }
     given = {name: value for name, value in given.items() if value is not None}
     wanted = ClusterSpec(**given)  # type: ignore[arg-type]
     with locked(layout, say):
@@ -122,7 +130,7 @@ def _start(
     layout: Layout, before: State | None, spec: ClusterSpec, missing: list[str], say: Say
 ) -> State:
     java, spark = find_java(), pyspark_home()
-    jars = daemon_jars(java, spark, say)
+    jars = daemon_jars(java, spark, spec.hadoop, say)
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
     say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.said}")
     with _ports(layout, before, spec, missing) as ports:
@@ -244,7 +252,8 @@ def _same(spec: ClusterSpec, given: Mapping[str, object], layout: Layout) -> Non
     if other:
         raise ClusterError(
             f"the cluster in {layout.root} runs with other settings ({', '.join(other)} differ; "
-            f"it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}): "
+            f"it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
+            f"{f' and Hadoop {spec.hadoop}' if spec.hadoop else ''}): "
             "`hopsgpu cluster down` first, or use another --dir"
         )
 

@@ -195,6 +195,15 @@ appender.stdout.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n%ex
 """
 
 
+def reload4j(level: str = "INFO") -> str:
+    """Return the same as `log4j` for the daemons of a Hadoop before 3.5, which log by reload4j."""
+    return f"""log4j.rootLogger={level},stdout
+log4j.appender.stdout=org.apache.log4j.ConsoleAppender
+log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
+log4j.appender.stdout.layout.ConversionPattern=%d{{ISO8601}} %p %c{{1}}: %m%n
+"""
+
+
 def xml_text(properties: Mapping[str, str]) -> str:
     """Return a Hadoop site file."""
     rows = "".join(
