@@ -50,14 +50,14 @@ class ClusterSpec:
     Attributes:
         nodes: number of NodeManagers.
         gpus_per_node: number of GPUs of each.
-        hadoop: version of the daemons, as "3.3.6"; "" for the one that the PySpark includes.
         conf: the overrides.
+        hadoop: version of the daemons, as "3.3.6"; "" for the one that the PySpark includes.
     """
 
     nodes: int = 2
     gpus_per_node: int = 2
-    hadoop: str = ""
     conf: SiteConf = field(default_factory=SiteConf)
+    hadoop: str = ""
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, 1, MAX_NODES)

@@ -18,7 +18,7 @@ from hopsgpu.errors import ClusterError
 
 # The ResourceManager's web proxy makes its certificates with Bouncy Castle, which neither
 # PySpark nor the minicluster package carries.
-_BOUNCY_CASTLE = "1.82"
+_BOUNCY_CASTLE, _CASTLES = "1.82", ("bcprov", "bcpkix", "bcutil")
 _MINICLUSTER = "org.apache.hadoop:hadoop-client-minicluster"
 # The daemons' own jars, for which the resolver adds what they need. Those of a Hadoop before 3.5
 # must be these: its minicluster jar answers REST requests in another form than its daemons do.
@@ -37,6 +37,8 @@ _ANNOTATIONS = (
     "org.checkerframework:checker-qual",
     "org.codehaus.mojo:animal-sniffer-annotations",
 )
+# Maven's jar of HDFS has no web pages, and its daemons do not start without their directories.
+_HDFS_PAGES = ("hdfs", "datanode")
 _BEFORE_3_5 = ("3.3.", "3.4.")
 # Not downloaded with the minicluster jar, as PySpark's jars, which are on the class path, include
 # the same versions.
@@ -108,13 +110,15 @@ def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], objec
     included = hadoop_version(spark)
     version = wanted or included
     mini = version == included and not version.startswith(_BEFORE_3_5)
-    kept = cache() / f"hadoop-daemons-{version}{'' if mini else '-unshaded'}-bc-{_BOUNCY_CASTLE}"
+    kept = cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
     found = DaemonJars(version, kept, spark / "jars" if mini else None)
     if kept.is_dir():
         return found
     kept.parent.mkdir(parents=True, exist_ok=True)
     say(f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to {kept}")
     packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if mini else _DAEMONS)]
+    if mini:
+        packages += [f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _CASTLES]
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
         excluded = _CARRIED if mini else _ANNOTATIONS
         webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if mini else ()
@@ -148,17 +152,11 @@ def _resolve(
     Args:
         java: the JDK.
         spark: the PySpark's directory.
-        packages: Maven coordinates of what to download, beside Bouncy Castle.
+        packages: Maven coordinates of what to download.
         excluded: group and name of dependencies to leave out.
         webapps: further jars with the daemons' web pages.
         scratch: a directory to work in.
     """
-    wanted = (
-        *packages,
-        f"org.bouncycastle:bcprov-jdk18on:{_BOUNCY_CASTLE}",
-        f"org.bouncycastle:bcpkix-jdk18on:{_BOUNCY_CASTLE}",
-        f"org.bouncycastle:bcutil-jdk18on:{_BOUNCY_CASTLE}",
-    )
     command = [
         str(spark / "bin" / "spark-submit"),
         *("--master", "local", "--deploy-mode", "client"),
@@ -167,17 +165,17 @@ def _resolve(
         # names.
         *("--conf", "spark.driver.defaultJavaOptions=-Xshare:auto"),
         *("--exclude-packages", ",".join(excluded)),
-        *("--packages", ",".join(wanted)),
+        *("--packages", ",".join(packages)),
         *("--class", "org.apache.hadoop.util.VersionInfo", "spark-internal"),
     ]
     environ = {**os.environ, "JAVA_HOME": str(java.home), "SPARK_HOME": str(spark)}
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     fetched = list((scratch / "ivy" / "jars").glob("*.jar"))
-    if ran.returncode or len(fetched) < len(wanted):
+    if ran.returncode or len(fetched) < len(packages):
         said = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
         why = [line for line in said if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
-            f"Spark's resolver could not fetch {', '.join(wanted)}: this needs the network once "
+            f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once "
             "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
             + "\n  ".join((why or said)[-8:])
         )
@@ -187,6 +185,8 @@ def _resolve(
         shutil.move(jar, jars / jar.name)
     for jar in (*jars.glob("*.jar"), *webapps):
         _unpack_webapps(jar, jars)
+    for daemon in _HDFS_PAGES:
+        (jars / "webapps" / daemon).mkdir(parents=True, exist_ok=True)
     return jars
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hopsgpu.devcluster.layout import MASTER
+from hopsgpu.yarn.answer_lists import join_repeated, with_lists
 
 _SECONDS = 5
 _GPU = "yarn.io/gpu"
@@ -112,7 +113,7 @@ def _get(url: str) -> dict[str, Any] | None:
             session.trust_env = False
             answer = session.get(url, timeout=_SECONDS, headers={"Accept": "application/json"})
             answer.raise_for_status()
-            said = answer.json()
+            said = with_lists(answer.json(object_pairs_hook=join_repeated))
     except (requests.RequestException, ValueError):
         return None
     return said if isinstance(said, dict) else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.direct_http import direct_session
+from hopsgpu.yarn.answer_lists import join_repeated, with_lists
 
 if TYPE_CHECKING:
     from typing import Any
@@ -27,7 +28,7 @@ class NoAnswer(HopsGpuError):
 
 
 def get_json(url: str, seconds: tuple[float, float]) -> Any:
-    """Return a daemon's answer to a GET.
+    """Return a daemon's answer to a GET, with the lists of Hadoop 3.5 whatever its version is.
 
     No proxy is asked, whatever the environment says. The library requests reads the certificates of
     a private authority (REQUESTS_CA_BUNDLE) and ~/.netrc.
@@ -45,7 +46,7 @@ def get_json(url: str, seconds: tuple[float, float]) -> Any:
 
     answer = _answer("GET", url, seconds)
     try:
-        return answer.json()
+        return with_lists(answer.json(object_pairs_hook=join_repeated))
     except requests.JSONDecodeError as error:
         raise NoAnswer("its answer is no JSON") from error
 

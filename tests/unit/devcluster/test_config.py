@@ -73,6 +73,9 @@ def test_files(tmp_path: Path) -> None:
         ({"nodes": True}, ("nodes", "True")),
         ({"nodes": 1.5}, ("nodes", "1.5")),
         ({"gpus_per_node": -1}, ("gpus_per_node", "0 to 16", "-1")),
+        ({"hadoop": "2.10.1"}, ("hadoop", "3.3.0", "2.10.1")),
+        ({"hadoop": "3.2.4"}, ("3.2.4", "3.3.6")),
+        ({"hadoop": "latest"}, ("latest", "3.3.6")),
         ({"nodes": 2, "conf": SiteConf(nodes={"node3": {}})}, ("node3", "node1, node2")),
     ],
 )
@@ -81,6 +84,11 @@ def test_a_wrong_size_is_refused(given: dict[str, Any], words: tuple[str, ...]) 
         ClusterSpec(**given)
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("hadoop", ["3.3.0", "3.3.6", "3.4.2", "3.5.0", "3.10.12"])
+def test_releases_of_hadoop(hadoop: str) -> None:
+    assert ClusterSpec(hadoop=hadoop).hadoop == hadoop
 
 
 def test_no_gpus_are_a_cluster_too() -> None:

@@ -45,14 +45,17 @@ def spark(home: Path, submit: str) -> Path:
 def test_they_are_fetched_once(tmp_path: Path, cache: Path) -> None:
     home = spark(tmp_path / "spark", RESOLVES)
     said: list[str] = []
-    jars = daemon_jars(JAVA, home, said.append)
+    found = daemon_jars(JAVA, home, "", said.append)
+    jars = found.directory
+    assert (found.version, found.beside) == ("3.9.1", home / "jars")
+    assert found.class_path == f"{jars}:{jars}/*:{home}/jars/*"
     assert jars.parent == cache
     assert "3.9.1" in jars.name
     kept = sorted(str(f.relative_to(jars)) for f in jars.rglob("*") if f.is_file())
     pages = ["webapps/cluster/index.html", "webapps/hdfs/index.html"]
     assert kept == ["a.jar", "b.jar", "c.jar", "d.jar", *pages]
     assert len(said) == 1
-    assert daemon_jars(JAVA, home, said.append) == jars
+    assert daemon_jars(JAVA, home, "3.9.1", said.append) == found
     assert len(said) == 1
     calls = (home / "bin" / "calls").read_text().splitlines()
     assert len(calls) == 1
@@ -61,12 +64,30 @@ def test_they_are_fetched_once(tmp_path: Path, cache: Path) -> None:
     assert [p.name for p in cache.iterdir()] == [jars.name]
 
 
+def test_another_hadoop_comes_with_all_its_jars(tmp_path: Path, cache: Path) -> None:
+    """Beside PySpark's there would be two versions of Hadoop on the class path."""
+    home = spark(tmp_path / "spark", RESOLVES.replace("a b c d", "a b c d e f g"))
+    found = daemon_jars(JAVA, home, "3.3.6", print)
+    assert (found.version, found.beside) == ("3.3.6", None)
+    assert found.class_path == f"{found.directory}:{found.directory}/*"
+    (call,) = (home / "bin" / "calls").read_text().splitlines()
+    assert "org.apache.hadoop:hadoop-hdfs:3.3.6" in call and "minicluster" not in call
+    # The daemons of HDFS do not start without these, and Maven's jars lack them.
+    assert {page.name for page in (found.directory / "webapps").iterdir()} >= {"hdfs", "datanode"}
+    assert not (found.directory / "webapps" / "cluster").exists(), "PySpark's are another version's"
+    both = daemon_jars(JAVA, home, "3.4.2", print)
+    assert both.directory != found.directory and {one.name for one in cache.iterdir()} == {
+        both.directory.name,
+        found.directory.name,
+    }
+
+
 def test_a_failure_says_what_the_resolver_said_and_leaves_nothing(
     tmp_path: Path, cache: Path
 ) -> None:
     home = spark(tmp_path / "spark", FAILS)
     with pytest.raises(ClusterError) as caught:
-        daemon_jars(JAVA, home, print)
+        daemon_jars(JAVA, home, "", print)
     assert "org.x#y: not found" in str(caught.value)
     assert "noise" not in str(caught.value)
     assert list(cache.iterdir()) == []
@@ -75,7 +96,7 @@ def test_a_failure_says_what_the_resolver_said_and_leaves_nothing(
 def test_an_incomplete_answer_is_a_failure(tmp_path: Path, cache: Path) -> None:
     home = spark(tmp_path / "spark", RESOLVES.replace("a b c d", "a"))
     with pytest.raises(ClusterError, match="could not fetch"):
-        daemon_jars(JAVA, home, print)
+        daemon_jars(JAVA, home, "", print)
     assert list(cache.iterdir()) == []
 
 

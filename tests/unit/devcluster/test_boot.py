@@ -1,0 +1,28 @@
+"""What `up` refuses before it starts a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hopsgpu.devcluster.boot import DaemonStarter
+from hopsgpu.devcluster.config import ClusterSpec
+from hopsgpu.devcluster.hadoop_jars import DaemonJars
+from hopsgpu.devcluster.layout import Layout
+from hopsgpu.devcluster.state import State
+from hopsgpu.errors import ClusterError
+
+
+def test_hdfs_of_another_hadoop_is_left_alone(tmp_path: Path) -> None:
+    layout = Layout.at(tmp_path)
+    layout.formatted.parent.mkdir(parents=True)
+    layout.formatted.write_text("3.5.0")
+    block = layout.name / "fsimage"
+    block.parent.mkdir()
+    block.touch()
+    state = State(ClusterSpec(hadoop="3.3.6"), "none", "/jdk", "/spark", "python", {})
+    starter = DaemonStarter(layout, state, DaemonJars("3.3.6", tmp_path, None))
+    with pytest.raises(ClusterError, match=r"made by Hadoop 3\.5\.0, and 3\.3\.6 may not read it"):
+        starter.format_namenode()
+    assert block.exists() and layout.formatted.read_text() == "3.5.0"
