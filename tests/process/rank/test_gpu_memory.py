@@ -78,7 +78,9 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process with the second of two GPUs, and with no framework yet."""
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     for name in ("torch", "torch.cuda", "tensorflow"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+        # Set first, so that what a test imports under this name is undone.
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+        monkeypatch.delitem(sys.modules, name)
     variables = {
         "HOPSGPU_MEMORY_SHARE": "0.25",
         "CUDA_VISIBLE_DEVICES": "GPU-0,GPU-1",
