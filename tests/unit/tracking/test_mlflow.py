@@ -186,7 +186,9 @@ def test_a_directory_of_that_name_is_not_mlflow(
 ) -> None:
     (tmp_path / "mlflow").mkdir()
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
-    monkeypatch.delitem(sys.modules, "mlflow", raising=False)
+    # Set first, so that an import of the directory is undone.
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    monkeypatch.delitem(sys.modules, "mlflow")
     with pytest.raises(ConfigError, match="not installed at the driver"):
         tracking_to("http://mlflow:5000", None)
 
