@@ -71,13 +71,14 @@ def test_the_status_of_nothing(tmp_path: Path) -> None:
 
 def test_options_reach_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[object, ...]] = []
-    monkeypatch.setattr(library, "up", lambda *a, **k: calls.append((a, sorted(k.items())[:3])))
+    monkeypatch.setattr(library, "up", lambda *a, **k: calls.append((a, sorted(k.items())[:4])))
     args = ["--dir", "d", "--nodes", "3", "--gpus-per-node", "1", "--conf", "c.yaml"]
+    args += ["--hadoop", "3.3.6"]
     assert CliRunner().invoke(main, ["cluster", "up", *args]).exit_code == 0
     assert CliRunner().invoke(main, ["cluster", "up"]).exit_code == 0
     assert calls == [
-        (("d",), [("conf", "c.yaml"), ("gpus_per_node", 1), ("nodes", 3)]),
-        ((None,), [("conf", None), ("gpus_per_node", None), ("nodes", None)]),
+        (("d",), [("conf", "c.yaml"), ("gpus_per_node", 1), ("hadoop", "3.3.6"), ("nodes", 3)]),
+        ((None,), [("conf", None), ("gpus_per_node", None), ("hadoop", None), ("nodes", None)]),
     ]
 
 
