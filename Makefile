@@ -38,9 +38,10 @@ python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	  || { echo "hopsgpu needs Python 3.11 to 3.13 ($$($(PYTHON) --version 2>&1)): name one with make PYTHON=..." >&2; exit 1; }
 
-# Told before gigabytes are downloaded.
+# Told before gigabytes are downloaded, by a Python that has no package yet: as a script, since the
+# package that the module is in imports some.
 java: python
-	@$(PYTHON) -c 'from hopsgpu.devcluster.java import main; raise SystemExit(main())'
+	@PYTHONPATH=. $(PYTHON) -P hopsgpu/devcluster/java.py
 
 $(VENV)/bin/python: | python
 	$(PYTHON) -m venv $(VENV)

@@ -106,3 +106,7 @@ def main() -> int:
         print(f"hopsgpu: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
