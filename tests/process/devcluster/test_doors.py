@@ -10,14 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
+_MAKES_OWN = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES")
 
 
 def checks(**variables: str) -> subprocess.CompletedProcess[str]:
     """What both do first, in a Python without site-packages."""
+    # As from a shell, although `make test` may run this.
+    environ = {name: value for name, value in os.environ.items() if name not in _MAKES_OWN}
     return subprocess.run(
         ["make", "--no-print-directory", "java", f"PYTHON={sys.executable} -S"],
         cwd=ROOT,
-        env={**os.environ, **variables},
+        env={**environ, **variables},
         capture_output=True,
         text=True,
         timeout=60,
