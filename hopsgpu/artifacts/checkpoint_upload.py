@@ -136,7 +136,7 @@ class PendingCheckpoints:
 
     def _leave(self, problem: str, kind: str) -> None:
         draft = self._problem.with_suffix(".draft")
-        with contextlib.suppress(OSError):  # the disk is full; the driver is told all the same
+        with contextlib.suppress(OSError):  # the disk is full; the driver learns of it in any case
             draft.write_text(json.dumps({"problem": problem, "kind": kind}))
             draft.rename(self._problem)
 

@@ -84,9 +84,9 @@ def _introduction(address: str, driver: Driver) -> dict[str, Any]:
 
 
 def device_fields() -> list[dict[str, str]]:
-    """Return the fields of each GPU's `gang.Device`, as the discovery script left them in the
-    container's
-    directory; none where it did not run.
+    """Return the fields of a `gang.Device` for each GPU of this container.
+
+    The discovery script left them in the container's directory; there are none if it did not run.
     """
     return [
         {

@@ -89,7 +89,7 @@ def text_columns(schema: Any, names: Sequence[str]) -> dict[int, bool]:
 
     Args:
         schema: schema of the file.
-        names: names of the fields that are wanted.
+        names: names of the fields to read.
     """
     return {
         numbers[0]: not _is_text(field.type)

@@ -62,7 +62,7 @@ def value_widths(schema: Any, names: Sequence[str]) -> dict[int, int] | None:
 
     Args:
         schema: schema of the file.
-        names: names of the fields that are wanted.
+        names: names of the fields to read.
 
     Returns:
         The bytes by column number; None if values differ in size, as strings and binary do.

@@ -40,7 +40,7 @@ class Fetcher:
 
     Args:
         shard: the shard that has rows of the row groups.
-        columns: names of the columns that are wanted.
+        columns: names of the columns to read.
         most: the most bytes of a row group that is fetched as a whole.
     """
 

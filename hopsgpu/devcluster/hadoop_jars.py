@@ -18,7 +18,8 @@ from hopsgpu.errors import ClusterError
 
 # The ResourceManager's web proxy makes its certificates with Bouncy Castle, which neither
 # PySpark nor the minicluster package carries.
-_BOUNCY_CASTLE, _CASTLES = "1.82", ("bcprov", "bcpkix", "bcutil")
+_BOUNCY_CASTLE = "1.82"
+_BOUNCY_CASTLE_JARS = ("bcprov", "bcpkix", "bcutil")
 _MINICLUSTER = "org.apache.hadoop:hadoop-client-minicluster"
 # The daemons' own jars, for which the resolver adds what they need. Those of a Hadoop before 3.5
 # must be these: its minicluster jar answers REST requests in another form than its daemons do.
@@ -118,7 +119,9 @@ def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], objec
     say(f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to {kept}")
     packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if mini else _DAEMONS)]
     if mini:
-        packages += [f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _CASTLES]
+        packages += [
+            f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _BOUNCY_CASTLE_JARS
+        ]
     with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
         excluded = _CARRIED if mini else _ANNOTATIONS
         webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if mini else ()

@@ -184,23 +184,23 @@ def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) 
     return "".join(f"{address} {name}\n" for name, address in pairs)
 
 
-def log4j(level: str = "info") -> str:
+def log4j() -> str:
     """Return the daemons' log4j2.properties, which sends everything to stdout, their log file."""
-    return f"""rootLogger.level = {level}
+    return """rootLogger.level = info
 rootLogger.appenderRef.stdout.ref = stdout
 appender.stdout.type = Console
 appender.stdout.name = stdout
 appender.stdout.layout.type = PatternLayout
-appender.stdout.layout.pattern = %d{{ISO8601}} %p %c{{1}}: %m%n%ex
+appender.stdout.layout.pattern = %d{ISO8601} %p %c{1}: %m%n%ex
 """
 
 
-def reload4j(level: str = "INFO") -> str:
+def reload4j() -> str:
     """Return the same as `log4j` for the daemons of a Hadoop before 3.5, which log by reload4j."""
-    return f"""log4j.rootLogger={level},stdout
+    return """log4j.rootLogger=INFO,stdout
 log4j.appender.stdout=org.apache.log4j.ConsoleAppender
 log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
-log4j.appender.stdout.layout.ConversionPattern=%d{{ISO8601}} %p %c{{1}}: %m%n
+log4j.appender.stdout.layout.ConversionPattern=%d{ISO8601} %p %c{1}: %m%n
 """
 
 

@@ -121,7 +121,7 @@ class LeaseThread:
         """Provide a function that returns the whole gang for an attempt of one launch.
 
         Use it only in the keeper's thread, or in a thread for whose end the keeper waits. Nodes
-        and GPUs that the function is told to avoid have no part in the gang.
+        and GPUs that are excluded have no part in the gang.
 
         Raises:
             Cancelled: the launch was cancelled.

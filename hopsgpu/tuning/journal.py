@@ -28,9 +28,6 @@ class Journal(BaseJournalBackend):
     Args:
         target: the file on the lake; new entries follow those that it already holds.
 
-    Attributes:
-        is_new: whether the file had no entries.
-
     Raises:
         StoreError: the file cannot be read, or is no journal.
     """
@@ -52,7 +49,6 @@ class Journal(BaseJournalBackend):
         # Lines taken from `_lines` that are not yet on the lake.
         self._bringing = b""
         self._unsure = False
-        self.is_new = not whole
 
     def read_logs(self, log_number_from: int) -> Iterable[dict[str, Any]]:
         """Return the entries written since the last call; the only storage reads all in order."""

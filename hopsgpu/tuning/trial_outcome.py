@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hopsgpu.launcher import failures
-from hopsgpu.launcher.failures import EndedRank
 from hopsgpu.tuning.scheduler import TrialEnd
 
 _SHOWN = 200
@@ -82,15 +80,6 @@ def _number_or_none(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         # RuntimeError: a torch tensor with several elements.
         return None
-
-
-def failed_by(ends: Sequence[EndedRank], log_url: str) -> str:
-    """Return the failure of a trial whose ranks have ended; "" if none failed."""
-    first = failures.first_failure(ends)
-    if first is None:
-        return ""
-    cause = failures.likely_cause(first.place, ends)
-    return str(failures.rank_failed(first, log_url, cause))
 
 
 class Reports:

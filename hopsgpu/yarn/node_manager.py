@@ -162,11 +162,15 @@ class NodeManagers:
 
 
 def devices_of(answer: object) -> Devices:
-    """Return the GPUs in a NodeManager's answer; none if the answer does not describe them."""
+    """Return the GPUs in a NodeManager's answer; none if the answer does not describe them.
+
+    Args:
+        answer: as `rest_client.get_json` returns it: its lists are lists.
+    """
     whole = answer if isinstance(answer, Mapping) else {}
     said = whole.get("gpuDeviceInformation") or {}
-    given = {_minor(device) for device in _listed(whole.get("totalGpuDevices"))}
-    listed = _listed(_field(said, "gpu", "gpus"))
+    given = {_minor(device) for device in whole.get("totalGpuDevices") or []}
+    listed = _field(said, "gpu", "gpus") or []
     gpus = tuple(
         NodeGpu(
             name=_text(_field(gpu, "product_name", "productName")),
@@ -182,11 +186,6 @@ def devices_of(answer: object) -> Devices:
 
 def _field(said: _Answer, *names: str) -> Any:
     return next((said[name] for name in names if name in said), None)
-
-
-def _listed(found: Any) -> list[_Answer]:
-    # A list of one element can come as the element itself.
-    return [found] if isinstance(found, Mapping) else list(found or [])
 
 
 def _text(found: Any) -> str:

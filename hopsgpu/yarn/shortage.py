@@ -159,7 +159,7 @@ def _scattered(free: dict[Node, Amount], one: Amount, wanted: int) -> str:
 
 
 def _each(free: dict[Node, Amount], one: Amount) -> str:
-    """Return each node's free part: its GPUs, or cores and memory if no GPU is wanted."""
+    """Return each node's free part: its GPUs, or cores and memory if the request has no GPU."""
     if one.gpus:
         said = [f"{n.host} {a.gpus} of {n.total.gpus}" for n, a in free.items() if n.total.gpus]
     else:

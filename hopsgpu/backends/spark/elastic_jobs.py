@@ -43,7 +43,7 @@ class JobsLease(ElasticLease):
         self._closed = False
         # When an executor was last requested or given up.
         self._asked = float("-inf")
-        # Set while fewer executors are wanted than are here or requested.
+        # Set while the search needs fewer executors than are here or requested.
         self._enough = threading.Event()
         # Set when the last request need not stay in the queue of gangs any longer.
         self._leave = threading.Event()

@@ -50,7 +50,7 @@ def entries(archive: Path, peek: Callable[[str], bool]) -> Iterator[Entry]:
 
     Args:
         archive: a file whose name ends with one of `SUFFIXES`.
-        peek: says whether the first bytes of a file of this name are wanted.
+        peek: returns whether to read the first bytes of a file of this name.
 
     Raises:
         ConfigError: the file is no archive or is damaged, a name leads out of it, or it has a

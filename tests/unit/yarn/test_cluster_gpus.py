@@ -21,6 +21,7 @@ import hopsgpu
 from hopsgpu.backends.inventory import cluster_gpus
 from hopsgpu.core.queue_policy import Bound
 from hopsgpu.errors import ConfigError, HopsGpuError
+from hopsgpu.yarn.answer_lists import with_lists
 from hopsgpu.yarn.cluster_gpus import ClusterGpus, GpuNode, GpuType
 from hopsgpu.yarn.demand import Demand
 from hopsgpu.yarn.node_manager import Devices, NodeAnswers, NodeGpu, NodeManagers, devices_of
@@ -364,7 +365,7 @@ def test_both_spellings(answer: dict[str, Any]) -> None:
 def test_a_list_of_one_may_be_the_one_itself() -> None:
     said = FIELD_NAMES["gpuDeviceInformation"]
     one = {"gpuDeviceInformation": {"driverVersion": "N/A", "gpu": said["gpus"][0]}}
-    assert devices_of(one) == Devices((A100,), "")
+    assert devices_of(with_lists(one)) == Devices((A100,), "")
 
 
 @pytest.mark.parametrize("usage", [{}, {"used": "-1 MiB", "free": "5 MiB"}, {"used": 5}])
