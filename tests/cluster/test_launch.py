@@ -392,6 +392,7 @@ def test_plan_says_what_would_be_asked_for(spark: SparkSession, manager: Resourc
     assert (planned.shape.cores, planned.shape.gpus) == (2, 1)
     assert planned.environment["OMP_NUM_THREADS"] == "2"
     assert planned.environment["LOKY_MAX_CPU_COUNT"] == "2"
+    assert planned.environment["MIMALLOC_PURGE_DELAY"] == "0"
     assert planned.paths["model"].endswith("/hopsgpu/models/net")
     assert manager.gpus()[0] == 0
 
