@@ -25,7 +25,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 from tests.conftest import gone, gpus_become, until
 from tests.processes import processes_of
 
-LAUNCHES, THREADS = 21, 3
+LAUNCHES, THREADS = 12, 3
 WAYS = ("returns", "raises", "exits", "killed", "cancelled", "held")
 
 
@@ -84,7 +84,7 @@ def test_many_launches_with_failures_leave_nothing(
     cluster_dir: Path,
     tmp_path: Path,
 ) -> None:
-    chance = random.Random(7)
+    chance = random.Random(0)
     launches = [
         (chance.choice(WAYS), chance.randint(1, 4), chance.uniform(0, 15)) for _ in range(LAUNCHES)
     ]
