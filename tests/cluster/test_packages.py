@@ -18,6 +18,7 @@ import hopsgpu
 from hopsgpu.backends.spark.attachment import application_of
 from hopsgpu.errors import ConfigError
 from tests.cluster.test_launch import quiet
+from tests.conftest import until
 
 pytestmark = pytest.mark.usefixtures("nothing_warmed")
 
@@ -162,9 +163,13 @@ def test_packages_that_the_function_names_travel_or_are_refused(
             gang.launch(abs, (installed.work,), progress="off")
         assert gang.launch(abs, (-1,), progress="off").value == 1
 
-    # An executor that holds no GPU tells, while there is one.
-    assert spark.range(1000).repartition(2).count() == 1000
-    with pytest.raises(ConfigError, match=words) as refused:
-        quiet(abs, args=(installed.work,))
-    assert application.has_module == {"trip_installed": False}  # type: ignore[attr-defined]
-    assert refused.value.result.gpu_seconds.held == 0
+    # An executor that holds no GPU tells, while there is one; on a busy machine, not always in time.
+    def told() -> bool:
+        assert spark.range(1000).repartition(2).count() == 1000
+        with pytest.raises(ConfigError, match=words) as refused:
+            quiet(abs, args=(installed.work,))
+        known = dict(application.has_module)  # type: ignore[attr-defined]
+        assert known in ({}, {"trip_installed": False})
+        return bool(known) and refused.value.result.gpu_seconds.held == 0
+
+    assert until(told, 60)
