@@ -163,7 +163,7 @@ def test_packages_that_the_function_names_travel_or_are_refused(
             gang.launch(abs, (installed.work,), progress="off")
         assert gang.launch(abs, (-1,), progress="off").value == 1
 
-    # An executor that holds no GPU tells, while there is one; on a busy machine, not always in time.
+    # An executor that holds no GPU tells, while there is one; on a busy machine sometimes too late.
     def told() -> bool:
         assert spark.range(1000).repartition(2).count() == 1000
         with pytest.raises(ConfigError, match=words) as refused:
