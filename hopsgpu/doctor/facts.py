@@ -24,7 +24,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import root_on
 from hopsgpu.yarn.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager, checked_form, web_addresses
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 
 Setting = Callable[[str], str | None]
@@ -100,7 +100,6 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     return None if said is None else tuple(part.strip() for part in said.split(",") if part.strip())
 
 
-@checked_form()
 def yarn_facts(setting: Setting) -> Yarn:
     """Return what the ResourceManager reports.
 
@@ -108,6 +107,11 @@ def yarn_facts(setting: Setting) -> Yarn:
         HopsGpuError: it does not answer, or rejects the requests.
     """
     manager = ResourceManager(web_addresses(setting))
+    with manager.checked_form():
+        return _yarn(manager, setting)
+
+
+def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
     said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
     info = manager.ask("/ws/v1/cluster/info")["clusterInfo"]
     metrics = manager.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
