@@ -46,8 +46,8 @@ def escaped(value: object) -> Html:
 
 def element(tag: str, *children: object, **attributes: str) -> Html:
     """Return an element; underscores at the end of an attribute's name are left out."""
-    given = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
-    return Html(f"<{tag}{given}>{''.join(escaped(child) for child in children)}</{tag}>")
+    written = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
+    return Html(f"<{tag}{written}>{''.join(escaped(child) for child in children)}</{tag}>")
 
 
 def box(*children: object) -> Html:
@@ -55,9 +55,9 @@ def box(*children: object) -> Html:
     return element("div", *children, style=_BOX)
 
 
-def title(kind: str, name: object, more: object = "") -> Html:
-    """Return a title line: the kind of a thing, its name in bold, and more."""
-    faint = element("span", more, style="opacity:.7")
+def title(kind: str, name: object, detail: object = "") -> Html:
+    """Return a title line: the kind of a thing, its name in bold, and a detail."""
+    faint = element("span", detail, style="opacity:.7")
     return element("div", element("span", kind, " ", style="opacity:.7"), bold(name), " ", faint)
 
 

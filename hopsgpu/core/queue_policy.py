@@ -257,7 +257,7 @@ def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> 
         first, user = blocking[0]
         return Turn(
             False,
-            f"another gang's turn: {len(ahead)} before this one, first that of"
+            f"another gang's turn: {counted(len(ahead), 'gang')} ahead of this one; the first is of"
             f" {first.application} of {user} ({first.executors} x {counted(first.gpus, 'GPU')})",
         )
     return Turn(own.ticket.bound is Bound.NONE or probe)

@@ -58,7 +58,7 @@ def run(
         output.seek(0)
         said = output.read().decode(errors="backslashreplace")
     if code is None:
-        raise Cancelled(f"the run was cancelled during this: {what}")
+        raise Cancelled(f"the run was cancelled during {what}")
     if code != 0:
         raise ConfigError(f"{what} failed (exit code {code}):\n{_last_lines(said)}")
     return said
@@ -74,6 +74,6 @@ def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None
     return None
 
 
-def _last_lines(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
+def _last_lines(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
     return "\n".join(lines[-_MOST_LINES:])[-_MOST_SHOWN:] or "(it wrote nothing)"

@@ -153,7 +153,7 @@ def test_a_directory_and_an_archive(root: Lake, tmp_path: Path) -> None:
     assert env.url.endswith("/archive.tgz")
     assert names_of(unpacker.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ConfigError, match="there is nothing in it for ranks to import"):
+    with pytest.raises(ConfigError, match="it contains nothing for ranks to import"):
         ready(recipe_for(tmp_path / "nothing"), root, NEVER)
 
 
