@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from hopsgpu.errors import Cancelled, ConfigError
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _MOST_LINES = 12
@@ -35,6 +39,7 @@ def run(
             wrote.
         Cancelled: `stop` was set.
     """
+    began = time.monotonic()
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -57,6 +62,9 @@ def run(
                 process.wait()
         output.seek(0)
         said = output.read().decode(errors="backslashreplace")
+    ended = "cancelled" if code is None else f"exit code {code}"
+    # The output may contain a password, so it is not logged.
+    log.info("%s: %s after %.1f s", what, ended, time.monotonic() - began)
     if code is None:
         raise Cancelled(f"the run was cancelled during {what}")
     if code != 0:

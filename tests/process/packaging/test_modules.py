@@ -161,7 +161,7 @@ def test_where_pip_has_installed_a_package_travels_whole_or_not_at_all(
     for root in (ImportRoot(None, (part,)), ImportRoot(tmp_path, (part,), expected=False)):
         packed = pack_modules([root])
         assert names(packed) == []
-        assert "a is too large to send to the ranks: python_env=" in packed.warnings[0]
+        assert "a is too large to send to the ranks: pass it with python_env=" in packed.warnings[0]
 
 
 def test_a_part_that_is_called_otherwise(tmp_path: Path) -> None:

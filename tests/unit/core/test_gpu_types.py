@@ -31,7 +31,8 @@ def test_a_type_that_no_node_has() -> None:
         nodes_with("H100", MODELS, ["node4"])
     assert str(raised.value) == (
         "gpu_type='H100': no node that this application can use has such a GPU. Available:"
-        " 'NVIDIA A100-SXM4-40GB' on node1, node3; 'Tesla T4' on node2, node3; not reported by node4"
+        " 'NVIDIA A100-SXM4-40GB' on node1, node3; 'Tesla T4' on node2, node3; not"
+        " reported by node4"
     )
 
 
