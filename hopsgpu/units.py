@@ -42,7 +42,7 @@ def parse_duration(value: object, name: str) -> float | None:
         seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds is None or not 0 < seconds < _LONGEST:
         raise ConfigError(
-            f"{name}={value!r}: must be a duration above zero, as '90s', '10m', '2h', "
+            f"{name}={value!r}: must be a duration above zero, such as '90s', '10m', '2h', "
             "a number of seconds, a timedelta, or None for no bound"
         )
     return seconds
@@ -65,7 +65,7 @@ def parse_memory(value: object, name: str) -> int:
         size = int(float(match[1]) * _BYTES[match[2].lower()])
     if size is None or size < MIB:
         raise ConfigError(
-            f"{name}={value!r}: must be a memory size of at least 1 MiB, as '4g', '512m', "
+            f"{name}={value!r}: must be a memory size of at least 1 MiB, such as '4g', '512m', "
             "or bytes as an int"
         )
     return size

@@ -25,7 +25,7 @@ root_option: Callable[[Any], Any] = click.option(
     metavar="URL",
     expose_value=False,
     callback=_note,
-    help="Directory of runs and models.  [default: the one that a session here would use]",
+    help="Directory of runs and models.  [default: that of a session here]",
 )
 
 
@@ -83,7 +83,7 @@ def default_root(environ: Mapping[str, str]) -> str:
         files = HadoopConf.load(environ).get("fs.defaultFS") if is_configured(environ) else None
     except ConfigError as error:
         raise ConfigError(
-            "the root of runs and models is unknown: give --root URL, or set HOPSGPU_ROOT"
+            "the root of runs and models is unknown: pass --root URL, or set HOPSGPU_ROOT"
             f" ({error})"
         ) from error
     return root_on(None, files, user)

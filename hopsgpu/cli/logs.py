@@ -215,8 +215,8 @@ class _Shown:
                 self._locate(search, self._trial)
             except ODD_JSON as error:
                 click.echo(
-                    f"hopsgpu: {self._run_id}: its trials were written by another version of"
-                    f" hopsgpu ({error!r}), so their nodes are not known",
+                    f"hopsgpu: {self._run_id}: another version of hopsgpu wrote its trials"
+                    f" ({error!r}), so their nodes are unknown",
                     err=True,
                 )
         return record

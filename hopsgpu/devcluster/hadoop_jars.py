@@ -93,7 +93,7 @@ class DaemonJars:
         return own if self.beside is None else f"{own}:{self.beside}/*"
 
 
-def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], object]) -> DaemonJars:
+def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], object]) -> DaemonJars:
     """Return the jars of the daemons, downloaded once for each version.
 
     Their directory appears by one rename, so it is complete if it exists, and then neither the
@@ -102,14 +102,14 @@ def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], objec
     Args:
         java: the JDK that runs the resolver.
         spark: the PySpark's directory.
-        wanted: version of Hadoop; "" for the one that the PySpark includes.
+        release: version of Hadoop; "" for the one that the PySpark includes.
         say: receives one line at a time.
 
     Raises:
         ClusterError: the resolver could not download them; the message has its output.
     """
     included = hadoop_version(spark)
-    version = wanted or included
+    version = release or included
     mini = version == included and not version.startswith(_BEFORE_3_5)
     kept = cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
     found = DaemonJars(version, kept, spark / "jars" if mini else None)

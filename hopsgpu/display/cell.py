@@ -185,11 +185,11 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
     yield html.element("div", phrases.whole_log(picture.status.run_id), style="opacity:.7")
 
 
-def folded_log(log: Log, whose: str, key: str) -> Html:
+def folded_log(log: Log, name: str, key: str) -> Html:
     """Return the last lines, folded; a key of letters, digits and "-" keeps them unfolded."""
     left = log.total - len(log.lines)
     last = f"; the last {len(log.lines)}" if left else ""
-    told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
+    title = f"{name} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
     # An update replaces the element, so the page keeps whether it was open.
     note = f"(window.hopsgpuOpen=window.hopsgpuOpen||{{}})['{key}']=this.open"
     # The press of the mouse button folds: a click is lost if an update comes before the release.
@@ -203,6 +203,6 @@ def folded_log(log: Log, whose: str, key: str) -> Html:
     )
     lines = html.preformatted("\n".join(log.lines))
     return Html(
-        html.collapsible(told, lines, id=key, ontoggle=note, onmousedown=press, onclick=click)
+        html.collapsible(title, lines, id=key, ontoggle=note, onmousedown=press, onclick=click)
         + again
     )

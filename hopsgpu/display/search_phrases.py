@@ -90,9 +90,9 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
 
 def count_phrase(wanted: int, states: Mapping[str, int]) -> str:
     """Return how many trials have ended, and how."""
-    told = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
+    counts = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
     count = sum(states.get(name, 0) for name in (COMPLETE, PRUNED, FAILED))
-    shown = ", ".join(part for part in told if not part.startswith("0 "))
+    shown = ", ".join(part for part in counts if not part.startswith("0 "))
     of = (
         f"{count:,} of {wanted:,} trials"
         if count != wanted
@@ -127,12 +127,12 @@ def unit(status: SearchStatus) -> str:
     return "GPUs" if status.gpus else "executors"
 
 
-def best_phrase(found: SearchStatus | SearchOutcome) -> str:
+def best_phrase(search: SearchStatus | SearchOutcome) -> str:
     """Return the best value and its trial in words; "" if there is none."""
-    best = found.best
+    best = search.best
     if best is None:
         return ""
-    name = f"{plain(found.metric, 40)} " if found.metric else ""
+    name = f"{plain(search.metric, 40)} " if search.metric else ""
     return f"best {name}{number(float(best.value))} (trial {best.number})"
 
 
@@ -184,11 +184,11 @@ class SearchFormatter:
             return []
         # More trials may have ended than a status can list.
         missed = status.ended - before - len(news)
-        said = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
-        return said + [end_of(trial, status.best) for trial in news]
+        lines = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
+        return lines + [end_of(trial, status.best) for trial in news]
 
-    def label(self, who: Writer, host: str) -> str:
-        return label(who, host, self._workers)
+    def label(self, writer: Writer, host: str) -> str:
+        return label(writer, host, self._workers)
 
 
 def label(who: Writer, host: str, workers: int) -> str:

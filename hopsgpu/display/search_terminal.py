@@ -90,4 +90,4 @@ def _running(picture: SearchPicture, most: int) -> Iterable[str]:
         cells = (cell.ljust(w) for cell, w in zip(row, widths, strict=True) if w)
         yield f"  {'  '.join(cells).rstrip()}"
     if left := len(picture.status.running) - len(rows):
-        yield f"  and {left:,} more that run"
+        yield f"  and {left:,} more running"

@@ -60,7 +60,7 @@ def _executors_python(environ: Mapping[str, str], settings: Mapping[str, str]) -
         return f"{named} (spark.pyspark.python)"
     if named := environ.get("PYSPARK_PYTHON"):
         return f"{named} (PYSPARK_PYTHON)"
-    return f"{sys.executable} (this one)"
+    return f"{sys.executable} (this Python)"
 
 
 def _spark_home(environ: Mapping[str, str]) -> str:
@@ -156,6 +156,8 @@ def lake_facts(root: str) -> LakeFacts:
     except HopsGpuError as error:
         return LakeFacts(root, str(error), time.monotonic() - began)
     problem = (
-        "" if moved and same else "a file that was renamed there differs from what was written"
+        ""
+        if moved and same
+        else "a file that was written and renamed there has a different content"
     )
     return LakeFacts(root, problem, time.monotonic() - began)

@@ -185,8 +185,8 @@ class _Watched:
             if container not in self._ended:
                 self._ended.add(container)
                 missing = sorted(self._hosts - self.came)
-                if (found := self._logs.reason(container, missing)) is not None:
-                    self.failed.setdefault(*found)
+                if (failure := self._logs.reason(container, missing)) is not None:
+                    self.failed.setdefault(*failure)
 
 
 def _containers(text: str) -> Iterable[str]:

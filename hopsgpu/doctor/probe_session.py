@@ -53,9 +53,9 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     """
     tag = f"{_NAME}-{secrets.token_hex(4)}"
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
-    given = {**conf, "spark.yarn.tags": tags}
+    properties = {**conf, "spark.yarn.tags": tags}
     with _stderr_in_file() as log:
-        starting = BoundedCall("hopsgpu-session", lambda: new_session(_NAME, conf=given))
+        starting = BoundedCall("hopsgpu-session", lambda: new_session(_NAME, conf=properties))
         try:
             session = starting.result(seconds)
         except TimeoutError:
@@ -88,10 +88,10 @@ def _given_up(
         app = manager.tagged(tag)
         if app is None:
             return f"{waited}: it has not reached the ResourceManager"
-        left = _kill(manager, app, starting)
+        remains = _kill(manager, app, starting)
     except HopsGpuError as error:
         return f"{waited}: {error}"
-    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{left}"
+    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{remains}"
 
 
 def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall[Any]) -> str:

@@ -445,7 +445,7 @@ def test_this_machine(tmp_path: Path) -> None:
     here = gather.machine_facts(environ, {})
     assert (here.java, here.java_at) == (8, f"{java}, by JAVA_HOME")
     assert here.spark == "4.1.0"
-    assert here.executors_python == f"{sys.executable} (this one)"
+    assert here.executors_python == f"{sys.executable} (this Python)"
     assert gather.machine_facts({**environ, "PYSPARK_PYTHON": "py"}, {}).executors_python == (
         "py (PYSPARK_PYTHON)"
     )
