@@ -71,12 +71,12 @@ def parse_memory(value: object, name: str) -> int:
     return size
 
 
-def counted(number: int, what: str, several: str = "") -> str:
+def counted(number: int, noun: str, several: str = "") -> str:
     """Return a number of things as text: "1 file" or "2 files".
 
     Args:
         number: how many things.
-        what: the word for one of them.
-        several: the word for several, if it is not `what` with an "s".
+        noun: the word for one of them.
+        several: the word for several, if it is not `noun` with an "s".
     """
-    return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"

@@ -120,13 +120,13 @@ def daemon_file(pid: int) -> str:
     return f"hopsgpu-process-daemon-{pid}.log"
 
 
-def directory(own: Path) -> Path:
+def directory(fallback: Path) -> Path:
     """Return the directory of this container's log files.
 
-    YARN collects the container's logs from there; outside of YARN it is `own`.
+    YARN collects the container's logs from there; outside of YARN it is `fallback`.
     """
     first = os.environ.get("LOG_DIRS", "").partition(",")[0]
-    return Path(first) if first and Path(first).is_dir() else own
+    return Path(first) if first and Path(first).is_dir() else fallback
 
 
 def last_of(path: Path, most: int) -> bytes:

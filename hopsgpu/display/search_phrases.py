@@ -191,7 +191,7 @@ class SearchFormatter:
         return label(writer, host, self._workers)
 
 
-def label(who: Writer, host: str, workers: int) -> str:
+def label(writer: Writer, host: str, workers: int) -> str:
     """Return the label of a line's writer."""
-    rank = f" rank {who.rank}" if workers > 1 or who.rank else ""
-    return f"trial {who.trial}{rank} {host}"
+    rank = f" rank {writer.rank}" if workers > 1 or writer.rank else ""
+    return f"trial {writer.trial}{rank} {host}"

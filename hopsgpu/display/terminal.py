@@ -206,14 +206,14 @@ def head(status: Status, parts: Sequence[str], shown: LineStyle, width: int) -> 
     return [line, *packed(rest, " - ", shown, width)]
 
 
-def tail(recent: Log, room: int, whole: str, shown: LineStyle) -> Sequence[Text]:
+def tail(recent: Log, room: int, where: str, shown: LineStyle) -> Sequence[Text]:
     """Return the last lines of the ranks and where the whole logs are, in at most `room` lines."""
     left = max(min(room - 1, _MOST_LINES), 0)
     # Not `[-left:]`, because `[-0:]` is the whole list.
     last = recent.lines[len(recent.lines) - left :][:left]
     lines = [shown(f"  {line}", "dim") for line in last]
     if recent.total > len(last):
-        lines.append(shown(f"  {recent.total:,} lines; {whole}", "dim"))
+        lines.append(shown(f"  {recent.total:,} lines; {where}", "dim"))
     return lines
 
 

@@ -18,7 +18,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 
 _NAME = "hopsgpu-doctor"
 _ENDING_SECONDS = 20.0
-_BY_HAND = "yarn application -kill"
+_BY_HAND = "end it with yarn application -kill"
 _MASTER = (
     "make room for its application master: free memory and cores in the queue, and raise"
     " yarn.scheduler.capacity.maximum-am-resource-percent; or use another queue (--queue)"
@@ -99,14 +99,14 @@ def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall
     try:
         manager.kill(app.id, app.user)
     except HopsGpuError as error:
-        return f"; it is left running ({error}): {_BY_HAND} {app.id}"
+        return f"; it is still running ({error}): {_BY_HAND} {app.id}"
     try:
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
-        return f"; it may be left running: {_BY_HAND} {app.id}"
+        return f"; it may still be running: {_BY_HAND} {app.id}"
     except Exception:  # noqa: BLE001 - Spark says here that it was killed
         return ""
-    return f"; it has just started, and may be left running: {_BY_HAND} {app.id}"
+    return f"; it has just started, and may still be running: {_BY_HAND} {app.id}"
 
 
 @contextlib.contextmanager

@@ -66,13 +66,13 @@ class Sessions:
         if trial is None:
             return
         for _ in range(_MORE):
-            if trial.left:
+            if trial.uninspected:
                 trial = self._again(trial)
         yield check_gang(trial)
         yield from node_checks.check_nodes(
             trial.facts,
             trial.failed,
-            {**skipped, **trial.skipped, **trial.left},
+            {**skipped, **trial.skipped, **trial.uninspected},
             str(trial.error or ""),
             python=self._machine.python,
             spark=self._machine.spark or "",
@@ -92,7 +92,7 @@ class Sessions:
 
     def _again(self, earlier: Trial) -> Trial:
         """Try the nodes that are left, without the others; return the trial with all results."""
-        hosts = tuple(earlier.left)
+        hosts = tuple(earlier.uninspected)
         excluded = filter(None, (self._conf.get(_EXCLUDED), *earlier.failed, *earlier.skipped))
         try:
             with started(
