@@ -367,7 +367,7 @@ class LaunchPlan:
                 else []
             ),
             f"  each executor: {counted(s.gpus, 'GPU')}, {counted(s.cores, 'core')},"
-            f" {heap}{s.overhead_mib} MiB{' beside it' if heap else ''}"
+            f" {heap}{s.overhead_mib} MiB{' overhead' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",
             *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),
             *(f"  {what}: {path}" for what, path in self.paths.items()),

@@ -67,7 +67,7 @@ def hadoop_version(spark: Path) -> str:
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
         f"{spark / 'jars'} has no hadoop-client-api jar: the cluster needs a PySpark that "
-        "includes Hadoop 3 (as the one of `pip install pyspark` does)"
+        "includes Hadoop 3 (such as that of `pip install pyspark`)"
     )
 
 
