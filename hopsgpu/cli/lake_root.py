@@ -40,8 +40,8 @@ def lake_root() -> str:
     Raises:
         ConfigError: the root is unknown.
     """
-    given = click.get_current_context().meta.get(_KEY)
-    return str(given) if given else default_root(os.environ)
+    root = click.get_current_context().meta.get(_KEY)
+    return str(root) if root else default_root(os.environ)
 
 
 def unset_hint() -> str:
@@ -50,8 +50,8 @@ def unset_hint() -> str:
     """
     from hopsgpu.yarn.hadoop_conf import is_configured
 
-    given = click.get_current_context().meta.get(_KEY) or _named(os.environ)
-    if given or is_configured(os.environ):
+    root = click.get_current_context().meta.get(_KEY) or _named(os.environ)
+    if root or is_configured(os.environ):
         return ""
     return (
         " (HADOOP_CONF_DIR is not set: for a cluster, set it; for the development cluster:"

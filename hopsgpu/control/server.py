@@ -281,9 +281,9 @@ def _listener(address: str, ports: range | None) -> socket.socket:
             return socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             problem = error
-    asked = f"ports {ports.start}-{ports.stop - 1}" if ports else "any port"
+    requested = f"ports {ports.start}-{ports.stop - 1}" if ports else "any port"
     raise ConfigError(
-        f"the driver cannot listen on {address}, {asked}: {problem}. Executors"
+        f"the driver cannot listen on {address}, {requested}: {problem}. Executors"
         " reach the driver there: set spark.driver.host, or spark.hopsgpu.address and"
         " spark.hopsgpu.ports, to an address and ports of this machine"
     )

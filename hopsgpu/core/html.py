@@ -29,11 +29,11 @@ class Html(str):
 def plain(text: str, longest: int = _LONGEST) -> str:
     """Return a line without control sequences of terminals, of at most `longest` characters."""
     # The line is cut before the search too, so that an endless one is not searched whole.
-    kept = text[: 4 * longest]
-    if not kept.isprintable():
-        kept = _ESCAPES.sub("", kept).expandtabs(4)
-        kept = "".join(char if char.isprintable() else "?" for char in kept)
-    return kept if len(kept) <= longest else f"{kept[: longest - 1]}…"
+    shown = text[: 4 * longest]
+    if not shown.isprintable():
+        shown = _ESCAPES.sub("", shown).expandtabs(4)
+        shown = "".join(char if char.isprintable() else "?" for char in shown)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def escaped(value: object) -> Html:
@@ -96,6 +96,8 @@ def preformatted(text: str) -> Html:
 
 def image(source: str, width: int, height: int, words: str) -> Html:
     """Return a picture that is part of the page."""
-    given = f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
+    attributes = (
+        f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
+    )
     style = f"display:inline;width:{width}px;height:{height}px;vertical-align:middle;margin:0"
-    return Html(f'<img {given} width="{width}" height="{height}" style="{style}">')
+    return Html(f'<img {attributes} width="{width}" height="{height}" style="{style}">')

@@ -134,13 +134,13 @@ def last_of(path: Path, most: int) -> bytes:
 
     The result is empty if there is no such file.
     """
-    kept = b""
+    content = b""
     for file in (path, path.with_name(f"{path.name}.1")):
         with contextlib.suppress(OSError):
-            kept = file.read_bytes() + kept
-        if len(kept) > most:
-            return kept[-most:].partition(b"\n")[2]
-    return kept
+            content = file.read_bytes() + content
+        if len(content) > most:
+            return content[-most:].partition(b"\n")[2]
+    return content
 
 
 @contextlib.contextmanager

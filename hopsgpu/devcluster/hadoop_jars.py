@@ -111,26 +111,31 @@ def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], obje
     included = hadoop_version(spark)
     version = release or included
     mini = version == included and not version.startswith(_BEFORE_3_5)
-    kept = cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
-    found = DaemonJars(version, kept, spark / "jars" if mini else None)
-    if kept.is_dir():
+    directory = (
+        cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
+    )
+    found = DaemonJars(version, directory, spark / "jars" if mini else None)
+    if directory.is_dir():
         return found
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    say(f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to {kept}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    say(
+        f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to"
+        f" {directory}"
+    )
     packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if mini else _DAEMONS)]
     if mini:
         packages += [
             f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _BOUNCY_CASTLE_JARS
         ]
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as scratch:
         excluded = _CARRIED if mini else _ANNOTATIONS
         webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if mini else ()
         jars = _resolve(java, spark, packages, excluded, webapps, Path(scratch))
         try:
-            jars.rename(kept)
+            jars.rename(directory)
         except OSError:
             # Another `up` was quicker: its copy is as good as ours.
-            if not kept.is_dir():
+            if not directory.is_dir():
                 raise
     return found
 
@@ -175,12 +180,12 @@ def _resolve(
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     fetched = list((scratch / "ivy" / "jars").glob("*.jar"))
     if ran.returncode or len(fetched) < len(packages):
-        said = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
-        why = [line for line in said if re.search(r"not found|unresolved|Exception|ERROR", line)]
+        lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
+        why = [line for line in lines if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
             f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once "
             "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
-            + "\n  ".join((why or said)[-8:])
+            + "\n  ".join((why or lines)[-8:])
         )
     jars = scratch / "jars"
     jars.mkdir()

@@ -36,10 +36,10 @@ class NodeStatus:
 
 def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
     """Return the nodes that the ResourceManager knows; None if it does not answer."""
-    said = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
-    if said is None:
+    answer = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
+    if answer is None:
         return None
-    found = [_node(n) for n in (said.get("nodes") or {}).get("node") or []]
+    found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
     return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
 
 

@@ -64,8 +64,8 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[O
     if complete > _MOST_LINES:
         titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
     try:
-        given = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
-        found = _drawn(given, seconds)
+        pickled = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
+        found = _drawn(pickled, seconds)
         return [
             OptunaPlot(title, svg, missing)
             for title, (svg, missing) in zip(titles.values(), found, strict=True)

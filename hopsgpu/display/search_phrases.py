@@ -45,8 +45,8 @@ def number(value: object) -> str:
 def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
     """Return the first parameters with their values."""
     some = itertools.islice(params.items(), _MOST_PARAMS)
-    told = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
-    return plain(told if len(params) <= _MOST_PARAMS else f"{told}, …", longest)
+    text = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
+    return plain(text if len(params) <= _MOST_PARAMS else f"{text}, …", longest)
 
 
 def gpus(uuids: str) -> str:
@@ -79,8 +79,8 @@ def measure(trial: TrialReport) -> str:
 def end_of(trial: TrialReport, best: Best | None) -> str:
     """Return an ended trial in one line."""
     is_best = best is not None and best.number == trial.number
-    told = measure(trial)
-    begin = f"trial {trial.number} {trial.state}{f': {told}' if told else ''}"
+    value = measure(trial)
+    begin = f"trial {trial.number} {trial.state}{f': {value}' if value else ''}"
     took = "" if trial.duration is None else seconds(trial.duration)
     at = " ".join(part for part in (plain(trial.host, 60), gpus(trial.gpu)) if part)
     place = " on ".join(part for part in (took, at) if part)

@@ -244,18 +244,18 @@ def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
     if not phrases.table_is_useful(picture.rows):
         return
     fits = picture.ranks <= min(room, len(picture.rows))
-    told = picture.rows if fits else picture.rows[: max(room - 1, 0)]
+    rows = picture.rows if fits else picture.rows[: max(room - 1, 0)]
 
     def step(row: Row) -> str:
         return "" if row.step is None else f"step {row.step:g}"
 
-    host = max((len(row.host) for row in told), default=0)
-    wide = _STEP_WIDTH if any(map(step, told)) else 0
-    for row in told:
+    host = max((len(row.host) for row in rows), default=0)
+    wide = _STEP_WIDTH if any(map(step, rows)) else 0
+    for row in rows:
         parts = [f"rank {row.rank:<2}", row.host.ljust(host), step(row).ljust(wide)]
         parts.append(_gpu(row, levels))
         yield f"{_INDENT}{'  '.join([*(part for part in parts if part), row.ended])}".rstrip()
-    if more := phrases.remaining_ranks(picture, len(told)):
+    if more := phrases.remaining_ranks(picture, len(rows)):
         yield f"{_INDENT}{more}"
 
 

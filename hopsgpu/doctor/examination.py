@@ -48,10 +48,10 @@ class Examination:
         except ConfigError as error:
             defaults, unread = {}, str(error)
         own = {**defaults, **self.conf}
-        here = gather.machine_facts(os.environ, own)
-        yield machine_checks.check_java(here)
-        yield machine_checks.check_spark(here)
-        yield machine_checks.check_python(here)
+        machine = gather.machine_facts(os.environ, own)
+        yield machine_checks.check_java(machine)
+        yield machine_checks.check_spark(machine)
+        yield machine_checks.check_python(machine)
         client, setting = gather.client_facts(os.environ)
         yield machine_checks.check_hadoop_conf(client)
         found = None
@@ -68,7 +68,7 @@ class Examination:
             yield self._lake(root, client)
         if self.session and not client.problem:
             label = own.get("spark.yarn.executor.nodeLabelExpression", "")
-            yield from self._session(found, setting, here, label)
+            yield from self._session(found, setting, machine, label)
 
     def _yarn(
         self, setting: gather.Setting, settings: Mapping[str, str]

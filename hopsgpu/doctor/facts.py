@@ -96,8 +96,10 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     """Return `yarn.resource-types` from resource-types.xml, as YARN reads it, or other files."""
     file = next((f for place in places if (f := Path(place, "resource-types.xml")).is_file()), None)
     own = None if file is None else site_properties(file).get("yarn.resource-types")
-    said = own or setting("yarn.resource-types")
-    return None if said is None else tuple(part.strip() for part in said.split(",") if part.strip())
+    types = own or setting("yarn.resource-types")
+    return (
+        None if types is None else tuple(part.strip() for part in types.split(",") if part.strip())
+    )
 
 
 def yarn_facts(setting: Setting) -> Yarn:
@@ -112,7 +114,7 @@ def yarn_facts(setting: Setting) -> Yarn:
 
 
 def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
-    said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
+    scheduler = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
     info = manager.ask("/ws/v1/cluster/info")["clusterInfo"]
     metrics = manager.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
     whole = metrics.get("totalClusterResourcesAcrossPartition") or {}
@@ -121,8 +123,8 @@ def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
     return Yarn(
         address=", ".join(manager.addresses),
         version=str(info.get("resourceManagerVersion", "")),
-        scheduler=said["type"],
-        policy=str((said.get("rootQueue") or {}).get("schedulingPolicy", "")),
+        scheduler=scheduler["type"],
+        policy=str((scheduler.get("rootQueue") or {}).get("schedulingPolicy", "")),
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
         knows_gpus=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
         gpus=Observer(setting).look(),

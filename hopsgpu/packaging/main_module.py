@@ -47,10 +47,10 @@ def described_main(main: Mapping[str, Any]) -> dict[str, str | None]:
     Args:
         main: its namespace. A notebook's has no file, a script's no specification.
     """
-    told = {name: main[name] for name in _DESCRIBED if isinstance(main.get(name), str)}
+    description = {name: main[name] for name in _DESCRIBED if isinstance(main.get(name), str)}
     if (spec := main.get("__spec__")) is not None:
-        told["__spec__"] = spec.name
-    return told
+        description["__spec__"] = spec.name
+    return description
 
 
 @dataclass(frozen=True)

@@ -244,11 +244,11 @@ def _found(root: ImportRoot) -> _PackableFiles:
 
 def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
     """Return a root's modules with the files of its packages; fewer if the root is too large."""
-    there = files_below(path, "", most=MOST_ENTRIES)
-    if there is not None:
-        packages = {file.name.rpartition("/")[0] for file in there if is_package(file)}
+    found = files_below(path, "", most=MOST_ENTRIES)
+    if found is not None:
+        packages = {file.name.rpartition("/")[0] for file in found if is_package(file)}
         packages.discard("")
-        all_files = [f for f in there if f.is_module or not packages.isdisjoint(f.above)]
+        all_files = [f for f in found if f.is_module or not packages.isdisjoint(f.above)]
         modules = [file for file in all_files if file.is_module]
         if _size(all_files) <= MOST_BYTES:
             return all_files
@@ -270,16 +270,16 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
 
 def _of_part(part: Part, warnings: list[str]) -> list[File]:
     """Return all files of a part; only its modules if the files are too many, or nothing."""
-    there = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
-    if there is not None and _is_small(there):
-        return there
+    found = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
+    if found is not None and _is_small(found):
+        return found
     where = printable(part.path)
     if any(part.path.parent.glob("*.dist-info")):
         # pip has installed packages here: a part of such a package would shadow a whole one.
         warnings.append(f"{where} is too large to send to the ranks: {_BRING}")
         return []
-    modules = [file for file in there or () if file.is_module]
-    if there is not None and _is_small(modules):
+    modules = [file for file in found or () if file.is_module]
+    if found is not None and _is_small(modules):
         warnings.append(
             f"{where} is too large to send to the ranks: only its modules are sent. Put data on"
             f" the lake, or {_BRING}"

@@ -164,10 +164,10 @@ def pickle_call(
     body = io.BytesIO()
     pickler = _CallPickler(body, main, noted)
     try:
-        told = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
+        dumped = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
         begin = body.tell()
         pickler.dump((function, args, dict(kwargs)))
-        late = _dump_definitions(pickler, pickler.met, told) != told
+        late = _dump_definitions(pickler, pickler.met, dumped) != dumped
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -292,10 +292,10 @@ def _refused(
             f"{article(what)} {what} cannot be sent to the ranks: {of or 'the call'} has one as"
             f" {where}. {advice}"
         )
-    said = "" if isinstance(error, RefusedObject) else f" ({error})"
+    reason = "" if isinstance(error, RefusedObject) else f" ({error})"
     return ConfigError(
         f"{of or 'the call'} cannot be sent to the ranks: {where} is {describe_value(culprit)},"
-        f" which cannot be pickled{said}. {advice_on(culprit)}"
+        f" which cannot be pickled{reason}. {advice_on(culprit)}"
     )
 
 

@@ -241,12 +241,12 @@ def make_new_type(name: str, qualname: str, module: str) -> Any:
 
 @_unless_importable
 def _reduce_param_spec(value: Any) -> _Reduced:
-    given = {
+    options = {
         "bound": value.__bound__,
         "covariant": value.__covariant__,
         "contravariant": value.__contravariant__,
     }
-    return make_parameter, (typing.ParamSpec, value.__name__, value.__module__, given)
+    return make_parameter, (typing.ParamSpec, value.__name__, value.__module__, options)
 
 
 @_unless_importable

@@ -87,17 +87,17 @@ def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
     if setting("yarn.resourcemanager.ha.enabled") == "true":
         ids = [i.strip() for i in (setting("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
     suffixes = [f".{i}" for i in ids if i] or [""]
-    found = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
-    return tuple(f"{scheme}://{address}" for address in found)
+    addresses = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
+    return tuple(f"{scheme}://{address}" for address in addresses)
 
 
 def _web_address(
     setting: Callable[[str], str | None], name: str, suffix: str, secure: bool
 ) -> str | None:
     # Hadoop's own default is "${yarn.resourcemanager.hostname}:8088", unresolved with HA.
-    given = setting(name + suffix)
-    if given and "${" not in given:
-        return given
+    address = setting(name + suffix)
+    if address and "${" not in address:
+        return address
     host = setting("yarn.resourcemanager.hostname" + suffix)
     return f"{host}:{8090 if secure else 8088}" if host else None
 
@@ -186,15 +186,15 @@ class ResourceManager:
             HopsGpuError: there is no answer, or the application is not among the running ones.
         """
         apps = self.ask(_APPS)
-        ours = app_answer(apps, application_id)
-        if ours is None:
+        app = app_answer(apps, application_id)
+        if app is None:
             raise HopsGpuError(
                 f"the ResourceManager does not list {application_id} among the running"
                 " applications: has it ended, or is HADOOP_CONF_DIR that of another cluster?"
             )
-        said = self.ask(_SCHEDULER)
+        scheduler = self.ask(_SCHEDULER)
         nodes = self.nodes()
-        label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
+        label = (app.get("appNodeLabelExpression") or "") if partition is None else partition
         problems: list[str] = []
         shared: frozenset[str] = self._optional(
             problems,
@@ -202,7 +202,7 @@ class ResourceManager:
             lambda: self._shared(nodes, label),
             frozenset(),
         )
-        chain = chain_of(queues_of(said, label, nodes), ours["queue"])
+        chain = chain_of(queues_of(scheduler, label, nodes), app["queue"])
         containers: Mapping[str, Containers] = self._optional(
             problems,
             "the containers of applications that do not report their GPUs",
@@ -218,11 +218,11 @@ class ResourceManager:
         master = self._optional(
             problems,
             "the size of its application master",
-            lambda: master_of(ours, containers.get(application_id, ())),
+            lambda: master_of(app, containers.get(application_id, ())),
             None,
         )
         return replace(
-            self._standing(said, nodes, chain, user, label, shared, problems),
+            self._standing(scheduler, nodes, chain, user, label, shared, problems),
             application_id=application_id,
             applications=applications,
             master=master,
@@ -231,7 +231,7 @@ class ResourceManager:
 
     def _standing(
         self,
-        said: Any,
+        scheduler: Any,
         nodes: tuple[Node, ...],
         chain: tuple[Queue, ...],
         user: str,
@@ -240,12 +240,14 @@ class ResourceManager:
         problems: list[str],
     ) -> Snapshot:
         """Return what a user without an application finds in a leaf queue."""
-        inside = total(n.total for n in nodes if n.state == "RUNNING" and n.partition == label)
-        rounding = self._rounding(said)
+        partition_total = total(
+            n.total for n in nodes if n.state == "RUNNING" and n.partition == label
+        )
+        rounding = self._rounding(scheduler)
         share = self._optional(
             problems,
             f"the limit of user {user} in queue {chain[0].path}",
-            lambda: user_of(said, chain[0], user, label, inside, rounding.smallest),
+            lambda: user_of(scheduler, chain[0], user, label, partition_total, rounding.smallest),
             User(user),
         )
         return Snapshot(
@@ -268,18 +270,18 @@ class ResourceManager:
         Raises:
             HopsGpuError: there is no answer.
         """
-        apps, said, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
+        apps, scheduler, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
         labels = {node.partition for node in nodes if node.total.gpus} or {""}
         shared = self._shared(nodes, "")
         if shared & labels:
             labels.add("")
-        queues = {label: queues_of(said, label, nodes) for label in sorted(labels)}
+        queues = {label: queues_of(scheduler, label, nodes) for label in sorted(labels)}
         problems: list[str] = []
 
         def standing(queue: Queue, label: str) -> Snapshot:
             chain = chain_of(queues[label], queue.path)
-            beside = frozenset() if label else shared
-            return self._standing(said, nodes, chain, user, label, beside, problems)
+            shared_by_label = frozenset() if label else shared
+            return self._standing(scheduler, nodes, chain, user, label, shared_by_label, problems)
 
         everywhere = frozenset(node.partition for node in nodes) | {""}
         containers = self._containers_of(gpu_apps(apps, everywhere, _MOST_DETAILED))
@@ -287,8 +289,8 @@ class ResourceManager:
             nodes=nodes,
             queues=queues,
             standings={
-                label: tuple(standing(queue, label) for queue in found if queue.leaf)
-                for label, found in queues.items()
+                label: tuple(standing(queue, label) for queue in listed if queue.leaf)
+                for label, listed in queues.items()
             },
             applications=apps_of(apps, everywhere, containers),
             containers=containers,
@@ -300,11 +302,11 @@ class ResourceManager:
     def user(self) -> str | None:
         """Return the user whom the ResourceManager sees in the caller; None if it does not say."""
         try:
-            said = self.ask("/ws/v1/cluster/userinfo")
+            answer = self.ask("/ws/v1/cluster/userinfo")
         except HopsGpuError:  # Hadoop before 3.3 has no such path
             return None
         # The documentation shows the answer inside an object of its name; 3.5 sends it without.
-        return said.get("clusterUserInfo", said).get("requestedUser") or None
+        return answer.get("clusterUserInfo", answer).get("requestedUser") or None
 
     @_checked
     def queues(self) -> tuple[Queue, ...]:
@@ -313,20 +315,20 @@ class ResourceManager:
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
         """Return the containers of applications, by id; omit those that just ended or hide them."""
-        found = {}
+        containers = {}
 
         def ask(application_id: str, attempt: str) -> None:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
             try:
                 with self.checked_form():
-                    found[application_id] = containers_of(self.ask(path))
+                    containers[application_id] = containers_of(self.ask(path))
             except HopsGpuError as error:
                 log.info("the containers of %s are unknown: %s", application_id, error)
 
         if attempts:
             with ThreadPoolExecutor(_AT_ONCE, "hopsgpu-containers") as pool:
                 list(pool.map(ask, *zip(*attempts.items(), strict=True)))
-        return found
+        return containers
 
     def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
         # YARN serves only requests without a label from idle nodes that have one.
@@ -343,14 +345,14 @@ class ResourceManager:
         return self._rounds
 
     def _acls(self) -> bool | None:
-        said = self._property("yarn.acl.enable")
-        return None if said is None else said == "true"
+        value = self._property("yarn.acl.enable")
+        return None if value is None else value == "true"
 
     def _configured(self, name: str) -> int | None:
         """Return a number of the ResourceManager's configuration; None if it does not report it."""
-        said = self._property(name)
+        value = self._property(name)
         try:
-            return None if said is None else int(said)
+            return None if value is None else int(value)
         except ValueError:
             return None
 
@@ -415,8 +417,8 @@ class ResourceManager:
     def tagged(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
-        found = (listed.get("apps") or {}).get("app") or [None]
-        return None if found[0] is None else application_state_of(found[0])
+        apps = (listed.get("apps") or {}).get("app") or [None]
+        return None if apps[0] is None else application_state_of(apps[0])
 
     def kill(self, application_id: str, user: str) -> None:
         """Make YARN end an application.

@@ -79,10 +79,10 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
             f"{', '.join(_PROGRAMS)}) on the PATH to ask for an environment of that name."
             f" {_packages(name)}"
         )
-    said = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
+    output = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
     try:
         # conda may write warnings before the JSON.
-        prefixes = [Path(p) for p in json.loads(said[said.index("{") :])["envs"]]
+        prefixes = [Path(p) for p in json.loads(output[output.index("{") :])["envs"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{program} env list --json did not write JSON: {error}") from error
     for prefix in prefixes:

@@ -81,10 +81,10 @@ def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
     Args:
         environ: variables of this process.
     """
-    kept = {name: value for name, value in environ.items() if name.upper() not in _NOT_FOR_PIP}
+    variables = {name: value for name, value in environ.items() if name.upper() not in _NOT_FOR_PIP}
     # To install into a directory needs no virtual environment; pip has no option that undoes a
     # pip.conf's `require-virtualenv`.
-    return {**kept, "PIP_REQUIRE_VIRTUALENV": "0"}
+    return {**variables, "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 def recipe_of(
