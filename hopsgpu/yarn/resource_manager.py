@@ -160,7 +160,7 @@ class ResourceManager:
             with self.checked_form():
                 return read()
         except NotUnderstood as error:
-            problems.append(f"hopsgpu goes on without {what}: {error}")
+            problems.append(f"hopsgpu continues without {what}: {error}")
             log.warning("%s", problems[-1])
             return default
 

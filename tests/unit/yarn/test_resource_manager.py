@@ -302,9 +302,9 @@ def test_a_launch_goes_on_without_what_it_does_not_need(caplog: pytest.LogCaptur
     assert (found.queues, found.nodes) == (whole.queues, whole.nodes)
     assert found.applications == () and found.user.limit is None
     first, second = found.problems
-    assert first.startswith("hopsgpu goes on without what other applications have: the Resource")
+    assert first.startswith("hopsgpu continues without what other applications have: the Resource")
     assert "(Hadoop 3.3.6)" in first and ".app[1].startedTime has" in first
-    assert second.startswith("hopsgpu goes on without the limit of user alice in queue root.")
+    assert second.startswith("hopsgpu continues without the limit of user alice in queue root.")
     assert ".userLimitFactor has an unexpected form (ValueError" in second
     assert all(problem in caplog.messages for problem in found.problems)
 
