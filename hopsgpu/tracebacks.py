@@ -98,13 +98,13 @@ def _trim(error: BaseException, on_purpose: bool, seen: set[int], *, within: boo
         return
     seen.add(id(error))
     on_purpose = on_purpose or getattr(error, "_hides_library_frames", False) is True
-    kept = _shown(list(_walk(error.__traceback__)), on_purpose)
-    if within and not any(_is_users(entry.tb_frame) for entry in kept):
+    shown = _shown(list(_walk(error.__traceback__)), on_purpose)
+    if within and not any(_is_users(entry.tb_frame) for entry in shown):
         # The exception was raised and caught within one call of hopsgpu.
-        kept = []
+        shown = []
         BaseException.__setattr__(error, "__suppress_context__", True)
     # A method, because an exception may be a frozen dataclass, which takes no assignment.
-    error.with_traceback(_linked(kept))
+    error.with_traceback(_linked(shown))
     within = within or on_purpose
     linked = [error.__cause__, None if error.__suppress_context__ else error.__context__]
     for other in filter(None, linked):
@@ -191,8 +191,8 @@ def in_notebook(error: BaseException) -> list[str]:
 
 def format_error(error: BaseException) -> list[str]:
     """Return the lines of an error's type, message and notes, without any traceback."""
-    said = "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
-    return f"{type(error).__name__}: {said}".splitlines()
+    text = "\n".join([str(error), *map(str, getattr(error, "__notes__", ()))])
+    return f"{type(error).__name__}: {text}".splitlines()
 
 
 def _place(file: str) -> str:

@@ -42,7 +42,7 @@ def parse_duration(value: object, name: str) -> float | None:
         seconds = float(match[1]) * _SECONDS[match[2]]
     if seconds is None or not 0 < seconds < _LONGEST:
         raise ConfigError(
-            f"{name}={value!r}: must be a duration above zero, as '90s', '10m', '2h', "
+            f"{name}={value!r}: must be a duration above zero, such as '90s', '10m', '2h', "
             "a number of seconds, a timedelta, or None for no bound"
         )
     return seconds
@@ -65,18 +65,18 @@ def parse_memory(value: object, name: str) -> int:
         size = int(float(match[1]) * _BYTES[match[2].lower()])
     if size is None or size < MIB:
         raise ConfigError(
-            f"{name}={value!r}: must be a memory size of at least 1 MiB, as '4g', '512m', "
+            f"{name}={value!r}: must be a memory size of at least 1 MiB, such as '4g', '512m', "
             "or bytes as an int"
         )
     return size
 
 
-def counted(number: int, what: str, several: str = "") -> str:
+def counted(number: int, noun: str, several: str = "") -> str:
     """Return a number of things as text: "1 file" or "2 files".
 
     Args:
         number: how many things.
-        what: the word for one of them.
-        several: the word for several, if it is not `what` with an "s".
+        noun: the word for one of them.
+        several: the word for several, if it is not `noun` with an "s".
     """
-    return f"{number} {what}" if number == 1 else f"{number} {several or what + 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {several or noun + 's'}"

@@ -162,7 +162,7 @@ def cluster_gpus(overview: Overview, told: NodeAnswers, user: str, now: float) -
         unexplained=max((used - shown).gpus, 0),
         acls=overview.acls,
         executor=str(executor),
-        problems=_problems(with_gpus, told),
+        problems=(*overview.problems, *_problems(with_gpus, told)),
     )
 
 

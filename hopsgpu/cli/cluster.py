@@ -90,9 +90,9 @@ def status(dir_: str | None, as_json: bool) -> None:
     """Show the daemons, the nodes and their GPUs; exit with 0 if the whole cluster is up."""
     from hopsgpu import devcluster as library
 
-    found = library.status(dir_)
-    click.echo(json.dumps(found.to_json(), indent=2) if as_json else describe(found))
-    sys.exit(0 if found.healthy else 1)
+    state = library.status(dir_)
+    click.echo(json.dumps(state.to_json(), indent=2) if as_json else describe(state))
+    sys.exit(0 if state.healthy else 1)
 
 
 @cluster.command()
@@ -109,24 +109,24 @@ def exports(environ: Mapping[str, str]) -> str:
     return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in environ.items())
 
 
-def describe(found: ClusterStatus) -> str:
+def describe(state: ClusterStatus) -> str:
     """Return a cluster's status, for people."""
-    if not found.daemons:
-        return f"no cluster runs in {found.directory}"
+    if not state.daemons:
+        return f"no cluster runs in {state.directory}"
     rows = [("DAEMON", "PID", "STATE", "RPC", "WEB", "LOG")]
-    for d in found.daemons:
+    for d in state.daemons:
         rows.append((d.name, str(d.pid), "alive" if d.alive else "dead", d.rpc, d.web, d.log))
-    lines = [f"cluster in {found.directory}", "", *_table(rows), ""]
-    if found.resourcemanager_answers:
+    lines = [f"cluster in {state.directory}", "", *_table(rows), ""]
+    if state.resourcemanager_answers:
         rows = [("NODE", "STATE", "GPUS", "MEMORY", "CORES", "")]
-        for n in found.nodes:
+        for n in state.nodes:
             memory = f"{n.memory_used / 1024:.1f} of {n.memory / 1024:.1f} GiB"
             used = (f"{n.gpus_used} of {n.gpus}", memory, f"{n.cores_used} of {n.cores}")
             rows.append((n.name, n.state, *used, ""))
         lines += _table(rows)
-        lines.append(f"GPUs: {found.gpus_used} of {found.gpus_total} used ({found.gpus})")
+        lines.append(f"GPUs: {state.gpus_used} of {state.gpus_total} used ({state.gpus})")
     else:
-        lines.append(f"the ResourceManager does not answer; GPUs: {found.gpus}")
+        lines.append(f"the ResourceManager does not answer; GPUs: {state.gpus}")
     return "\n".join(lines)
 
 

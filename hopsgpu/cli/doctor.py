@@ -51,17 +51,17 @@ def doctor(
     from hopsgpu.doctor.examination import Examination
     from hopsgpu.doctor.report import State
 
-    given = dict(map(_property, conf))
+    settings = dict(map(_property, conf))
     if queue is not None:
-        given["spark.yarn.queue"] = queue
+        settings["spark.yarn.queue"] = queue
     counts = dict.fromkeys(State, 0)
-    for check in Examination(given, session=not no_session, seconds=seconds).checks():
+    for check in Examination(settings, session=not no_session, seconds=seconds).checks():
         counts[check.state] += 1
         click.echo(json.dumps(check.to_json()) if as_json else shown(check))
         sys.stdout.flush()
     if not as_json:
-        said = ", ".join(f"{count} {state.value}" for state, count in counts.items())
-        click.echo(f"\n{said}")
+        summary = ", ".join(f"{count} {state.value}" for state, count in counts.items())
+        click.echo(f"\n{summary}")
     sys.exit(1 if counts[State.WRONG] else 0)
 
 
@@ -79,5 +79,5 @@ def shown(check: Check) -> str:
 def _property(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
-        raise ConfigError(f"--conf {text}: must be NAME=VALUE, as spark.yarn.queue=training")
+        raise ConfigError(f"--conf {text}: must be NAME=VALUE, such as spark.yarn.queue=training")
     return name, value

@@ -31,11 +31,11 @@ _LAYOUT = Layout(
 )
 
 
-def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
+def tables(cluster: ClusterGpus, encoding: str, width: int | None = None) -> Text:
     """Return tables of what is free, who uses the rest, and what the user could get.
 
     Args:
-        found: the GPUs.
+        cluster: the GPUs.
         encoding: encoding of the terminal or file; other characters are written as "\\xd7".
         width: width of the terminal. Each row of a table is a line that fits: names are shortened
             and cut, and columns left out. With None, the tables are complete, and only the last
@@ -46,27 +46,32 @@ def tables(found: ClusterGpus, encoding: str, width: int | None = None) -> Text:
     """
     from rich.text import Text
 
-    parts = [[[cell] for cell in _summary(found)]]
-    shown = found if width is None else _shortened(found)
+    parts = [[[cell] for cell in _summary(cluster)]]
+    shown = cluster if width is None else _shortened(cluster)
     if shown.nodes:
         parts.append(_nodes(shown.nodes))
     if shown.users:
         parts.append(_users(shown.users, shown.time))
-    if found.queues:
+    if cluster.queues:
         # The root says nothing that the nodes do not.
-        below = [queue for queue in found.queues if queue.leaf or queue.path != "root"]
+        below = [queue for queue in cluster.queues if queue.leaf or queue.path != "root"]
         parts.append(_queues(below))
         parts[-1].append(
-            [(f"COULD GET: in executors of {found.executor}, if nobody else requests GPUs", _FAINT)]
+            [
+                (
+                    f"COULD GET: in executors of {cluster.executor}, if nobody else requests GPUs",
+                    _FAINT,
+                )
+            ]
         )
-    parts.append([[cell] for cell in _remarks(found)])
+    parts.append([[cell] for cell in _remarks(cluster)])
     blocks = [Text("\n").join(aligned(part, _LAYOUT, encoding, width)) for part in parts if part]
     return Text("\n\n").join(blocks)
 
 
-def _shortened(found: ClusterGpus) -> ClusterGpus:
+def _shortened(cluster: ClusterGpus) -> ClusterGpus:
     """Return the same without the common parts of hosts, products and applications."""
-    firsts = Counter(node.host.partition(".")[0] for node in found.nodes)
+    firsts = Counter(node.host.partition(".")[0] for node in cluster.nodes)
 
     def short(host: str) -> str:
         first = host.partition(".")[0]
@@ -77,10 +82,10 @@ def _shortened(found: ClusterGpus) -> ClusterGpus:
         return replace(kind, name=kind.name.removeprefix("NVIDIA "))
 
     return replace(
-        found,
+        cluster,
         nodes=tuple(
             replace(node, host=short(node.host), types=tuple(map(product, node.types)))
-            for node in found.nodes
+            for node in cluster.nodes
         ),
         users=tuple(
             replace(
@@ -88,31 +93,32 @@ def _shortened(found: ClusterGpus) -> ClusterGpus:
                 id=user.id.removeprefix("application_"),
                 hosts={short(host): gpus for host, gpus in user.hosts.items()},
             )
-            for user in found.users
+            for user in cluster.users
         ),
     )
 
 
-def _summary(found: ClusterGpus) -> Iterator[Cell]:
-    if not found.nodes:
-        running = counted(found.nodes_without, "node") + " running"
-        said = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
-        yield f"{said} yarn.nodemanager.resource-plugins=yarn.io/gpu", _CARE
+def _summary(cluster: ClusterGpus) -> Iterator[Cell]:
+    if not cluster.nodes:
+        running = counted(cluster.nodes_without, "node") + " running"
+        text = f"no node of this YARN has GPUs ({running}): to offer them, NodeManagers need"
+        yield f"{text} yarn.nodemanager.resource-plugins=yarn.io/gpu", _CARE
         return
-    broken = f", {found.unhealthy} unhealthy" if found.unhealthy else ""
-    when = time.strftime("%H:%M:%S", time.localtime(found.time))
+    broken = f", {cluster.unhealthy} unhealthy" if cluster.unhealthy else ""
+    when = time.strftime("%H:%M:%S", time.localtime(cluster.time))
     yield (
-        f"{found.free} of {counted(found.total, 'GPU')} free, {found.used} used{broken} ({when})",
-        _GOOD if found.free else _CARE,
+        f"{cluster.free} of {counted(cluster.total, 'GPU')} free, {cluster.used} used{broken}"
+        f" ({when})",
+        _GOOD if cluster.free else _CARE,
     )
     best = max(
-        (queue for queue in found.queues if queue.obtainable is not None),
+        (queue for queue in cluster.queues if queue.obtainable is not None),
         key=lambda queue: queue.obtainable or 0,
         default=None,
     )
     if best is not None:
         where = f" in queue {best.path}{_labelled(best)}" if best.obtainable else ""
-        yield f"{found.user} could get {best.obtainable} now{where}", "bold"
+        yield f"{cluster.user} could get {best.obtainable} now{where}", "bold"
 
 
 def _nodes(nodes: Sequence[GpuNode]) -> list[Row]:
@@ -169,14 +175,14 @@ def _duration(user: GpuUser, now: float) -> str:
         return "-"
     seconds = max(int(now - since), 0)
     (days, hours), (minutes, rest) = divmod(seconds // 3600, 24), divmod(seconds % 3600, 60)
-    said = (
+    text = (
         f"{days}d{hours:02}h"
         if days
         else f"{hours}h{minutes:02}m"
         if hours
         else f"{minutes}m{rest:02}s"
     )
-    return said if user.since else f"≤{said}"
+    return text if user.since else f"≤{text}"
 
 
 def _queues(queues: Sequence[GpuQueue]) -> list[Row]:
@@ -214,16 +220,16 @@ def _obtainable(queue: GpuQueue) -> str:
     return f"{queue.obtainable} ({bounds[queue.bound]})"
 
 
-def _remarks(found: ClusterGpus) -> Iterator[Cell]:
-    if found.unexplained:
-        used = "1 GPU is" if found.unexplained == 1 else f"{found.unexplained} GPUs are"
+def _remarks(cluster: ClusterGpus) -> Iterator[Cell]:
+    if cluster.unexplained:
+        used = "1 GPU is" if cluster.unexplained == 1 else f"{cluster.unexplained} GPUs are"
         who = "applications that YARN does not show to the caller, or that have just ended"
         yield f"{used} in use by {who}", ""
-    if found.queues and found.acls is not False:
-        what = "queues have ACLs" if found.acls else "YARN does not say whether queues have ACLs"
+    if cluster.queues and cluster.acls is not False:
+        what = "queues have ACLs" if cluster.acls else "YARN does not say whether queues have ACLs"
         yield f"{what}; only administrators can see who may submit where", ""
-    for node in found.nodes:
+    for node in cluster.nodes:
         if node.health:
             yield f"{node.host} is {node.state}: {node.health}", _BAD
-    for problem in found.problems:
+    for problem in cluster.problems:
         yield problem, _CARE

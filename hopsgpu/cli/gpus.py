@@ -24,7 +24,7 @@ _Look = Callable[[], "ClusterGpus"]
 
 @click.command()
 @click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line per look."
+    "--json", "as_json", is_flag=True, help="Print JSON; with --watch, one line per refresh."
 )
 @click.option(
     "--watch",
@@ -49,7 +49,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     look = Observer(HadoopConf.load().get, user).look
     if as_json:
         indent = 2 if seconds is None else None
-        _again(look, seconds, lambda found: click.echo(json.dumps(found.to_json(), indent=indent)))
+        _again(look, seconds, lambda state: click.echo(json.dumps(state.to_json(), indent=indent)))
         return
     from rich.console import Console
 
@@ -57,7 +57,7 @@ def gpus(as_json: bool, seconds: float | None, user: str | None) -> None:
     if seconds is not None and console.is_terminal:
         _redraw(look, seconds, console)
     else:
-        _again(look, seconds, lambda found: _print(found, console))
+        _again(look, seconds, lambda state: _print(state, console))
 
 
 def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], None]) -> None:
@@ -66,11 +66,11 @@ def _again(look: _Look, seconds: float | None, show: Callable[[ClusterGpus], Non
         show(look())
         return
     with contextlib.suppress(KeyboardInterrupt):
-        for found in _looks(look, seconds):
-            if isinstance(found, HopsGpuError):
-                click.echo(f"hopsgpu: {found}", err=True)
+        for state in _looks(look, seconds):
+            if isinstance(state, HopsGpuError):
+                click.echo(f"hopsgpu: {state}", err=True)
             else:
-                show(found)
+                show(state)
 
 
 def _looks(look: _Look, seconds: float) -> Iterator[ClusterGpus | HopsGpuError]:
@@ -97,19 +97,19 @@ def _redraw(look: _Look, seconds: float, console: Console) -> None:
         contextlib.suppress(KeyboardInterrupt),
         Live(console=console, screen=True, auto_refresh=False) as live,
     ):
-        for found in _looks(look, seconds):
-            if isinstance(found, HopsGpuError):
-                live.update(Text(f"hopsgpu: {found}", style="red"), refresh=True)
+        for state in _looks(look, seconds):
+            if isinstance(state, HopsGpuError):
+                live.update(Text(f"hopsgpu: {state}", style="red"), refresh=True)
             else:
-                last = found
-                live.update(tables(found, console.encoding, console.width), refresh=True)
+                last = state
+                live.update(tables(state, console.encoding, console.width), refresh=True)
     if last is not None:
         _print(last, console)
 
 
-def _print(found: ClusterGpus, console: Console) -> None:
+def _print(state: ClusterGpus, console: Console) -> None:
     from hopsgpu.cli.gpu_tables import tables
 
     # What a program reads is whole, in colours too where FORCE_COLOR has them written to it.
     width = console.width if console.file.isatty() else None
-    console.print(tables(found, console.encoding, width), soft_wrap=width is None)
+    console.print(tables(state, console.encoding, width), soft_wrap=width is None)

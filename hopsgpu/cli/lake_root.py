@@ -25,7 +25,7 @@ root_option: Callable[[Any], Any] = click.option(
     metavar="URL",
     expose_value=False,
     callback=_note,
-    help="Directory of runs and models.  [default: the one that a session here would use]",
+    help="Directory of runs and models.  [default: that of a session here]",
 )
 
 
@@ -40,8 +40,8 @@ def lake_root() -> str:
     Raises:
         ConfigError: the root is unknown.
     """
-    given = click.get_current_context().meta.get(_KEY)
-    return str(given) if given else default_root(os.environ)
+    root = click.get_current_context().meta.get(_KEY)
+    return str(root) if root else default_root(os.environ)
 
 
 def unset_hint() -> str:
@@ -50,8 +50,8 @@ def unset_hint() -> str:
     """
     from hopsgpu.yarn.hadoop_conf import is_configured
 
-    given = click.get_current_context().meta.get(_KEY) or _named(os.environ)
-    if given or is_configured(os.environ):
+    root = click.get_current_context().meta.get(_KEY) or _named(os.environ)
+    if root or is_configured(os.environ):
         return ""
     return (
         " (HADOOP_CONF_DIR is not set: for a cluster, set it; for the development cluster:"
@@ -83,7 +83,7 @@ def default_root(environ: Mapping[str, str]) -> str:
         files = HadoopConf.load(environ).get("fs.defaultFS") if is_configured(environ) else None
     except ConfigError as error:
         raise ConfigError(
-            "the root of runs and models is unknown: give --root URL, or set HOPSGPU_ROOT"
+            "the root of runs and models is unknown: pass --root URL, or set HOPSGPU_ROOT"
             f" ({error})"
         ) from error
     return root_on(None, files, user)

@@ -215,8 +215,8 @@ class _Shown:
                 self._locate(search, self._trial)
             except ODD_JSON as error:
                 click.echo(
-                    f"hopsgpu: {self._run_id}: its trials were written by another version of"
-                    f" hopsgpu ({error!r}), so their nodes are not known",
+                    f"hopsgpu: {self._run_id}: another version of hopsgpu wrote its trials"
+                    f" ({error!r}), so their nodes are unknown",
                     err=True,
                 )
         return record
@@ -229,16 +229,16 @@ class _Shown:
                 hosts = dict.fromkeys(range(search["workers_per_trial"]), str(one["host"]))
                 self._hosts, self._located = hosts, one["tries"] - 1
 
-    def _wanted(self, found: Mapping[Log, int]) -> dict[Log, int]:
+    def _wanted(self, sizes: Mapping[Log, int]) -> dict[Log, int]:
         """Return the logs to show: of the last attempt unless another one is requested.
 
         Once some of an attempt was shown, the following attempts are shown too.
         """
-        attempts = [log.attempt for log in self._readers or found]
+        attempts = [log.attempt for log in self._readers or sizes]
         first = min(attempts) if self._readers else max(attempts, default=0)
         return {
             log: size
-            for log, size in found.items()
+            for log, size in sizes.items()
             if (log.attempt >= first if self._attempt is None else log.attempt == self._attempt)
             and (not self._ranks or log.rank in self._ranks)
         }

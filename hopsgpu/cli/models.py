@@ -44,16 +44,16 @@ def models(context: click.Context, as_json: bool) -> None:
         return
     store = _store()
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda name: _listed(store, name), store.list()))
+        listed = list(pool.map(lambda name: _listed(store, name), store.list()))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
-    elif found:
+        click.echo(json.dumps(listed, indent=2))
+    elif listed:
         rows: list[Row] = [headers("MODEL", "LATEST", "VERSIONS", "TAGS")]
-        for model in found:
+        for model in listed:
             last = max(model["versions"], default=None)
             counts = [(str(last or "-"), ""), (str(len(model["versions"])), "")]
             rows.append([(model["name"], ""), *counts, (_tags(model["tags"]), "")])
-        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in found if "problem" in m]
+        rows += [[(f"{m['name']}: {m['problem']}", "red")] for m in listed if "problem" in m]
         show(rows, _LAYOUT)
     else:
         click.echo(f"no models in {_url()}{unset_hint()}")
@@ -66,33 +66,35 @@ def models(context: click.Context, as_json: bool) -> None:
 def versions(name: str, as_json: bool) -> None:
     """Show all versions of a model, the newest first."""
     store = _store()
-    there = store.versions(name)[::-1]
-    if not there:
+    published = store.versions(name)[::-1]
+    if not published:
         store.get(name)  # says what there is instead
     tags, problem = _tags_of(store, name)
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-        found = list(pool.map(lambda version: _told(version, tags), there))
+        entries = list(pool.map(lambda version: _told(version, tags), published))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(entries, indent=2))
         if problem:
             click.echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row] = [headers("VERSION", "PUBLISHED", "FILES", "SIZE", "TAGS", "RUN", "METRICS")]
-    for told in found:
-        if "problem" in told:
-            rows.append([(str(told["version"]), ""), ("damaged", "red"), *[("-", "")] * 5])
+    for entry in entries:
+        if "problem" in entry:
+            rows.append([(str(entry["version"]), ""), ("damaged", "red"), *[("-", "")] * 5])
             continue
         texts = (
-            str(told["version"]),
-            local_time_of(str(told["time"])),
-            str(told["files"]),
-            size(told["bytes"]),
-            ",".join(told["tags"]) or "-",
-            str(told["run_id"] or "-"),
-            _metrics(told["metrics"]),
+            str(entry["version"]),
+            local_time_of(str(entry["time"])),
+            str(entry["files"]),
+            size(entry["bytes"]),
+            ",".join(entry["tags"]) or "-",
+            str(entry["run_id"] or "-"),
+            _metrics(entry["metrics"]),
         )
         rows.append([(text, "") for text in texts])
-    rows += [[(f"version {t['version']}: {t['problem']}", "red")] for t in found if "problem" in t]
+    rows += [
+        [(f"version {t['version']}: {t['problem']}", "red")] for t in entries if "problem" in t
+    ]
     rows += [[(problem, "red")]] if problem else []
     show(rows, _LAYOUT)
 
@@ -116,10 +118,10 @@ def show_version(name: str, version: str, as_json: bool) -> None:
             click.echo(f"hopsgpu: {problem}", err=True)
         return
     rows: list[Row | Fact] = []
-    told = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
-    told["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
-    told["time"] = local_time_of(str(manifest.get("time")))
-    for key, value in told.items():
+    shown = {**manifest, "url": found.url, "tags": ", ".join(tagged) or None}
+    shown["metrics"] = _metrics(manifest["metrics"]) if manifest.get("metrics") else None
+    shown["time"] = local_time_of(str(manifest.get("time")))
+    for key, value in shown.items():
         if key not in ("schema", "files") and value not in (None, {}, []):
             rows.append(Fact(key, value if isinstance(value, str) else json.dumps(value)))
     rows.append([("", "")])
@@ -145,8 +147,8 @@ def download(name: str, words: tuple[str, ...], as_json: bool) -> None:
     if len(words) == 1:
         _check_directory(store, name, words[0])
     target = found.download(Path(words[-1]))
-    told = {"name": found.name, "version": found.version, "directory": str(target)}
-    _done(told, f"{found.name} {found.version} is in {target}", as_json)
+    outcome = {"name": found.name, "version": found.version, "directory": str(target)}
+    _done(outcome, f"{found.name} {found.version} is in {target}", as_json)
 
 
 @models.command()
@@ -160,8 +162,8 @@ def tag(name: str, version: str, tag: str, as_json: bool) -> None:
     store = _store()
     store.tag(name, version, tag)
     number = store.get(name, tag).version
-    told = {"name": name, "tag": tag, "version": number}
-    _done(told, f"{tag} is version {number} of {name}", as_json)
+    outcome = {"name": name, "tag": tag, "version": number}
+    _done(outcome, f"{tag} is version {number} of {name}", as_json)
 
 
 @models.command()
@@ -197,8 +199,8 @@ def delete(name: str, version: str, yes: bool, as_json: bool) -> None:
             " confirm with --yes"
         )
     store.delete(name, number)
-    told = {"name": name, "removed": number}
-    _done(told, f"version {number} of {name} is removed", as_json)
+    outcome = {"name": name, "removed": number}
+    _done(outcome, f"version {number} of {name} is removed", as_json)
 
 
 @models.command()
@@ -213,15 +215,15 @@ def verify(name: str, version: str, as_json: bool) -> None:
     files = found.manifest["files"]
     total = sum(facts["bytes"] for facts in files.values())
     if as_json:
-        told = {"name": found.name, "version": found.version, "url": found.url}
-        click.echo(json.dumps({**told, "files": len(files), "bytes": total}, indent=2))
+        outcome = {"name": found.name, "version": found.version, "url": found.url}
+        click.echo(json.dumps({**outcome, "files": len(files), "bytes": total}, indent=2))
         return
     whole = f"{counted(len(files), 'file')}, {size(total)}"
     click.echo(f"{found.name} {found.version} is intact: {whole}")
 
 
-def _done(told: dict[str, Any], text: str, as_json: bool) -> None:
-    click.echo(json.dumps(told, indent=2) if as_json else text)
+def _done(outcome: dict[str, Any], text: str, as_json: bool) -> None:
+    click.echo(json.dumps(outcome, indent=2) if as_json else text)
 
 
 def _store() -> ModelStore:
@@ -235,13 +237,13 @@ def _url() -> str:
 
 
 def _listed(store: ModelStore, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
+    entry: dict[str, Any] = {"name": name, "versions": [], "tags": {}}
     try:
-        told["versions"] = [version.version for version in store.versions(name)]
-        told["tags"] = store.tags(name)
+        entry["versions"] = [version.version for version in store.versions(name)]
+        entry["tags"] = store.tags(name)
     except HopsGpuError as error:  # one that is damaged does not hide the others
-        told["problem"] = str(error)
-    return told
+        entry["problem"] = str(error)
+    return entry
 
 
 def _tags_of(store: ModelStore, name: str) -> tuple[dict[str, int], str]:
@@ -264,7 +266,7 @@ def _check_directory(store: ModelStore, name: str, directory: str) -> None:
         raise ConfigError(
             f"{directory!r} alone looks like a version of {name!r}, not like a directory: to copy"
             f" that version to DIR, use `hopsgpu models download {shown[0]} {shown[1]} DIR`;"
-            f" to copy the latest to a directory of that name, give ./{shown[1]}"
+            f" to copy the latest to a directory of that name, use ./{shown[1]}"
         )
 
 

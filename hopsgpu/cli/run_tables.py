@@ -33,19 +33,19 @@ LAYOUT = Layout(
 )
 
 
-def rows(found: Sequence[StoredRun], now: float) -> list[Row]:
+def rows(runs: Sequence[StoredRun], now: float) -> list[Row]:
     """Return the list of runs.
 
     Args:
-        found: the runs, the newest first.
+        runs: the runs, the newest first.
         now: seconds since the epoch.
     """
-    return list(_rows(found, now))
+    return list(_rows(runs, now))
 
 
-def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
+def _rows(runs: Sequence[StoredRun], now: float) -> Iterator[Row]:
     yield headers("RUN", "STATE", "NAME", "REQUESTED", "TOOK", "RANKS", "GPUS", "MODEL")
-    for run in found:
+    for run in runs:
         state = run.state_at(now)
         first = [(run.run_id, ""), (state, _COLOURS.get(state, "bold"))]
         record = run.record
@@ -61,8 +61,8 @@ def _rows(found: Sequence[StoredRun], now: float) -> Iterator[Row]:
             (str(record.gpus), ""),
             (_model(record.model), ""),
         ]
-    others = [run for run in found if run.kind == OTHER_SCHEMA]
-    for run in found:
+    others = [run for run in runs if run.kind == OTHER_SCHEMA]
+    for run in runs:
         if run.problem and run not in others:
             yield [(f"{run.run_id}: {run.problem}", "red")]
     # The same of all of them.
@@ -92,7 +92,7 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
     lost = f" (was {record.state})" if state != record.state else ""
     content = record.content
     requested = record.timeline.get("requested")
-    told = {
+    facts = {
         "run": record.run_id,
         "state": f"{state}{lost}",
         "user": record.user,
@@ -107,9 +107,9 @@ def _described(record: RunRecord, url: str, now: float) -> Iterator[Row | Fact]:
         "environment": _environment(content.get("environment")),
     }
     if "search" in content:  # its own lines tell better
-        del told["gang"], told["attempt"]
-    told |= dict(_data(content.get("data")))
-    for name, text in told.items():
+        del facts["gang"], facts["attempt"]
+    facts |= dict(_data(content.get("data")))
+    for name, text in facts.items():
         yield Fact(name, text, _COLOURS.get(state, "bold") if name == "state" else "")
     if record.error is not None:
         for number, line in enumerate(record.error.splitlines()):
@@ -165,28 +165,31 @@ def _reported(last: Any) -> Iterator[tuple[str, str]]:
             yield name, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _data(told: Any) -> Iterator[tuple[str, str]]:
+def _data(data: Any) -> Iterator[tuple[str, str]]:
     """Yield the data that the ranks read, one line each."""
-    for name, one in told.items() if isinstance(told, dict) else ():
-        if isinstance(one, dict) and isinstance(one.get("bytes"), int):
-            rows = counted(one.get("rows", 0), "row")
-            many = f"{rows}, {size(one['bytes'])}"
-            gone = "" if one.get("kept") else ", removed at the end of the run"
-            yield (name if name == "data" else f"data {name}"), f"{many} of {one.get('url')}{gone}"
+    for name, facts in data.items() if isinstance(data, dict) else ():
+        if isinstance(facts, dict) and isinstance(facts.get("bytes"), int):
+            rows = counted(facts.get("rows", 0), "row")
+            many = f"{rows}, {size(facts['bytes'])}"
+            gone = "" if facts.get("kept") else ", removed at the end of the run"
+            yield (
+                (name if name == "data" else f"data {name}"),
+                f"{many} of {facts.get('url')}{gone}",
+            )
 
 
-def _environment(told: Any) -> str:
-    if not isinstance(told, dict):
+def _environment(environment: Any) -> str:
+    if not isinstance(environment, dict):
         return "-"
-    driver = told.get("driver")
+    driver = environment.get("driver")
     host = f" on {driver['host']}" if isinstance(driver, dict) and "host" in driver else ""
     names = ("hopsgpu", "python", "spark", "hadoop")
-    return ", ".join(f"{name} {told.get(name, '-')}" for name in names) + host
+    return ", ".join(f"{name} {environment.get(name, '-')}" for name in names) + host
 
 
-def _texts(told: Any) -> list[str]:
-    return [str(text) for text in told] if isinstance(told, list) else []
+def _texts(texts: Any) -> list[str]:
+    return [str(text) for text in texts] if isinstance(texts, list) else []
 
 
-def _numbers(told: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    return ((n, float(v)) for n, v in told.items() if isinstance(v, (int, float)))
+def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
+    return ((n, float(v)) for n, v in values.items() if isinstance(v, (int, float)))

@@ -73,8 +73,8 @@ def submit(
 
     Arguments after SCRIPT are passed to the script. The package, the discovery script and the
     modules beside the script are shipped; hopsgpu need not be installed on the nodes. The exit
-    code is 0 if the script's is. Ending this command (SIGTERM, Ctrl-C) ends the application and
-    gives its GPUs back, except with --detach.
+    code is 0 if that of the script is. Ending this command (SIGTERM, Ctrl-C) ends the application
+    and releases its GPUs, except with --detach.
     """
     from hopsgpu.backends.spark.submit_command import Job, parse_conf
 
@@ -144,8 +144,7 @@ def _on_lake(python_env: str | Sequence[str], properties: Mapping[str, str]) -> 
 
 
 def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str]) -> str:
-    """Return the URL that `_on_lake` would give, of an environment that may not be there; that is
-    said.
+    """Return the URL that `_on_lake` would return; tell the user that it does not create it.
 
     Raises:
         ConfigError: as `url_on_lake`, or the location of the lake is unknown.
@@ -161,7 +160,7 @@ def _planned_url(python_env: str | Sequence[str], properties: Mapping[str, str])
     if not isinstance(wanted, StoredArchive):
         _say(
             f"--dry-run does not create the Python environment ({wanted.name}): `hopsgpu submit`"
-            f" creates it at {url} if it is missing; launches of the line below fail until then"
+            f" creates it at {url} if it is missing; until then, launches of the application fail"
         )
     return url
 

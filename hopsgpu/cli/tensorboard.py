@@ -111,4 +111,4 @@ def _keep_in_step(mirror: Mirror, server: subprocess.Popen[bytes]) -> None:
             except StoreError as error:  # looked at again soon
                 click.echo(f"hopsgpu: {error}", err=True)
         else:
-            raise HopsGpuError(f"TensorBoard ended by itself with exit code {code}")
+            raise HopsGpuError(f"TensorBoard ended unexpectedly with exit code {code}")

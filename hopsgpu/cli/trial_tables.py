@@ -19,47 +19,48 @@ _MOST_TRIALS = 50
 _LONGEST = 200
 
 
-def search_facts(told: Any, left: str, now: float) -> list[Row | Fact]:
+def search_facts(search: Any, interrupted: str, now: float) -> list[Row | Fact]:
     """Return what a record says about a search and its trials.
 
     Args:
-        told: `search` of the record.
-        left: state of a trial that ran when the search ended; "" while the search is active.
+        search: `search` of the record.
+        interrupted: state of a trial that ran when the search ended; "" while the search is active.
         now: seconds since the epoch.
     """
     try:
-        trials = [TrialReport(**one) for one in told["trials"]]
-        return [*_heads(told, trials), [("", "")], *_table(trials, left, now)]
+        trials = [TrialReport(**fields) for fields in search["trials"]]
+        return [*_heads(search, trials), [("", "")], *_table(trials, interrupted, now)]
     except ODD_JSON as error:
-        odd = f"its trials were written by another version of hopsgpu ({error!r}); --json has them"
+        odd = f"another version of hopsgpu wrote its trials ({error!r}); --json shows them"
         return [Fact("search", odd, "yellow")]
 
 
-def _heads(told: Any, trials: Sequence[TrialReport]) -> Iterator[Fact]:
+def _heads(search: Any, trials: Sequence[TrialReport]) -> Iterator[Fact]:
     states = Counter(trial.state for trial in trials)
     ended = ", ".join(f"{states[state]} {state}" for state in (COMPLETE, PRUNED, FAILED))
-    metric = f"{told['direction']} {told['metric'] or 'the value'}"
-    yield Fact("search", f"{metric}, by {told['sampler']} and {told['pruner']}")
-    yield Fact("trials", f"{told['trials_wanted']} requested: {ended}")
-    most, of_each = told["max_concurrent"], counted(told["workers_per_trial"], "rank")
-    yield Fact("at a time", f"{most} at most, of {of_each} with {_gpus(told)} each")
-    if best := told["best"]:
+    metric = f"{search['direction']} {search['metric'] or 'the value'}"
+    yield Fact("search", f"{metric}, by {search['sampler']} and {search['pruner']}")
+    yield Fact("trials", f"{search['trials_wanted']} requested: {ended}")
+    most, of_each = search["max_concurrent"], counted(search["workers_per_trial"], "rank")
+    yield Fact("at a time", f"at most {most}, each of {of_each} with {_gpus(search)}")
+    if best := search["best"]:
         value, params = number(best["value"]), shortened(best["params"], _LONGEST)
         yield Fact("best", f"trial {best['number']}: {value} with {params}", "green")
 
 
-def _gpus(told: Any) -> str:
-    each = told["gpus_per_trial"]
+def _gpus(search: Any) -> str:
+    each = search["gpus_per_trial"]
     return counted(each, "GPU") if each == int(each) else f"{each:g} of a GPU"
 
 
-def _table(trials: Sequence[TrialReport], left: str, now: float) -> Iterator[Row]:
+def _table(trials: Sequence[TrialReport], interrupted: str, now: float) -> Iterator[Row]:
     yield headers("TRIAL", "STATE", "VALUE", "TOOK", "TRIES", "NODE", "GPU", "PARAMETERS")
-    shown = sorted(trials, key=lambda one: (one.state == RUNNING, one.ended or 0.0))[-_MOST_TRIALS:]
+    in_order = sorted(trials, key=lambda trial: (trial.state == RUNNING, trial.ended or 0.0))
+    shown = in_order[-_MOST_TRIALS:]
     for trial in shown:
         state, took = trial.state, trial.duration
-        if state == RUNNING and left:
-            state = left
+        if state == RUNNING and interrupted:
+            state = interrupted
         elif state == RUNNING and trial.started is not None:
             took = now - trial.started
         yield [
@@ -77,4 +78,6 @@ def _table(trials: Sequence[TrialReport], left: str, now: float) -> Iterator[Row
         if trial.state == FAILED:
             yield [(f"trial {trial.number}: {measure(trial)}", "red")]
     if len(trials) > len(shown):
-        yield [(f"and {counted(len(trials) - len(shown), 'trial')} before; --json has all", "dim")]
+        yield [
+            (f"and {counted(len(trials) - len(shown), 'trial')} earlier; --json shows all", "dim")
+        ]

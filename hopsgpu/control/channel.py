@@ -127,7 +127,7 @@ class Channel:
         body = json.dumps({"kind": kind, **fields}, ensure_ascii=False).encode(errors=_SURROGATES)
         if len(body) > MOST_JSON or len(payload) > MOST_PAYLOAD:
             raise ChannelError(
-                f"a {kind!r} frame of {len(body)} + {len(payload)} bytes is over the limit of"
+                f"a {kind!r} frame of {len(body)} + {len(payload)} bytes exceeds the limit of"
                 f" {MOST_JSON} + {MOST_PAYLOAD}"
             )
         log.debug("to %s: %s, %d bytes", self.peer, kind, len(body) + len(payload))
@@ -193,7 +193,7 @@ class Channel:
         number = self._received.to_bytes(8, "big")
         self._received += 1
         if not hmac.compare_digest(tag, mac(self._receive_key, number, head, body, payload)):
-            raise ChannelError("a frame with a wrong authentication code")
+            raise ChannelError("a frame has a wrong authentication code")
         return _message(body, payload) if body or payload else None
 
     def _look(self) -> None:
@@ -206,7 +206,7 @@ class Channel:
         seen = check_heartbeat(signs, heartbeat=self._heartbeat, now=now)
         if seen.missed and not self._missed:
             silent = now - self._inbox.heard
-            log.debug("%s gives no sign of life for %.1f s", self.peer, silent)
+            log.debug("no sign of life from %s for %.1f s", self.peer, silent)
         self._missed = seen.missed
         if seen.lost:
             self.abort(f"no sign of life for {self._heartbeat:g} s")
@@ -220,7 +220,7 @@ class Channel:
 
     def _end(self, reason: str) -> None:
         if not self.reason:
-            log.debug("connection to %s has ended: %s", self.peer, reason)
+            log.info("the connection to %s has ended: %s", self.peer, reason)
         self.reason = self.reason or reason
         self._looking.cancel()
 
@@ -244,8 +244,8 @@ def _message(body: bytes, payload: bytes) -> Message:
     try:
         fields = json.loads(body.decode(errors=_SURROGATES))
     except (ValueError, RecursionError) as error:
-        raise ChannelError(f"a frame whose JSON cannot be read ({error})") from error
+        raise ChannelError(f"a frame has JSON that cannot be read ({error})") from error
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str):
-        raise ChannelError("a frame that is not a JSON object with a kind")
+        raise ChannelError("a frame is not a JSON object with a kind")
     return Message(kind, fields, payload, len(body) + len(payload))

@@ -105,7 +105,7 @@ async def connect(
             raise UnreachableError(_unreachable(host, port, _why(error))) from error
     if isinstance(problem, (ConnectionRefusedError, socket.gaierror)):
         raise UnreachableError(_unreachable(host, port, _why(problem))) from problem
-    raise ChannelError(f"{host}:{port} ended the handshake") from problem
+    raise ChannelError(f"{host}:{port} closed the connection during the handshake") from problem
 
 
 async def _connect(
@@ -150,8 +150,8 @@ def _unreachable(host: str, port: int, why: str) -> str:
     line.
     """
     return (
-        f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}); executors"
-        " must be able to open a connection to it: set spark.hopsgpu.address (or"
-        " spark.driver.host) to an address of the driver that they reach, and let them through"
-        " its firewall at the ports of spark.hopsgpu.ports, such as 40000-40100"
+        f"the driver cannot be reached at {host}:{port} from {platform.node()} ({why}): executors"
+        " must be able to connect to it. Set spark.hopsgpu.address (or spark.driver.host) to an"
+        " address of the driver that they can reach, and open the ports of spark.hopsgpu.ports,"
+        " such as 40000-40100, in its firewall"
     )

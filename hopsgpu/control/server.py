@@ -108,7 +108,7 @@ class ControlServer:
             return sent.result(_SEND_SECONDS)
         except concurrent.futures.TimeoutError:
             sent.cancel()
-            log.info("a message was not taken by an agent within %g s", _SEND_SECONDS)
+            log.info("an agent did not accept a message within %g s", _SEND_SECONDS)
             return False
 
     async def _keep(self, peer: int, name: str, content: bytes) -> bool:
@@ -203,8 +203,8 @@ class ControlServer:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
                 channel = await self._greeted(connection)
         except (ChannelError, OSError, asyncio.IncompleteReadError) as error:
-            log.debug("a connection was hung up on in its handshake: %s", type(error).__name__)
-            return  # a stranger: hung up on, no harm done
+            log.debug("closed a connection in its handshake: %s", type(error).__name__)
+            return  # a stranger
         self._admission.leave(task)
         await self._listen_to(channel, opened)
 
@@ -224,7 +224,7 @@ class ControlServer:
     async def _listen_to(self, channel: Channel, opened: float) -> None:
         peer = next(self._numbers)
         channel.peer = f"agent {peer}"
-        log.debug("agent %d has connected", peer)
+        log.info("agent %d has connected", peer)
         self._channels[peer] = channel
         try:
             while (message := await channel.receive()) is not None:
@@ -265,7 +265,7 @@ def serve(
         server = ControlServer(secret, listener, heartbeat=heartbeat, identity=identity)
         thread = threading.Thread(target=server.run, name="hopsgpu-control", daemon=True)
         thread.start()
-        log.debug("listens for agents on %s, port %d", address, server.port)
+        log.info("listening for agents on %s, port %d", address, server.port)
         try:
             yield server
         finally:
@@ -281,9 +281,9 @@ def _listener(address: str, ports: range | None) -> socket.socket:
             return socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             problem = error
-    asked = f"ports {ports.start}-{ports.stop - 1}" if ports else "any port"
+    requested = f"ports {ports.start}-{ports.stop - 1}" if ports else "any port"
     raise ConfigError(
-        f"the driver cannot listen on {address}, {asked}: {problem}. Executors"
+        f"the driver cannot listen on {address}, {requested}: {problem}. Executors"
         " reach the driver there: set spark.driver.host, or spark.hopsgpu.address and"
         " spark.hopsgpu.ports, to an address and ports of this machine"
     )

@@ -60,8 +60,8 @@ def new_identity() -> Identity:
         from cryptography.x509.oid import NameOID
     except ImportError as error:
         raise ConfigError(
-            "Spark's network encryption is on, and hopsgpu's own connections must be encrypted"
-            " too, which needs the package 'cryptography' in the driver's Python: pip install"
+            "Spark's network encryption is on, so hopsgpu must encrypt its connections too, and"
+            " the driver's Python lacks the package 'cryptography': pip install"
             " 'hopsgpu[encryption]'"
         ) from error
     key = ec.generate_private_key(ec.SECP256R1())

@@ -379,7 +379,7 @@ def exclusion_reason(container: Container, avoid: Exclusions, gpu_type: str | No
         if device.bad:
             return f"{device.gpu} of {container.host} is bad: {device.bad}"
         if gpu_type is not None and not has_type(device.model, gpu_type):
-            model = device.model or "a GPU that tells no name"
+            model = device.model or "a GPU without a product name"
             return f"{container.host} has {model}, not {gpu_type!r}"
     return None
 

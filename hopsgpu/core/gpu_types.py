@@ -15,13 +15,13 @@ _BUILT_IN = ("memory-mb", "vcores")
 _SHOWN = 8
 
 
-def has_type(model: str, wanted: str) -> bool:
+def has_type(model: str, gpu_type: str) -> bool:
     """Return whether a product name has the words of a type, in their order and in any case.
 
     "NVIDIA A100-SXM4-40GB" is an "A100", an "a100-sxm4" and an "A100 40GB", and a "GeForce RTX
     3090" is an "RTX3090"; "NVIDIA RTX A1000" is not an "A100".
     """
-    words, of = _words(model), _words(wanted)
+    words, of = _words(model), _words(gpu_type)
     if not of or ("mig" in words and "mig" not in of):
         return False  # a MIG slice is less than the GPU whose name it has
     left = iter(words)
@@ -58,11 +58,11 @@ def nodes_with(
     for host, names in sorted(models.items()):
         for name in names:
             where.setdefault(name or "(a GPU without a name)", []).append(host)
-    there = "; ".join(f"{name!r} on {_shown(hosts)}" for name, hosts in sorted(where.items()))
-    unknown = f"; not told by {_shown(sorted(silent))}" if silent else ""
+    known = "; ".join(f"{name!r} on {_shown(hosts)}" for name, hosts in sorted(where.items()))
+    unknown = f"; not reported by {_shown(sorted(silent))}" if silent else ""
     raise ConfigError(
-        f"gpu_type={gpu_type!r}: no node that this application can use has such a GPU. There are:"
-        f" {there or 'none'}{unknown}"
+        f"gpu_type={gpu_type!r}: no node that this application can use has such a GPU. Available:"
+        f" {known or 'none'}{unknown}"
     )
 
 
@@ -71,23 +71,24 @@ def _shown(hosts: Sequence[str]) -> str:
     return ", ".join(hosts[:_SHOWN]) + more
 
 
-def parse_markers(given: str | None) -> dict[str, str]:
+def parse_markers(setting: str | None) -> dict[str, str]:
     """Return the YARN resource that marks the nodes of each GPU type.
 
     Args:
-        given: for example "A100=gpu-a100, T4=gpu-t4"; None or "" for none.
+        setting: for example "A100=gpu-a100, T4=gpu-t4"; None or "" for none.
 
     Raises:
         ConfigError: the text has another form.
     """
     markers = {}
-    for entry in filter(None, map(str.strip, (given or "").split(","))):
+    for entry in filter(None, map(str.strip, (setting or "").split(","))):
         gpu_type, _, resource = map(str.strip, entry.partition("="))
         taken = resource in _BUILT_IN or resource.startswith("yarn.io/")
         if not _words(gpu_type) or not _RESOURCE.fullmatch(resource) or taken:
             raise ConfigError(
-                f"spark.hopsgpu.markers={given!r}: {entry!r} is no TYPE=RESOURCE, with a resource"
-                " of your own that yarn.resource-types names; as A100=gpu-a100, T4=gpu-t4"
+                f"spark.hopsgpu.markers={setting!r}: {entry!r} must be TYPE=RESOURCE, where"
+                " RESOURCE is one of your own in yarn.resource-types, such as A100=gpu-a100,"
+                " T4=gpu-t4"
             )
         markers[gpu_type] = resource
     return markers

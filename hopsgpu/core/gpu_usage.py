@@ -37,8 +37,8 @@ class GpuSample:
     def readings(self) -> dict[str, float]:
         """Return the values that NVML reported, by name."""
         names = ("utilisation", "memory_used", "memory_total", "power", "temperature")
-        told = ((name, getattr(self, name)) for name in names)
-        return {name: value for name, value in told if value is not None}
+        values = ((name, getattr(self, name)) for name in names)
+        return {name: value for name, value in values if value is not None}
 
     def fields(self) -> Mapping[str, object]:
         """Return all that the sample has, except the time."""
@@ -70,15 +70,15 @@ class GpuUse:
 
     def after(self, sample: GpuSample) -> GpuUse:
         """Return the use with one more sample."""
-        told = sample.utilisation is not None
+        is_measured = sample.utilisation is not None
         memories = [m for m in (self.peak_memory, sample.memory_used) if m is not None]
         return GpuUse(
-            samples=self.samples + told,
+            samples=self.samples + is_measured,
             idle=self.idle + (sample.utilisation == 0),
             busy=self.busy + (sample.utilisation or 0.0),
             peak_memory=max(memories, default=None),
-            began=sample.time if told and self.began is None else self.began,
-            ended=sample.time if told else self.ended,
+            began=sample.time if is_measured and self.began is None else self.began,
+            ended=sample.time if is_measured else self.ended,
             problem=sample.problem or self.problem,
         )
 

@@ -29,11 +29,11 @@ class Html(str):
 def plain(text: str, longest: int = _LONGEST) -> str:
     """Return a line without control sequences of terminals, of at most `longest` characters."""
     # The line is cut before the search too, so that an endless one is not searched whole.
-    kept = text[: 4 * longest]
-    if not kept.isprintable():
-        kept = _ESCAPES.sub("", kept).expandtabs(4)
-        kept = "".join(char if char.isprintable() else "?" for char in kept)
-    return kept if len(kept) <= longest else f"{kept[: longest - 1]}…"
+    shown = text[: 4 * longest]
+    if not shown.isprintable():
+        shown = _ESCAPES.sub("", shown).expandtabs(4)
+        shown = "".join(char if char.isprintable() else "?" for char in shown)
+    return shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
 
 
 def escaped(value: object) -> Html:
@@ -46,8 +46,8 @@ def escaped(value: object) -> Html:
 
 def element(tag: str, *children: object, **attributes: str) -> Html:
     """Return an element; underscores at the end of an attribute's name are left out."""
-    given = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
-    return Html(f"<{tag}{given}>{''.join(escaped(child) for child in children)}</{tag}>")
+    written = "".join(f' {n.rstrip("_")}="{html.escape(v)}"' for n, v in attributes.items())
+    return Html(f"<{tag}{written}>{''.join(escaped(child) for child in children)}</{tag}>")
 
 
 def box(*children: object) -> Html:
@@ -55,9 +55,9 @@ def box(*children: object) -> Html:
     return element("div", *children, style=_BOX)
 
 
-def title(kind: str, name: object, more: object = "") -> Html:
-    """Return a title line: the kind of a thing, its name in bold, and more."""
-    faint = element("span", more, style="opacity:.7")
+def title(kind: str, name: object, detail: object = "") -> Html:
+    """Return a title line: the kind of a thing, its name in bold, and a detail."""
+    faint = element("span", detail, style="opacity:.7")
     return element("div", element("span", kind, " ", style="opacity:.7"), bold(name), " ", faint)
 
 
@@ -96,6 +96,8 @@ def preformatted(text: str) -> Html:
 
 def image(source: str, width: int, height: int, words: str) -> Html:
     """Return a picture that is part of the page."""
-    given = f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
+    attributes = (
+        f'src="{html.escape(source)}" alt="{html.escape(words)}" title="{html.escape(words)}"'
+    )
     style = f"display:inline;width:{width}px;height:{height}px;vertical-align:middle;margin:0"
-    return Html(f'<img {given} width="{width}" height="{height}" style="{style}">')
+    return Html(f'<img {attributes} width="{width}" height="{height}" style="{style}">')

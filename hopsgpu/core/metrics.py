@@ -186,8 +186,8 @@ class Metrics:
         warnings = [warning for warning in idle if warning is not None]
         if measured.refused:
             warnings.append(
-                f"rank {rank} reported more than {_MOST_NAMES} different metrics; the later ones"
-                f" are only in {record_name(rank)} beside its log"
+                f"rank {rank} reported more than {_MOST_NAMES} different metrics; later ones"
+                f" are only in {record_name(rank)}, beside its log"
             )
         return warnings
 
@@ -210,7 +210,7 @@ def _name(name: object) -> str:
 def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, (str, bytes, bytearray)):
-            raise TypeError("a text")
+            raise TypeError("a string")
         if hasattr(value, "detach"):
             # torch warns if a tensor that still has a gradient, such as a loss, becomes a number.
             value = value.detach()
@@ -241,7 +241,7 @@ def _shown(value: object) -> str:
     try:
         return f"{value!r:.99}"
     except ValueError:  # an int that has more digits than Python writes out
-        return f"an {type(value).__name__} too long to be shown"
+        return f"an {type(value).__name__} that is too long to show"
 
 
 def _line(content: Mapping[str, object]) -> bytes:

@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
@@ -29,15 +28,18 @@ _FILE_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 _MOST = 2 * 2**20
 
 _ours = logging.getLogger(__name__.partition(".")[0])
-_lock = threading.Lock()
-_level = INFO
 
 
 class _Shown(logging.Handler):
-    """A handler that writes to the current stderr, because a notebook's kernel replaces it."""
+    """A handler that writes to the current stderr, because a notebook's kernel replaces it.
 
-    def __init__(self) -> None:
+    Attributes:
+        detail: the level that was asked for, "info" or "debug".
+    """
+
+    def __init__(self, detail: str) -> None:
         super().__init__()
+        self.detail = detail
         self.setFormatter(logging.Formatter(_FORMAT))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -46,37 +48,41 @@ class _Shown(logging.Handler):
             print(self.format(record), file=sys.stderr, flush=True)
 
 
-def level_of(given: str | None) -> str | None:
+def level_of(setting: str | None) -> str | None:
     """Return the level that `spark.hopsgpu.log` or HOPSGPU_LOG names, or None if none is set.
 
     Raises:
         ConfigError: the level does not exist.
     """
-    if given is None or not given.strip():
+    if setting is None or not setting.strip():
         return None
-    level = given.strip().lower()
+    level = setting.strip().lower()
     if level not in LEVELS:
         raise ConfigError(
-            f"spark.hopsgpu.log={given!r} (or HOPSGPU_LOG): 'info' or 'debug' is accepted"
+            f"spark.hopsgpu.log={setting!r} (or HOPSGPU_LOG): must be 'info' or 'debug'"
         )
     return level
 
 
 def show(level: str | None) -> None:
     """Show the driver's log on stderr from now on; the level None changes nothing."""
-    global _level
     if level is None:
         return
-    with _lock:
-        _level = level
-        _ours.setLevel(LEVELS[level])
-        if not any(isinstance(handler, _Shown) for handler in _ours.handlers):
-            _ours.addHandler(_Shown())
+    for handler in list(_ours.handlers):
+        if isinstance(handler, _Shown):
+            _ours.removeHandler(handler)
+    _ours.setLevel(LEVELS[level])
+    _ours.addHandler(_Shown(level))
 
 
 def level() -> str:
-    """Return the level at which the processes that this one starts have to write."""
-    return _level
+    """Return the level at which the processes that this one starts write their log.
+
+    It is the level of this process's own handler. A level that the user gives to the logger applies
+    to this process only.
+    """
+    own = (h.detail for h in reversed(_ours.handlers) if isinstance(h, (_Shown, _File)))
+    return next(own, INFO)
 
 
 class _File(RotatingFileHandler):
@@ -84,9 +90,13 @@ class _File(RotatingFileHandler):
 
     It creates the file and its directory with the first line, so that a process that logs nothing
     leaves no file.
+
+    Attributes:
+        detail: the level that was asked for, "info" or "debug".
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, detail: str) -> None:
+        self.detail = detail
         super().__init__(
             path,
             maxBytes=_MOST,
@@ -110,13 +120,13 @@ def daemon_file(pid: int) -> str:
     return f"hopsgpu-process-daemon-{pid}.log"
 
 
-def directory(own: Path) -> Path:
+def directory(fallback: Path) -> Path:
     """Return the directory of this container's log files.
 
-    YARN collects the container's logs from there; outside of YARN it is `own`.
+    YARN collects the container's logs from there; outside of YARN it is `fallback`.
     """
     first = os.environ.get("LOG_DIRS", "").partition(",")[0]
-    return Path(first) if first and Path(first).is_dir() else own
+    return Path(first) if first and Path(first).is_dir() else fallback
 
 
 def last_of(path: Path, most: int) -> bytes:
@@ -124,13 +134,13 @@ def last_of(path: Path, most: int) -> bytes:
 
     The result is empty if there is no such file.
     """
-    kept = b""
+    content = b""
     for file in (path, path.with_name(f"{path.name}.1")):
         with contextlib.suppress(OSError):
-            kept = file.read_bytes() + kept
-        if len(kept) > most:
-            return kept[-most:].partition(b"\n")[2]
-    return kept
+            content = file.read_bytes() + content
+        if len(content) > most:
+            return content[-most:].partition(b"\n")[2]
+    return content
 
 
 @contextlib.contextmanager
@@ -143,10 +153,8 @@ def written(path: Path, level: str) -> Iterator[None]:
         path: the file; its present content stays.
         level: "info" or "debug".
     """
-    global _level
-    handler = _File(path)
-    before = _level, _ours.level, _ours.propagate
-    _level = level
+    handler = _File(path, level)
+    previous, propagate = _ours.level, _ours.propagate
     _ours.setLevel(LEVELS[level])
     # The process may be Spark's, and hopsgpu's log must not go into Spark's logging.
     _ours.propagate = False
@@ -156,5 +164,5 @@ def written(path: Path, level: str) -> Iterator[None]:
     finally:
         _ours.removeHandler(handler)
         handler.close()
-        _level, previous, _ours.propagate = before
+        _ours.propagate = propagate
         _ours.setLevel(previous)

@@ -257,7 +257,7 @@ def decide_turn(own: Own, line: Line, node_gpus: Sequence[int], probe: bool) -> 
         first, user = blocking[0]
         return Turn(
             False,
-            f"another gang's turn: {len(ahead)} before this one, first that of"
+            f"another gang's turn: {counted(len(ahead), 'gang')} ahead of this one; the first is of"
             f" {first.application} of {user} ({first.executors} x {counted(first.gpus, 'GPU')})",
         )
     return Turn(own.ticket.bound is Bound.NONE or probe)
@@ -279,10 +279,10 @@ def _may_pass(own: Own, ahead: Ticket, user: str, node_gpus: Sequence[int]) -> b
 def _fit_together(tickets: Sequence[Ticket], node_gpus: Sequence[int]) -> bool:
     """Return whether all executors fit onto the empty nodes, if the largest are placed first."""
     free = sorted(node_gpus, reverse=True)
-    wanted = sorted((t.gpus for t in tickets for _ in range(t.executors)), reverse=True)
-    for gpus in wanted:
+    demands = sorted((t.gpus for t in tickets for _ in range(t.executors)), reverse=True)
+    for gpus in demands:
         # Take the fullest node that has room, so that large executors find room on others.
-        fitting = [i for i, left in enumerate(free) if left >= gpus]
+        fitting = [i for i, room in enumerate(free) if room >= gpus]
         if not fitting:
             return False
         free[min(fitting, key=lambda i: free[i])] -= gpus
@@ -300,8 +300,8 @@ def count_passes(own: Ticket, before: Line, line: Line) -> Ticket:
         line: the line now.
     """
     taken = (line.generation + 1) // 2 - (before.generation + 1) // 2
-    there = {ticket.id for ticket, _ in line.standing}
-    went_ahead = sum(ticket.id not in there for ticket, _ in before.ahead_of(own))
+    present = {ticket.id for ticket, _ in line.standing}
+    went_ahead = sum(ticket.id not in present for ticket, _ in before.ahead_of(own))
     passes = taken - went_ahead
     if passes <= 0 or own.bound is Bound.NONE:
         return own

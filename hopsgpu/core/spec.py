@@ -49,7 +49,7 @@ _NAME = re.compile(r"[\w][\w.+=-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def check_name(value: object, what: str) -> str:
+def check_name(value: object, argument: str) -> str:
     """Return a name that is safe as one component of a path, Unicode-normalised (NFC).
 
     Raises:
@@ -63,12 +63,12 @@ def check_name(value: object, what: str) -> str:
             if (size := len(name.encode())) <= _MOST_BYTES:
                 return name
             raise ConfigError(
-                f"{what}={value!r}: it takes {size} bytes in UTF-8, and a name may take"
-                f" {_MOST_BYTES} at most: give a shorter one"
+                f"{argument}={value!r}: must be a name of at most {_MOST_BYTES} bytes in UTF-8,"
+                f" not {size}: choose a shorter one"
             )
     raise ConfigError(
-        f"{what}={value!r}: must be a name of at most 100 letters, digits and '_.+=-', "
-        "that begins with a letter, a digit or '_'"
+        f"{argument}={value!r}: must be a name of at most 100 letters, digits and '_.+=-' that "
+        "begins with a letter, a digit or '_'"
     )
 
 
@@ -124,18 +124,18 @@ class GpuRequest:
     per_worker: float = 1
 
     def __post_init__(self) -> None:
-        given = self.per_worker
-        if isinstance(given, float) and 0 < given < 1:
-            parts = round(1 / given)
-            if not 2 <= parts <= MOST_SHARING or abs(given * parts - 1) > _FRACTION_ERROR:
+        count = self.per_worker
+        if isinstance(count, float) and 0 < count < 1:
+            parts = round(1 / count)
+            if not 2 <= parts <= MOST_SHARING or abs(count * parts - 1) > _FRACTION_ERROR:
                 raise ConfigError(
-                    f"gpus_per_worker={given!r}: of fractions 1/2, 1/3, ... 1/{MOST_SHARING} are"
-                    " accepted, with so many ranks on one GPU"
+                    f"gpus_per_worker={count!r}: a fraction must be 1/2, 1/3, … or"
+                    f" 1/{MOST_SHARING}; 1/k puts k ranks on one GPU"
                 )
             return
-        check_count(given, "gpus_per_worker", 0)
-        if given > MOST_GPUS:
-            raise ConfigError(f"gpus_per_worker={given!r}: at most {MOST_GPUS} are accepted")
+        check_count(count, "gpus_per_worker", 0)
+        if count > MOST_GPUS:
+            raise ConfigError(f"gpus_per_worker={count!r}: must be at most {MOST_GPUS}")
 
     @property
     def sharing(self) -> int:
@@ -231,14 +231,16 @@ class GangSpec:
         object.__setattr__(self, "env_vars", _check_variables(self.env_vars))
 
 
-def _check_gpu_type(given: object, gpus: GpuRequest) -> None:
-    if given is None:
+def _check_gpu_type(gpu_type: object, gpus: GpuRequest) -> None:
+    if gpu_type is None:
         return
-    if not isinstance(given, str) or not given.strip():
-        raise ConfigError(f"gpu_type={given!r}: must be part of a GPU's product name, as 'A100'")
+    if not isinstance(gpu_type, str) or not gpu_type.strip():
+        raise ConfigError(
+            f"gpu_type={gpu_type!r}: must be part of a GPU's product name, such as 'A100'"
+        )
     if not gpus.per_worker:
         raise ConfigError(
-            f"gpu_type={given!r} with gpus_per_worker=0: ask for GPUs, or leave it out"
+            f"gpu_type={gpu_type!r} with gpus_per_worker=0: request GPUs, or leave gpu_type out"
         )
 
 
@@ -247,32 +249,32 @@ def _size(value: str) -> int:
     return len(value.encode("utf-8", "surrogateescape"))
 
 
-def _check_variables(given: object) -> Mapping[str, str]:
-    if not isinstance(given, Mapping):
-        raise ConfigError(f"env_vars={given!r}: must be a mapping of names to strings")
-    for name, value in given.items():
+def _check_variables(variables: object) -> Mapping[str, str]:
+    if not isinstance(variables, Mapping):
+        raise ConfigError(f"env_vars={variables!r}: must be a mapping of names to strings")
+    for name, value in variables.items():
         if not (isinstance(name, str) and _VARIABLE.fullmatch(name) and isinstance(value, str)):
             raise ConfigError(
-                f"env_vars: {name!r} is a name or has a value that no environment takes; "
-                "names of letters, digits and '_' with string values are accepted"
+                f"env_vars: {name!r}: the name must consist of letters, digits and '_', and not "
+                "begin with a digit, and the value must be a string"
             )
         if len(name) + _size(value) > _MOST_VARIABLE:
             raise ConfigError(
-                f"env_vars: {name} is over {_MOST_VARIABLE} bytes, more than Linux takes; pass it"
-                " in kwargs, or by a file on the lake"
+                f"env_vars: {name} is longer than {_MOST_VARIABLE} bytes, the limit of Linux: pass"
+                " it in kwargs, or in a file on the lake"
             )
         if "\0" in value:
-            raise ConfigError(f"env_vars: the value of {name!r} holds a NUL character")
+            raise ConfigError(f"env_vars: the value of {name!r} contains a NUL character")
         if name in RESERVED_VARIABLES or name.startswith("HOPSGPU_"):
             raise ConfigError(
-                f"env_vars sets {name}, which hopsgpu sets in every rank; leave it out "
+                f"env_vars sets {name}, which hopsgpu sets in every rank: leave it out "
                 f"(set by hopsgpu: {', '.join(sorted(RESERVED_VARIABLES))}, HOPSGPU_*)"
             )
-    if sum(len(name) + _size(value) for name, value in given.items()) > 4 * _MOST_VARIABLE:
+    if sum(len(name) + _size(value) for name, value in variables.items()) > 4 * _MOST_VARIABLE:
         raise ConfigError(
-            f"env_vars are over {4 * _MOST_VARIABLE} bytes in all; pass them in kwargs"
+            f"env_vars are longer than {4 * _MOST_VARIABLE} bytes in total: pass values in kwargs"
         )
-    return MappingProxyType(dict(given))
+    return MappingProxyType(dict(variables))
 
 
 @dataclass(frozen=True)
@@ -365,7 +367,7 @@ class LaunchPlan:
                 else []
             ),
             f"  each executor: {counted(s.gpus, 'GPU')}, {counted(s.cores, 'core')},"
-            f" {heap}{s.overhead_mib} MiB{' beside it' if heap else ''}"
+            f" {heap}{s.overhead_mib} MiB{' overhead' if heap else ''}"
             f"{f', 1 {s.marker}' if s.marker else ''}",
             *([f"  Python environment: {self.spec.python_env}"] if self.spec.python_env else []),
             *(f"  {what}: {path}" for what, path in self.paths.items()),

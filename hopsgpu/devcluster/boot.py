@@ -100,7 +100,7 @@ class DaemonStarter:
             before = self._layout.formatted.read_text(encoding="utf-8") or self._jars.version
             if before != self._jars.version:
                 raise ClusterError(
-                    f"the HDFS in {self._layout.root} was made by Hadoop {before}, and"
+                    f"Hadoop {before} created the HDFS in {self._layout.root}, and"
                     f" {self._jars.version} may not read it: use another --dir, or remove this one"
                 )
             return
@@ -216,8 +216,8 @@ def _all_alive(layout: Layout, state: State) -> None:
 
 def _directories(ports: dict[str, int], user: str) -> bool:
     """Create the directories that HDFS users need: any user can create a home directory."""
-    wanted = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
-    return all(probe.make_directory(ports, path, user, mode) for path, mode in wanted)
+    directories = (("/tmp", "1777"), ("/user", "1777"), (f"/user/{user}", "755"))
+    return all(probe.make_directory(ports, path, user, mode) for path, mode in directories)
 
 
 def _registered(state: State, started: Mapping[str, float]) -> bool:

@@ -64,8 +64,8 @@ def archive_of(java: Path, spark: Path) -> Archive | None:
     place = hashlib.sha256(f"{base}\n{jars}".encode())
     # The facts that the JVM itself compares; and the names, which are the class path.
     stats = [(f.name, f.stat()) for f in (base, *sorted(jars.glob("*.jar")))]
-    told = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
-    state = hashlib.sha256(told.encode())
+    facts = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats)
+    state = hashlib.sha256(facts.encode())
     name = f"spark-classes-{place.hexdigest()[:12]}-{state.hexdigest()[:12]}.jsa"
     file = cache() / name
     if not all(BORNE.fullmatch(str(path)) for path in (base, jars, file)):
@@ -102,13 +102,13 @@ def make_archive(
         say(f"caching Spark's loaded classes (about 200 MB, once) in {archive.file}")
         log = layout.logs / f"{_MAKER}.log"
         with tempfile.TemporaryDirectory(dir=archive.file.parent, prefix="making-") as scratch:
-            made = Path(scratch) / archive.file.name
-            failed = _run(archive, made, layout, environ, url, log)
-            if failed or not made.is_file():
-                say(f"Spark's JVMs start without the class cache, which could not be made ({log}):")
+            target = Path(scratch) / archive.file.name
+            failed = _run(archive, target, layout, environ, url, log)
+            if failed or not target.is_file():
+                say(f"Spark's JVMs start without the class cache: it could not be created ({log}):")
                 say(last_lines(log, 5))
                 return
-            made.rename(archive.file)
+            target.rename(archive.file)
         # Archives for the same paths, from before the JDK or its jars were replaced.
         family = archive.file.name.rpartition("-")[0]
         for other in archive.file.parent.glob(f"{family}-*.jsa"):
@@ -117,14 +117,14 @@ def make_archive(
 
 
 def _run(
-    archive: Archive, made: Path, layout: Layout, environ: Mapping[str, str], url: str, log: Path
+    archive: Archive, target: Path, layout: Layout, environ: Mapping[str, str], url: str, log: Path
 ) -> int | None:
     """Run a Spark whose JVM writes the archive at its end; return its exit code."""
     options = " ".join([f"-Djdk.net.hosts.file={layout.hosts}", *QUICK])
     submit = [
         *("--conf", f"spark.driver.extraClassPath={archive.class_path}"),
         # These options replace the default ones, which name the archive.
-        *("--conf", f"spark.driver.defaultJavaOptions={options} -XX:ArchiveClassesAtExit={made}"),
+        *("--conf", f"spark.driver.defaultJavaOptions={options} -XX:ArchiveClassesAtExit={target}"),
         "pyspark-shell",
     ]
     environ = {

@@ -84,54 +84,56 @@ def read_conf(path: str | Path) -> SiteConf:
 
     try:
         with Path(path).open(encoding="utf-8") as f:
-            said = yaml.safe_load(f)
+            content = yaml.safe_load(f)
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"cannot read {path}: {e}") from e
     except yaml.YAMLError as e:
         raise ConfigError(f"{path} is not YAML: {e}") from e
-    return parse_conf({} if said is None else said, str(path))
+    return parse_conf({} if content is None else content, str(path))
 
 
-def parse_conf(said: Any, origin: str = "conf") -> SiteConf:
+def parse_conf(content: Any, origin: str = "conf") -> SiteConf:
     """Return overrides from a mapping, the content of a `--conf` file.
 
     Raises:
         ConfigError: a key is unknown or a value is wrong; the message says what is accepted.
     """
-    if not isinstance(said, Mapping):
-        raise ConfigError(f"{origin} must map site files to properties, not be {said!r}")
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{origin} must map site files to properties, not be {content!r}")
     accepted = (*SITES, _FAIR, _NODES, _HOSTS)
-    unknown = [str(key) for key in said if key not in accepted]
+    unknown = [str(key) for key in content if key not in accepted]
     if unknown:
         raise ConfigError(
             f"{origin} has {', '.join(map(repr, unknown))}; accepted are {', '.join(accepted)}"
         )
-    fair = said.get(_FAIR) or ""
+    fair = content.get(_FAIR) or ""
     if not isinstance(fair, str):
         raise ConfigError(
             f"{origin}: {_FAIR} must be the text of its allocation file, not {fair!r}"
         )
-    nodes = said.get(_NODES) or {}
+    nodes = content.get(_NODES) or {}
     if not isinstance(nodes, Mapping):
         raise ConfigError(
             f"{origin}: {_NODES} must map node1, node2, … to properties, not be {nodes!r}"
         )
     return SiteConf(
         sites={
-            site: _properties(said[site], f"{origin}: {site}") for site in SITES if site in said
+            site: _properties(content[site], f"{origin}: {site}")
+            for site in SITES
+            if site in content
         },
         fair_scheduler=fair,
         nodes={str(n): _properties(v, f"{origin}: {_NODES}: {n}") for n, v in nodes.items()},
-        hosts=_properties(said.get(_HOSTS), f"{origin}: {_HOSTS}"),
+        hosts=_properties(content.get(_HOSTS), f"{origin}: {_HOSTS}"),
     )
 
 
-def _properties(said: Any, where: str) -> Properties:
-    if said is None:
+def _properties(properties: Any, where: str) -> Properties:
+    if properties is None:
         return {}
-    if not isinstance(said, Mapping):
-        raise ConfigError(f"{where} must map properties to values, not be {said!r}")
-    return {str(name): _text(value, f"{where}: {name}") for name, value in said.items()}
+    if not isinstance(properties, Mapping):
+        raise ConfigError(f"{where} must map properties to values, not be {properties!r}")
+    return {str(name): _text(value, f"{where}: {name}") for name, value in properties.items()}
 
 
 def _text(value: Any, where: str) -> str:

@@ -85,22 +85,22 @@ def stop(processes: Iterable[Process], grace: float) -> None:
             _wait(left, seconds)
 
 
-def _wait(left: dict[int, Process], seconds: float) -> None:
-    """Remove from `left` the processes that end within `seconds`."""
+def _wait(processes: dict[int, Process], seconds: float) -> None:
+    """Remove from `processes` the processes that end within `seconds`."""
     poll = select.poll()
-    for fd in left:
+    for fd in processes:
         poll.register(fd, select.POLLIN)
     deadline = time.monotonic() + seconds
-    while left and (rest := deadline - time.monotonic()) > 0:
+    while processes and (rest := deadline - time.monotonic()) > 0:
         for fd, _ in poll.poll(rest * 1000):
             poll.unregister(fd)
-            _reap(left.pop(fd).pid)
+            _reap(processes.pop(fd).pid)
 
 
 def members(cluster: Path, daemon: str | None = None) -> list[Process]:
     """Return this user's processes with the marker of a cluster, or of one of its daemons."""
     begin = f"{MARKER}={marker(cluster, daemon or '')}".encode()
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -109,8 +109,8 @@ def members(cluster: Path, daemon: str | None = None) -> list[Process]:
             if any(v == begin if daemon else v.startswith(begin) for v in values):
                 stat = _stat(int(entry.name))
                 if stat:
-                    found.append(Process(int(entry.name), stat[1]))
-    return found
+                    processes.append(Process(int(entry.name), stat[1]))
+    return processes
 
 
 def marker(cluster: Path, daemon: str) -> str:

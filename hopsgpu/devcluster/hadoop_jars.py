@@ -67,7 +67,7 @@ def hadoop_version(spark: Path) -> str:
         return jar.stem.removeprefix("hadoop-client-api-")
     raise ClusterError(
         f"{spark / 'jars'} has no hadoop-client-api jar: the cluster needs a PySpark that "
-        "includes Hadoop 3 (as the one of `pip install pyspark` does)"
+        "includes Hadoop 3 (such as that of `pip install pyspark`)"
     )
 
 
@@ -93,7 +93,7 @@ class DaemonJars:
         return own if self.beside is None else f"{own}:{self.beside}/*"
 
 
-def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], object]) -> DaemonJars:
+def daemon_jars(java: Java, spark: Path, release: str, say: Callable[[str], object]) -> DaemonJars:
     """Return the jars of the daemons, downloaded once for each version.
 
     Their directory appears by one rename, so it is complete if it exists, and then neither the
@@ -102,35 +102,40 @@ def daemon_jars(java: Java, spark: Path, wanted: str, say: Callable[[str], objec
     Args:
         java: the JDK that runs the resolver.
         spark: the PySpark's directory.
-        wanted: version of Hadoop; "" for the one that the PySpark includes.
+        release: version of Hadoop; "" for the one that the PySpark includes.
         say: receives one line at a time.
 
     Raises:
         ClusterError: the resolver could not download them; the message has its output.
     """
     included = hadoop_version(spark)
-    version = wanted or included
+    version = release or included
     mini = version == included and not version.startswith(_BEFORE_3_5)
-    kept = cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
-    found = DaemonJars(version, kept, spark / "jars" if mini else None)
-    if kept.is_dir():
+    directory = (
+        cache() / f"hadoop-daemons-{version}-{f'bc-{_BOUNCY_CASTLE}' if mini else 'unshaded'}"
+    )
+    found = DaemonJars(version, directory, spark / "jars" if mini else None)
+    if directory.is_dir():
         return found
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    say(f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to {kept}")
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    say(
+        f"downloading Hadoop {version}'s daemons (about {65 if mini else 95} MB, once) to"
+        f" {directory}"
+    )
     packages = [f"{name}:{version}" for name in ((_MINICLUSTER,) if mini else _DAEMONS)]
     if mini:
         packages += [
             f"org.bouncycastle:{name}-jdk18on:{_BOUNCY_CASTLE}" for name in _BOUNCY_CASTLE_JARS
         ]
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="fetching-") as scratch:
+    with tempfile.TemporaryDirectory(dir=directory.parent, prefix="fetching-") as scratch:
         excluded = _CARRIED if mini else _ANNOTATIONS
         webapps = (spark / "jars").glob("hadoop-client-api-*.jar") if mini else ()
         jars = _resolve(java, spark, packages, excluded, webapps, Path(scratch))
         try:
-            jars.rename(kept)
+            jars.rename(directory)
         except OSError:
             # Another `up` was quicker: its copy is as good as ours.
-            if not kept.is_dir():
+            if not directory.is_dir():
                 raise
     return found
 
@@ -175,12 +180,12 @@ def _resolve(
     ran = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     fetched = list((scratch / "ivy" / "jars").glob("*.jar"))
     if ran.returncode or len(fetched) < len(packages):
-        said = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
-        why = [line for line in said if re.search(r"not found|unresolved|Exception|ERROR", line)]
+        lines = [line.strip() for line in (ran.stdout + ran.stderr).splitlines()]
+        why = [line for line in lines if re.search(r"not found|unresolved|Exception|ERROR", line)]
         raise ClusterError(
             f"Spark's resolver could not fetch {', '.join(packages)}: this needs the network once "
             "(to use a mirror, set spark.jars.ivySettings in spark-defaults.conf). It said:\n  "
-            + "\n  ".join((why or said)[-8:])
+            + "\n  ".join((why or lines)[-8:])
         )
     jars = scratch / "jars"
     jars.mkdir()

@@ -85,15 +85,15 @@ def _ask(binary: Path) -> Java | None:
     # JDK_JAVA_OPTIONS or JAVA_TOOL_OPTIONS could keep even a good java from starting.
     quiet = {k: v for k, v in os.environ.items() if not re.fullmatch(r"J\w*_OPTIONS", k)}
     try:
-        asked = subprocess.run(
+        ran = subprocess.run(
             [str(binary), *_ASK], env=quiet, capture_output=True, text=True, timeout=60, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    said = asked.stderr + asked.stdout
-    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", said)
-    home = re.search(r"java\.home = (.+)", said)
-    if asked.returncode or not version or not home:
+    output = ran.stderr + ran.stdout
+    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", output)
+    home = re.search(r"java\.home = (.+)", output)
+    if ran.returncode or not version or not home:
         return None
     return Java(Path(home.group(1).strip()), int(version.group(1)))
 

@@ -89,18 +89,18 @@ def up(
     layout = Layout.at(dir)
     layout.check()
     began = time.monotonic()
-    given = {
+    settings = {
         "nodes": nodes,
         "gpus_per_node": gpus_per_node,
         "hadoop": hadoop,
         "conf": _conf(conf),
     }
-    given = {name: value for name, value in given.items() if value is not None}
-    wanted = ClusterSpec(**given)  # type: ignore[arg-type]
+    settings = {name: value for name, value in settings.items() if value is not None}
+    requested = ClusterSpec(**settings)  # type: ignore[arg-type]
     with locked(layout, say):
         before = load(layout)
         if before and before.running:
-            _same(before.spec, given, layout)
+            _same(before.spec, settings, layout)
             spec, missing = before.spec, before.missing
             if not missing:
                 # It may not be ready yet: the `up` that started it may have been killed.
@@ -109,7 +109,7 @@ def up(
                 return _info(layout, before, ())
             say(f"restarting dead daemons: {', '.join(missing)}")
         else:
-            spec = wanted
+            spec = requested
             missing = [*MASTERS, *node_names(spec.nodes)]
             _leave_nothing(layout, before)
             before = replace(before, processes={}) if before else None
@@ -132,11 +132,11 @@ def _start(
     java, spark = find_java(), pyspark_home()
     jars = daemon_jars(java, spark, spec.hadoop, say)
     gpus = plan_gpus(layout.root, spec.nodes, spec.gpus_per_node)
-    say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.said}")
+    say(f"GPUs: {spec.nodes} × {spec.gpus_per_node}, {gpus.source}")
     with _ports(layout, before, spec, missing) as ports:
         state = State(
             spec=spec,
-            gpus=gpus.said,
+            gpus=gpus.source,
             java=str(java.home),
             spark=str(spark),
             python=sys.executable,
@@ -163,8 +163,8 @@ def _ports(
         moved = [n for n, port in held.items() if port != recorded.get(n)]
         if before and before.processes and moved:
             raise ClusterError(
-                f"another program has taken the port of {', '.join(moved)} meanwhile, and "
-                f"running daemons of {layout.root} rely on it: `hopsgpu cluster down`, then `up`"
+                f"another program now uses the port of {', '.join(moved)}, and running daemons of "
+                f"{layout.root} rely on it: `hopsgpu cluster down`, then `up`"
             )
         yield {n: held.get(n, recorded.get(n, 0)) for n in names}
 
@@ -247,12 +247,12 @@ def _conf(conf: str | Path | Mapping[str, Any] | None) -> SiteConf | None:
     return parse_conf(conf) if isinstance(conf, Mapping) else read_conf(conf)
 
 
-def _same(spec: ClusterSpec, given: Mapping[str, object], layout: Layout) -> None:
-    other = [name for name, value in given.items() if getattr(spec, name) != value]
-    if other:
+def _same(spec: ClusterSpec, settings: Mapping[str, object], layout: Layout) -> None:
+    different = [name for name, value in settings.items() if getattr(spec, name) != value]
+    if different:
         raise ClusterError(
-            f"the cluster in {layout.root} runs with other settings ({', '.join(other)} differ; "
-            f"it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
+            f"the cluster in {layout.root} runs with other settings ({', '.join(different)} differ;"
+            f" it has {counted(spec.nodes, 'node')} of {counted(spec.gpus_per_node, 'GPU')}"
             f"{f' and Hadoop {spec.hadoop}' if spec.hadoop else ''}): "
             "`hopsgpu cluster down` first, or use another --dir"
         )

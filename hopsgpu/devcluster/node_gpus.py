@@ -41,12 +41,12 @@ class GpuPlan:
     Attributes:
         nodes: host name → its GPUs.
         smi: the real nvidia-smi; None if the GPUs are simulated, or there are none.
-        said: "real", or "simulated" and why.
+        source: "real", or "simulated" and why.
     """
 
     nodes: dict[str, tuple[Gpu, ...]]
     smi: str | None
-    said: str
+    source: str
 
 
 def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
@@ -60,15 +60,15 @@ def plan_gpus(root: Path, nodes: int, per_node: int) -> GpuPlan:
         return GpuPlan(dict.fromkeys(names, ()), None, "none")
     smi = shutil.which("nvidia-smi")
     real = _ask(smi) if smi else ()
-    wanted = nodes * per_node
-    if smi and len(real) >= wanted:
+    requested = nodes * per_node
+    if smi and len(real) >= requested:
         shares = {n: real[i * per_node : (i + 1) * per_node] for i, n in enumerate(names)}
-        return GpuPlan(shares, smi, f"real: {wanted} of this machine's {len(real)}")
+        return GpuPlan(shares, smi, f"real: {requested} of this machine's {len(real)}")
     if real:
         has = f"{len(real)} GPU{'s' if len(real) > 1 else ''}"
         nodes_, each = (1, len(real)) if len(real) < nodes else (nodes, len(real) // nodes)
         why = (
-            f"simulated: this machine has {has}, {wanted} were requested; "
+            f"simulated: this machine has {has}, {requested} were requested; "
             f"--nodes {nodes_} --gpus-per-node {each} uses the real ones"
         )
     else:
@@ -95,11 +95,11 @@ def _ask(smi: str) -> tuple[Gpu, ...]:
         ran = subprocess.run(
             [smi, "-q", "-x"], capture_output=True, text=True, timeout=30, check=True
         )
-        found = parse_query(ran.stdout)
+        gpus = parse_query(ran.stdout)
     except (OSError, subprocess.SubprocessError, ET.ParseError, ValueError):
         return ()
     # Another cluster's stand-in may be on the PATH, for example in a container.
-    return () if any(gpu.name == _SIMULATED_NAME for gpu in found) else found
+    return () if any(gpu.name == _SIMULATED_NAME for gpu in gpus) else gpus
 
 
 def parse_query(xml: str) -> tuple[Gpu, ...]:

@@ -36,10 +36,10 @@ class NodeStatus:
 
 def nodes(ports: Mapping[str, int]) -> tuple[NodeStatus, ...] | None:
     """Return the nodes that the ResourceManager knows; None if it does not answer."""
-    said = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
-    if said is None:
+    answer = _get(f"http://{MASTER}:{ports['resourcemanager.http']}/ws/v1/cluster/nodes")
+    if answer is None:
         return None
-    found = [_node(n) for n in (said.get("nodes") or {}).get("node") or []]
+    found = [_node(n) for n in (answer.get("nodes") or {}).get("node") or []]
     return tuple(sorted(found, key=lambda n: (len(n.name), n.name)))
 
 
@@ -70,24 +70,24 @@ def make_directory(ports: Mapping[str, int], path: str, user: str, mode: str) ->
         with requests.Session() as session:
             session.trust_env = False
             for op in ("MKDIRS", "SETPERMISSION"):
-                asked = {"op": op, "user.name": user, "permission": mode}
-                session.put(base, params=asked, timeout=_SECONDS).raise_for_status()
+                parameters = {"op": op, "user.name": user, "permission": mode}
+                session.put(base, params=parameters, timeout=_SECONDS).raise_for_status()
     except requests.RequestException:
         return False
     return True
 
 
-def _node(said: Mapping[str, Any]) -> NodeStatus:
+def _node(answer: Mapping[str, Any]) -> NodeStatus:
     return NodeStatus(
-        name=str(said.get("nodeHostName", "")),
-        state=str(said.get("state", "")),
-        gpus=_gpus(said.get("totalResource")),
-        gpus_used=_gpus(said.get("usedResource")),
-        memory=int(said.get("usedMemoryMB", 0)) + int(said.get("availMemoryMB", 0)),
-        memory_used=int(said.get("usedMemoryMB", 0)),
-        cores=int(said.get("usedVirtualCores", 0)) + int(said.get("availableVirtualCores", 0)),
-        cores_used=int(said.get("usedVirtualCores", 0)),
-        heard=int(said.get("lastHealthUpdate", 0)) / 1000,
+        name=str(answer.get("nodeHostName", "")),
+        state=str(answer.get("state", "")),
+        gpus=_gpus(answer.get("totalResource")),
+        gpus_used=_gpus(answer.get("usedResource")),
+        memory=int(answer.get("usedMemoryMB", 0)) + int(answer.get("availMemoryMB", 0)),
+        memory_used=int(answer.get("usedMemoryMB", 0)),
+        cores=int(answer.get("usedVirtualCores", 0)) + int(answer.get("availableVirtualCores", 0)),
+        cores_used=int(answer.get("usedVirtualCores", 0)),
+        heard=int(answer.get("lastHealthUpdate", 0)) / 1000,
     )
 
 
@@ -98,8 +98,8 @@ def _gpus(resource: Any) -> int:
 
 def _bean(port: int, service: str, name: str) -> dict[str, Any]:
     """Return one of a daemon's JMX beans; empty if it does not answer."""
-    said = _get(f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}")
-    beans = (said or {}).get("beans") or [{}]
+    answer = _get(f"http://{MASTER}:{port}/jmx?qry=Hadoop:service={service},name={name}")
+    beans = (answer or {}).get("beans") or [{}]
     return dict(beans[0])
 
 
@@ -113,7 +113,7 @@ def _get(url: str) -> dict[str, Any] | None:
             session.trust_env = False
             answer = session.get(url, timeout=_SECONDS, headers={"Accept": "application/json"})
             answer.raise_for_status()
-            said = with_lists(answer.json(object_pairs_hook=join_repeated))
+            content = with_lists(answer.json(object_pairs_hook=join_repeated))
     except (requests.RequestException, ValueError):
         return None
-    return said if isinstance(said, dict) else None
+    return content if isinstance(content, dict) else None

@@ -164,23 +164,23 @@ def spark_defaults(layout: Layout, spark: Path, archive: Archive | None) -> Prop
     }
 
 
-def hosts_file(system: str, hostname: str, nodes: int, more: Mapping[str, str]) -> str:
+def hosts_file(system: str, hostname: str, nodes: int, user_hosts: Mapping[str, str]) -> str:
     """Return the private hosts file: the machine's own names, the nodes', and a user's.
 
     Args:
         system: text of the machine's hosts file; its IPv4 lines are kept.
         hostname: the machine's own name, on loopback if the hosts file lacks it.
-        more: additional name → address.
+        user_hosts: additional name → address.
     """
     lines = [line.partition("#")[0].split() for line in system.splitlines()]
-    ours = {n: address_of(n) for n in node_names(nodes)} | dict(more)
+    own = {n: address_of(n) for n in node_names(nodes)} | dict(user_hosts)
     machine = [(name, f[0]) for f in lines if f and ":" not in f[0] for name in f[1:]]
     if hostname not in dict(machine):
         machine.append((hostname, MASTER))
-    kept = [(name, address) for name, address in machine if name not in ours]
+    kept = [(name, address) for name, address in machine if name not in own]
     # Each pair once: a daemon listens on every address of a name, and fails on a duplicate.
     # localhost comes first, because the first name of an address is the one that it resolves to.
-    pairs = dict.fromkeys([("localhost", MASTER), *kept, *ours.items()])
+    pairs = dict.fromkeys([("localhost", MASTER), *kept, *own.items()])
     return "".join(f"{address} {name}\n" for name, address in pairs)
 
 

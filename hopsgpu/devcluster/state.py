@@ -67,13 +67,13 @@ def load(layout: Layout) -> State | None:
         ClusterError: the file is not a state of hopsgpu.
     """
     try:
-        said = json.loads(layout.state.read_text(encoding="utf-8"))
-        if said.pop("form") != _FORM:
-            raise ValueError("written by another version of hopsgpu")
-        spec = said.pop("spec")
+        content = json.loads(layout.state.read_text(encoding="utf-8"))
+        if content.pop("form") != _FORM:
+            raise ValueError("another version of hopsgpu wrote it")
+        spec = content.pop("spec")
         spec["conf"] = SiteConf(**spec["conf"])
-        processes = {d: Process(**p) for d, p in said.pop("processes").items()}
-        return State(spec=ClusterSpec(**spec), processes=processes, **said)
+        processes = {d: Process(**p) for d, p in content.pop("processes").items()}
+        return State(spec=ClusterSpec(**spec), processes=processes, **content)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:

@@ -40,7 +40,7 @@ class Display(Protocol[S_contra, W_contra]):
     def status(self, status: S_contra, /) -> None:
         """Handle a change, repeated each second while waiting."""
 
-    def line(self, who: W_contra, host: str, /, *texts: str) -> None:
+    def line(self, writer: W_contra, host: str, /, *texts: str) -> None:
         """Handle one or several lines that a rank wrote."""
 
 
@@ -55,7 +55,7 @@ class StatusFormatter(Protocol[S_contra, W_contra]):
             now: seconds by any clock.
         """
 
-    def label(self, who: W_contra, host: str, /) -> str:
+    def label(self, writer: W_contra, host: str, /) -> str:
         """Return the label of a line's writer."""
 
 
@@ -65,7 +65,7 @@ class NoDisplay:
     def status(self, status: Status) -> None:
         return
 
-    def line(self, who: object, host: str, *texts: str) -> None:
+    def line(self, writer: object, host: str, *texts: str) -> None:
         return
 
 
@@ -78,7 +78,7 @@ class CallbackDisplay(Generic[S]):
     def status(self, status: S) -> None:
         self._tell(status)
 
-    def line(self, who: object, host: str, *texts: str) -> None:
+    def line(self, writer: object, host: str, *texts: str) -> None:
         return
 
 
@@ -104,15 +104,15 @@ class PlainLines(Generic[S, W]):
     def status(self, status: S) -> None:
         """Write what is new."""
         begin = f"hopsgpu {status.run_id} {status.elapsed:6.1f} s: "
-        said = "".join(f"{begin}{text}\n" for text in self._teller.news(status, self._clock()))
-        if said:
+        lines = "".join(f"{begin}{text}\n" for text in self._teller.news(status, self._clock()))
+        if lines:
             err = self._err or sys.stderr
-            self._outlet.write(err, _encodable(said, err))
+            self._outlet.write(err, _encodable(lines, err))
         if GangState(status.state).is_terminal:
             self._outlet.close()
 
-    def line(self, who: W, host: str, *texts: str) -> None:
-        label = self._teller.label(who, host)
+    def line(self, writer: W, host: str, *texts: str) -> None:
+        label = self._teller.label(writer, host)
         out = self._out or sys.stdout
         # One write: a flush for each of two million lines would take longer than their transport.
         text = "".join(f"[{label}] {line}\n" for line in texts)
@@ -141,8 +141,8 @@ class Shield(Generic[S, W]):
     def status(self, status: S) -> None:
         self._tell(lambda: self._shown.status(status))
 
-    def line(self, who: W, host: str, *texts: str) -> None:
-        self._tell(lambda: self._shown.line(who, host, *texts))
+    def line(self, writer: W, host: str, *texts: str) -> None:
+        self._tell(lambda: self._shown.line(writer, host, *texts))
 
     def _tell(self, tell: Callable[[], None]) -> None:
         if self.problem is not None:
@@ -154,7 +154,7 @@ class Shield(Generic[S, W]):
 
 
 def display_of(
-    given: object,
+    progress: object,
     kind: str,
     live: Callable[[], Display[S, W]],
     lines: Callable[[], Display[S, W]],
@@ -162,7 +162,7 @@ def display_of(
     """Return the display that `progress=` names.
 
     Args:
-        given: None for the one that fits: live in a notebook's cell and in a script's terminal,
+        progress: None for the one that fits: live in a notebook's cell and in a script's terminal,
             plain lines elsewhere; "rich" for the live one, "lines", "off", or a callable, which
             receives a status at each change.
         kind: the status's type, for the error.
@@ -172,31 +172,31 @@ def display_of(
     Raises:
         ConfigError: anything else, or a callable that cannot be called with one argument.
     """
-    if given == "rich" or (given is None and (in_kernel() or in_terminal())):
+    if progress == "rich" or (progress is None and (in_kernel() or in_terminal())):
         return live()
-    if given in (None, "lines"):
+    if progress in (None, "lines"):
         return lines()
-    if given == "off":
+    if progress == "off":
         return NoDisplay()
-    if callable(given):
-        _check_takes_one(given, kind)
-        return CallbackDisplay(given)
+    if callable(progress):
+        _check_takes_one(progress, kind)
+        return CallbackDisplay(progress)
     raise ConfigError(
-        f"progress={given!r}: must be 'rich', 'lines', 'off', None or a callable that takes a"
+        f"progress={progress!r}: must be 'rich', 'lines', 'off', None or a callable that takes a"
         f" {kind}"
     )
 
 
-def _check_takes_one(given: Callable[..., object], kind: str) -> None:
-    if inspect.iscoroutinefunction(given):
-        raise ConfigError(f"progress={given!r}: must be a plain function, not a coroutine's")
+def _check_takes_one(progress: Callable[..., object], kind: str) -> None:
+    if inspect.iscoroutinefunction(progress):
+        raise ConfigError(f"progress={progress!r}: must be a plain function, not a coroutine's")
     try:
-        signature = inspect.signature(given)
+        signature = inspect.signature(progress)
     except ValueError:
         return  # a built-in without a signature; if a call fails, `Shield` stops the display
     try:
         signature.bind(None)
     except TypeError as error:
         raise ConfigError(
-            f"progress={given!r}: must be a callable that takes one argument, a {kind} ({error})"
+            f"progress={progress!r}: must be a callable that takes one argument, a {kind} ({error})"
         ) from None

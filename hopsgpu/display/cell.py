@@ -57,8 +57,8 @@ class Cell(Generic[P]):
         """Show a picture in place of the last one."""
         page = str(self._page(picture, self._id))
         content = {"text/html": page, "text/plain": self._summary(picture)}
-        given: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
-        self._context.run(self._display, content, **given)
+        options: dict[str, Any] = {"raw": True, "display_id": self._id, "update": self._is_there}
+        self._context.run(self._display, content, **options)
         self._is_there = True
 
     def end(self, picture: P) -> None:
@@ -121,9 +121,9 @@ def _plots(picture: Picture) -> Html:
         return Html("")
     cells = []
     for plot in picture.plots:
-        said = phrases.metric_summary(plot)
+        summary = phrases.metric_summary(plot)
         drawn = lines_image(plot.traces, 200, 36, span=plot.steps)
-        image = html.image(drawn, 200, 36, f"{plot.name} {said}")
+        image = html.image(drawn, 200, 36, f"{plot.name} {summary}")
         of_all = "" if plot.least == plot.most else f"ranks {plot.least:.4g} to {plot.most:.4g}"
         cells.append(plotted(plot.name, f"{plot.value:.4g}", image, phrases.scale(plot), of_all))
     return html.element("div", *cells)
@@ -180,16 +180,16 @@ def _logs(picture: Picture, key: str) -> Iterable[Html]:
         return
     logs = picture.logs if picture.ranks <= len(picture.logs) else (picture.recent, *picture.logs)
     for log in logs:
-        whose = "log of all ranks" if log.rank is None else f"log of rank {log.rank} on {log.host}"
-        yield folded_log(log, whose, f"{key}-{'all' if log.rank is None else log.rank}")
+        name = "log of all ranks" if log.rank is None else f"log of rank {log.rank} on {log.host}"
+        yield folded_log(log, name, f"{key}-{'all' if log.rank is None else log.rank}")
     yield html.element("div", phrases.whole_log(picture.status.run_id), style="opacity:.7")
 
 
-def folded_log(log: Log, whose: str, key: str) -> Html:
+def folded_log(log: Log, name: str, key: str) -> Html:
     """Return the last lines, folded; a key of letters, digits and "-" keeps them unfolded."""
     left = log.total - len(log.lines)
     last = f"; the last {len(log.lines)}" if left else ""
-    told = f"{whose} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
+    title = f"{name} ({log.total:,} line{'s' if log.total > 1 else ''}{last})"
     # An update replaces the element, so the page keeps whether it was open.
     note = f"(window.hopsgpuOpen=window.hopsgpuOpen||{{}})['{key}']=this.open"
     # The press of the mouse button folds: a click is lost if an update comes before the release.
@@ -203,6 +203,6 @@ def folded_log(log: Log, whose: str, key: str) -> Html:
     )
     lines = html.preformatted("\n".join(log.lines))
     return Html(
-        html.collapsible(told, lines, id=key, ontoggle=note, onmousedown=press, onclick=click)
+        html.collapsible(title, lines, id=key, ontoggle=note, onmousedown=press, onclick=click)
         + again
     )

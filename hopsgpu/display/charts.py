@@ -140,9 +140,9 @@ def held_image(held: Sequence[Point], used: Sequence[Point], width: int, height:
         ]
         return f'<polygon points="{left},{low} {" ".join(at)} {width - 4},{low}" {look}/>'
 
-    def text(x: float, y: float, told: str, anchor: str) -> str:
+    def text(x: float, y: float, words: str, anchor: str) -> str:
         font = f'font-family="sans-serif" font-size="11" fill="{_WRITTEN}"'
-        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" {font}>{told}</text>'
+        return f'<text x="{x}" y="{y}" text-anchor="{anchor}" {font}>{words}</text>'
 
     shapes = [
         area(held, f'fill="{_FAINT}" fill-opacity="0.35"'),

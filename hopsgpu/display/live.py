@@ -59,7 +59,7 @@ class Stage(Protocol[S_contra, W_contra, P_co]):
     def status(self, status: S_contra, now: float, /) -> None:
         """Record the state."""
 
-    def line(self, who: W_contra, host: str, texts: Sequence[str], /) -> None:
+    def line(self, writer: W_contra, host: str, texts: Sequence[str], /) -> None:
         """Record the last lines of a rank."""
 
     def picture(self, now: float, /) -> P_co:
@@ -140,10 +140,10 @@ class LiveDisplay(Generic[S, W, P]):
             self._shown = None
         shown.status(status)
 
-    def line(self, who: W, host: str, *texts: str) -> None:
+    def line(self, writer: W, host: str, *texts: str) -> None:
         """Record lines of a rank."""
         if self._shown is not None:
-            self._shown.line(who, host, *texts)
+            self._shown.line(writer, host, *texts)
 
 
 class Live(LiveDisplay[RunStatus, int, Picture]):
@@ -194,9 +194,9 @@ class _Shown(Generic[S, W, P]):
             self._over.wait(PATIENCE_SECONDS)
             self._raise_problem()
 
-    def line(self, who: W, host: str, *texts: str) -> None:
+    def line(self, writer: W, host: str, *texts: str) -> None:
         self._raise_problem()
-        self._scene.line(who, host, texts)
+        self._scene.line(writer, host, texts)
 
     def _raise_problem(self) -> None:
         if self._problem is not None:

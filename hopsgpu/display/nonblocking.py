@@ -96,9 +96,9 @@ class NonblockingWriter:
 
     def _put_note(self, stream: Stream) -> None:
         if self._dropped:
-            told, self._dropped = self._dropped, 0
+            dropped, self._dropped = self._dropped, 0
             self._put(
-                stream, f"hopsgpu: {told:,} lines are not shown, because nobody read them here\n"
+                stream, f"hopsgpu: {dropped:,} lines are missing here, because nobody read them\n"
             )
 
     def _next(self, taken: tuple[Stream, str] | None) -> tuple[Stream, str] | None:

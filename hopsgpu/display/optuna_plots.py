@@ -64,8 +64,8 @@ def optuna_plots(result: SearchOutcome, seconds: float = _SECONDS) -> Sequence[O
     if complete > _MOST_LINES:
         titles[_LINES_OF_TRIALS] += f" of the {_MOST_LINES:,} best trials"
     try:
-        given = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
-        found = _drawn(given, seconds)
+        pickled = pickle.dumps((result.direction, result.metric, result.study.get_trials(False)))
+        found = _drawn(pickled, seconds)
         return [
             OptunaPlot(title, svg, missing)
             for title, (svg, missing) in zip(titles.values(), found, strict=True)
@@ -80,11 +80,11 @@ def _none(missing: str) -> Sequence[OptunaPlot]:
     return [OptunaPlot(title, missing=missing) for title in PLOTS.values()]
 
 
-def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:
+def _drawn(pickled: bytes, seconds: float) -> list[tuple[bytes, str]]:
     """Return for each plot the picture, or why there is none."""
     done = subprocess.run(
         [sys.executable, "-m", __name__],
-        input=given,
+        input=pickled,
         capture_output=True,
         timeout=seconds,
         check=False,
@@ -94,10 +94,10 @@ def _drawn(given: bytes, seconds: float) -> list[tuple[bytes, str]]:
     )
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        said = f"drawing ended with exit code {done.returncode}: {''.join(last)}"
-        return [(b"", said) for _ in PLOTS]
-    found: list[tuple[bytes, str]] = pickle.loads(done.stdout)
-    return found
+        reason = f"drawing ended with exit code {done.returncode}: {''.join(last)}"
+        return [(b"", reason) for _ in PLOTS]
+    pictures: list[tuple[bytes, str]] = pickle.loads(done.stdout)
+    return pictures
 
 
 def _main() -> None:

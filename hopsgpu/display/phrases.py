@@ -16,8 +16,8 @@ _UUID = 12
 def phase(picture: Picture) -> str:
     """Return the state, and the number of the attempt."""
     status = picture.status
-    told = state(status.state)
-    return f"{told} (attempt {status.attempt})" if status.attempt else told
+    name = state(status.state)
+    return f"{name} (attempt {status.attempt})" if status.attempt else name
 
 
 def state(name: str) -> str:

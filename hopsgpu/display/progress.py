@@ -62,8 +62,8 @@ class _RunFormatter:
         self._state, self._last, self._said = status.state, text, now
         return [text]
 
-    def label(self, who: int, host: str) -> str:
-        return f"rank {who} {host}"
+    def label(self, rank: int, host: str) -> str:
+        return f"rank {rank} {host}"
 
 
 class RunLines(PlainLines[RunStatus, int]):
@@ -126,11 +126,11 @@ def describe(status: RunStatus) -> str:
 def _measured(status: RunStatus) -> str:
     """Return rank 0's last report."""
     reported = status.metrics[0] if status.metrics else {}
-    told = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
-    return f": {', '.join(told[:_MOST_TOLD])}" if told else ""
+    shown = [f"{n} {v:g}" for n, v in reported.items() if not n.startswith("gpu.")]
+    return f": {', '.join(shown[:_MOST_TOLD])}" if shown else ""
 
 
-def progress_of(given: object) -> Shielded:
+def progress_of(progress: object) -> Shielded:
     """Return the display of a run that `progress=` names; see `display_of`.
 
     Raises:
@@ -142,10 +142,10 @@ def progress_of(given: object) -> Shielded:
 
         return Live()
 
-    return Shielded(display_of(given, "RunStatus", live, RunLines))
+    return Shielded(display_of(progress, "RunStatus", live, RunLines))
 
 
-def search_progress_of(given: object) -> ShieldedSearch:
+def search_progress_of(progress: object) -> ShieldedSearch:
     """Return the display of a search that `progress=` names; see `display_of`.
 
     Raises:
@@ -162,4 +162,4 @@ def search_progress_of(given: object) -> ShieldedSearch:
 
         return PlainLines(SearchFormatter())
 
-    return ShieldedSearch(display_of(given, "SearchStatus", live, lines))
+    return ShieldedSearch(display_of(progress, "SearchStatus", live, lines))

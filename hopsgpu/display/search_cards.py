@@ -71,6 +71,6 @@ def _held(result: SearchOutcome) -> Html:
         return Html("")
     held, used = held_and_used(result.moments)
     what = "GPUs" if result.gpu_seconds.held else "executors"
-    words = f"{what} held, and those on which trials ran, over time"
+    words = f"{what} held and in use by trials, over time"
     image = html.image(held_image(held, used, _WIDTH, _HEIGHT), _WIDTH, _HEIGHT, words)
     return html.element("div", html.element("div", words, style="opacity:.7"), image)

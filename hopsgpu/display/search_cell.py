@@ -92,7 +92,7 @@ def _running(picture: SearchPicture) -> Html:
         for trial, ran in zip(picture.running, picture.seconds, strict=True)
     ]
     left = len(picture.status.running) - len(rows)
-    more = html.element("div", f"and {left:,} more that run") if left else ""
+    more = html.element("div", f"and {left:,} more running") if left else ""
     return Html(html.table(headers, rows) + html.escaped(more))
 
 

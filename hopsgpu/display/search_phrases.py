@@ -45,8 +45,8 @@ def number(value: object) -> str:
 def shortened(params: Mapping[str, Any], longest: int = _LONGEST) -> str:
     """Return the first parameters with their values."""
     some = itertools.islice(params.items(), _MOST_PARAMS)
-    told = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
-    return plain(told if len(params) <= _MOST_PARAMS else f"{told}, …", longest)
+    text = ", ".join(f"{plain(str(name), _LONGEST_VALUE)}={number(v)}" for name, v in some)
+    return plain(text if len(params) <= _MOST_PARAMS else f"{text}, …", longest)
 
 
 def gpus(uuids: str) -> str:
@@ -79,8 +79,8 @@ def measure(trial: TrialReport) -> str:
 def end_of(trial: TrialReport, best: Best | None) -> str:
     """Return an ended trial in one line."""
     is_best = best is not None and best.number == trial.number
-    told = measure(trial)
-    begin = f"trial {trial.number} {trial.state}{f': {told}' if told else ''}"
+    value = measure(trial)
+    begin = f"trial {trial.number} {trial.state}{f': {value}' if value else ''}"
     took = "" if trial.duration is None else seconds(trial.duration)
     at = " ".join(part for part in (plain(trial.host, 60), gpus(trial.gpu)) if part)
     place = " on ".join(part for part in (took, at) if part)
@@ -90,9 +90,9 @@ def end_of(trial: TrialReport, best: Best | None) -> str:
 
 def count_phrase(wanted: int, states: Mapping[str, int]) -> str:
     """Return how many trials have ended, and how."""
-    told = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
+    counts = [f"{states.get(name, 0):,} {name}" for name in (COMPLETE, PRUNED, FAILED)]
     count = sum(states.get(name, 0) for name in (COMPLETE, PRUNED, FAILED))
-    shown = ", ".join(part for part in told if not part.startswith("0 "))
+    shown = ", ".join(part for part in counts if not part.startswith("0 "))
     of = (
         f"{count:,} of {wanted:,} trials"
         if count != wanted
@@ -127,12 +127,12 @@ def unit(status: SearchStatus) -> str:
     return "GPUs" if status.gpus else "executors"
 
 
-def best_phrase(found: SearchStatus | SearchOutcome) -> str:
+def best_phrase(search: SearchStatus | SearchOutcome) -> str:
     """Return the best value and its trial in words; "" if there is none."""
-    best = found.best
+    best = search.best
     if best is None:
         return ""
-    name = f"{plain(found.metric, 40)} " if found.metric else ""
+    name = f"{plain(search.metric, 40)} " if search.metric else ""
     return f"best {name}{number(float(best.value))} (trial {best.number})"
 
 
@@ -184,14 +184,14 @@ class SearchFormatter:
             return []
         # More trials may have ended than a status can list.
         missed = status.ended - before - len(news)
-        said = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
-        return said + [end_of(trial, status.best) for trial in news]
+        lines = [f"{counted(missed, 'more trial')} ended"] if missed > 0 else []
+        return lines + [end_of(trial, status.best) for trial in news]
 
-    def label(self, who: Writer, host: str) -> str:
-        return label(who, host, self._workers)
+    def label(self, writer: Writer, host: str) -> str:
+        return label(writer, host, self._workers)
 
 
-def label(who: Writer, host: str, workers: int) -> str:
+def label(writer: Writer, host: str, workers: int) -> str:
     """Return the label of a line's writer."""
-    rank = f" rank {who.rank}" if workers > 1 or who.rank else ""
-    return f"trial {who.trial}{rank} {host}"
+    rank = f" rank {writer.rank}" if workers > 1 or writer.rank else ""
+    return f"trial {writer.trial}{rank} {host}"

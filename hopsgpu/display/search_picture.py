@@ -78,11 +78,11 @@ class SearchScene:
             self._status, self._told = status, now
             self._news += 1
 
-    def line(self, who: Writer, host: str, texts: Sequence[str]) -> None:
+    def line(self, writer: Writer, host: str, texts: Sequence[str]) -> None:
         """Record the last lines of a trial's rank."""
         with self._lock:
             self._news += len(texts)
-            self._recent.take(texts, f"[{label(who, host, self._status.workers)}] ")
+            self._recent.take(texts, f"[{label(writer, host, self._status.workers)}] ")
 
     def picture(self, now: float) -> SearchPicture:
         """Return what to show."""

@@ -56,20 +56,20 @@ def _plots(picture: SearchPicture, levels: str, width: int) -> Iterable[str]:
     if len(picture.curve) > 1:
         first, last = picture.curve[0][1], picture.curve[-1][1]
         after = counted(picture.status.ended, "trial")
-        said = f"{first:.4g} to {last:.4g} after {after}"
-        drawn.append(("best value", picture.curve, None, said))
+        text = f"{first:.4g} to {last:.4g} after {after}"
+        drawn.append(("best value", picture.curve, None, text))
     if len(picture.held) > 1:
         bounds = (0.0, max(value for _, value in picture.held) or 1.0)
         now, after = picture.status.moments[-1], phrases.seconds(picture.held[-1][0])
-        said = f"{now.running:g} of {now.held:g} held after {after}"
-        drawn.append((f"{say.unit(picture.status)} in use", picture.used, bounds, said))
+        text = f"{now.running:g} of {now.held:g} held after {after}"
+        drawn.append((f"{say.unit(picture.status)} in use", picture.used, bounds, text))
     if not drawn:
         return
     names = [name for name, *_ in drawn]
     wide = plot_width(width, names, _VALUES_WIDTH)
-    for name, points, limits, said in drawn:
+    for name, points, limits, text in drawn:
         shown = sparkline(points, wide, levels, limits).ljust(wide)
-        yield f"  {name.ljust(max(map(len, names)))}  {shown}  {said}"
+        yield f"  {name.ljust(max(map(len, names)))}  {shown}  {text}"
 
 
 def _running(picture: SearchPicture, most: int) -> Iterable[str]:
@@ -90,4 +90,4 @@ def _running(picture: SearchPicture, most: int) -> Iterable[str]:
         cells = (cell.ljust(w) for cell, w in zip(row, widths, strict=True) if w)
         yield f"  {'  '.join(cells).rstrip()}"
     if left := len(picture.status.running) - len(rows):
-        yield f"  and {left:,} more that run"
+        yield f"  and {left:,} more running"

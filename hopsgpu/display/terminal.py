@@ -206,14 +206,14 @@ def head(status: Status, parts: Sequence[str], shown: LineStyle, width: int) -> 
     return [line, *packed(rest, " - ", shown, width)]
 
 
-def tail(recent: Log, room: int, whole: str, shown: LineStyle) -> Sequence[Text]:
+def tail(recent: Log, room: int, where: str, shown: LineStyle) -> Sequence[Text]:
     """Return the last lines of the ranks and where the whole logs are, in at most `room` lines."""
     left = max(min(room - 1, _MOST_LINES), 0)
     # Not `[-left:]`, because `[-0:]` is the whole list.
     last = recent.lines[len(recent.lines) - left :][:left]
     lines = [shown(f"  {line}", "dim") for line in last]
     if recent.total > len(last):
-        lines.append(shown(f"  {recent.total:,} lines; {whole}", "dim"))
+        lines.append(shown(f"  {recent.total:,} lines; {where}", "dim"))
     return lines
 
 
@@ -244,18 +244,18 @@ def _ranks(picture: Picture, levels: str, room: int) -> Iterable[str]:
     if not phrases.table_is_useful(picture.rows):
         return
     fits = picture.ranks <= min(room, len(picture.rows))
-    told = picture.rows if fits else picture.rows[: max(room - 1, 0)]
+    rows = picture.rows if fits else picture.rows[: max(room - 1, 0)]
 
     def step(row: Row) -> str:
         return "" if row.step is None else f"step {row.step:g}"
 
-    host = max((len(row.host) for row in told), default=0)
-    wide = _STEP_WIDTH if any(map(step, told)) else 0
-    for row in told:
+    host = max((len(row.host) for row in rows), default=0)
+    wide = _STEP_WIDTH if any(map(step, rows)) else 0
+    for row in rows:
         parts = [f"rank {row.rank:<2}", row.host.ljust(host), step(row).ljust(wide)]
         parts.append(_gpu(row, levels))
         yield f"{_INDENT}{'  '.join([*(part for part in parts if part), row.ended])}".rstrip()
-    if more := phrases.remaining_ranks(picture, len(told)):
+    if more := phrases.remaining_ranks(picture, len(rows)):
         yield f"{_INDENT}{more}"
 
 

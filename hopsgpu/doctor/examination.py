@@ -48,10 +48,10 @@ class Examination:
         except ConfigError as error:
             defaults, unread = {}, str(error)
         own = {**defaults, **self.conf}
-        here = gather.machine_facts(os.environ, own)
-        yield machine_checks.check_java(here)
-        yield machine_checks.check_spark(here)
-        yield machine_checks.check_python(here)
+        machine = gather.machine_facts(os.environ, own)
+        yield machine_checks.check_java(machine)
+        yield machine_checks.check_spark(machine)
+        yield machine_checks.check_python(machine)
         client, setting = gather.client_facts(os.environ)
         yield machine_checks.check_hadoop_conf(client)
         found = None
@@ -68,23 +68,23 @@ class Examination:
             yield self._lake(root, client)
         if self.session and not client.problem:
             label = own.get("spark.yarn.executor.nodeLabelExpression", "")
-            yield from self._session(found, setting, here, label)
+            yield from self._session(found, setting, machine, label)
 
     def _yarn(
-        self, setting: gather.Setting, own: Mapping[str, str]
+        self, setting: gather.Setting, settings: Mapping[str, str]
     ) -> Generator[Check, None, Yarn | None]:
         try:
-            found = gather.yarn_facts(setting)
+            yarn = gather.yarn_facts(setting)
         except HopsGpuError as error:
             yield wrong("yarn", str(error), "start YARN, or fix HADOOP_CONF_DIR")
             yield from (unknown(name, "the ResourceManager does not answer") for name in _YARN)
             return None
-        yield yarn_checks.check_manager(found)
-        yield yarn_checks.check_calculator(found)
-        yield yarn_checks.check_gpus(found)
-        yield yarn_checks.check_node_managers(found)
-        yield yarn_checks.check_submission(found, own.get("spark.yarn.queue", "default"))
-        return found
+        yield yarn_checks.check_manager(yarn)
+        yield yarn_checks.check_calculator(yarn)
+        yield yarn_checks.check_gpus(yarn)
+        yield yarn_checks.check_node_managers(yarn)
+        yield yarn_checks.check_submission(yarn, settings.get("spark.yarn.queue", "default"))
+        return yarn
 
     def _lake(self, root: str, client: machine_checks.Client) -> Check:
         if client.filesystem is None and root.startswith("file:"):
@@ -98,10 +98,14 @@ class Examination:
         return lake_checks.check_lake(facts)
 
     def _session(
-        self, found: Yarn | None, setting: gather.Setting, here: machine_checks.Machine, label: str
+        self,
+        yarn: Yarn | None,
+        setting: gather.Setting,
+        machine: machine_checks.Machine,
+        label: str,
     ) -> Iterator[Check]:
-        if found is None or not found.gpus.nodes:
-            why = "the ResourceManager does not answer" if found is None else "no node has GPUs"
+        if yarn is None or not yarn.gpus.nodes:
+            why = "the ResourceManager does not answer" if yarn is None else "no node has GPUs"
             names = ("session", "gang", *node_checks.NAMES)
             yield from (unknown(name, f"not tried: {why}") for name in names)
             return
@@ -109,5 +113,5 @@ class Examination:
         from hopsgpu.doctor.session_checks import Sessions
 
         manager = ResourceManager(web_addresses(setting))
-        sessions = Sessions(found, setting, manager, here, self.conf, label, self.seconds)
+        sessions = Sessions(yarn, setting, manager, machine, self.conf, label, self.seconds)
         yield from sessions.checks()

@@ -24,7 +24,7 @@ from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.root import root_on
 from hopsgpu.yarn.hadoop_conf import HadoopConf
-from hopsgpu.yarn.resource_manager import ResourceManager, checked_form, web_addresses
+from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import GPU
 
 Setting = Callable[[str], str | None]
@@ -60,7 +60,7 @@ def _executors_python(environ: Mapping[str, str], settings: Mapping[str, str]) -
         return f"{named} (spark.pyspark.python)"
     if named := environ.get("PYSPARK_PYTHON"):
         return f"{named} (PYSPARK_PYTHON)"
-    return f"{sys.executable} (this one)"
+    return f"{sys.executable} (this Python)"
 
 
 def _spark_home(environ: Mapping[str, str]) -> str:
@@ -96,11 +96,12 @@ def _types(places: tuple[str, ...], setting: Setting) -> tuple[str, ...] | None:
     """Return `yarn.resource-types` from resource-types.xml, as YARN reads it, or other files."""
     file = next((f for place in places if (f := Path(place, "resource-types.xml")).is_file()), None)
     own = None if file is None else site_properties(file).get("yarn.resource-types")
-    said = own or setting("yarn.resource-types")
-    return None if said is None else tuple(part.strip() for part in said.split(",") if part.strip())
+    types = own or setting("yarn.resource-types")
+    return (
+        None if types is None else tuple(part.strip() for part in types.split(",") if part.strip())
+    )
 
 
-@checked_form()
 def yarn_facts(setting: Setting) -> Yarn:
     """Return what the ResourceManager reports.
 
@@ -108,7 +109,12 @@ def yarn_facts(setting: Setting) -> Yarn:
         HopsGpuError: it does not answer, or rejects the requests.
     """
     manager = ResourceManager(web_addresses(setting))
-    said = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
+    with manager.checked_form():
+        return _yarn(manager, setting)
+
+
+def _yarn(manager: ResourceManager, setting: Setting) -> Yarn:
+    scheduler = manager.ask("/ws/v1/cluster/scheduler")["scheduler"]["schedulerInfo"]
     info = manager.ask("/ws/v1/cluster/info")["clusterInfo"]
     metrics = manager.ask("/ws/v1/cluster/metrics")["clusterMetrics"]
     whole = metrics.get("totalClusterResourcesAcrossPartition") or {}
@@ -117,8 +123,8 @@ def yarn_facts(setting: Setting) -> Yarn:
     return Yarn(
         address=", ".join(manager.addresses),
         version=str(info.get("resourceManagerVersion", "")),
-        scheduler=said["type"],
-        policy=str((said.get("rootQueue") or {}).get("schedulingPolicy", "")),
+        scheduler=scheduler["type"],
+        policy=str((scheduler.get("rootQueue") or {}).get("schedulingPolicy", "")),
         # Only a CapacityScheduler reports the sum over all nodes (Hadoop's ClusterMetricsInfo).
         knows_gpus=any(kind["name"] == GPU for kind in kinds) or any(n.total.gpus for n in nodes),
         gpus=Observer(setting).look(),
@@ -152,6 +158,8 @@ def lake_facts(root: str) -> LakeFacts:
     except HopsGpuError as error:
         return LakeFacts(root, str(error), time.monotonic() - began)
     problem = (
-        "" if moved and same else "a file that was renamed there differs from what was written"
+        ""
+        if moved and same
+        else "a file that was written and renamed there has a different content"
     )
     return LakeFacts(root, problem, time.monotonic() - began)

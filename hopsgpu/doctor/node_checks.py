@@ -48,16 +48,16 @@ def check_nodes(
         spark: version of the driver's Spark.
         totals: GPUs that YARN has, by host.
     """
-    found = [check_discovery(facts, failed, skipped)]
+    checks = [check_discovery(facts, failed, skipped)]
     if not facts:
         rest = [unknown(name, "no node could be checked") for name in NAMES[1:]]
         if other := other_python(problem):
             rest[0] = wrong(
                 NAMES[1], f"the driver runs Python {python}, they {other}", _python(python)
             )
-        return (*found, *rest)
+        return (*checks, *rest)
     return (
-        *found,
+        *checks,
         check_executor_python(facts, python),
         check_executor_java(facts),
         check_executor_spark(facts, spark),
@@ -162,8 +162,8 @@ def check_leases(facts: Sequence[NodeFacts]) -> Check:
         return wrong(
             name,
             f"not all users can use the lease directory on {counted(len(broken), 'node')}",
-            "create it as root, mode 1777; or name another one for all containers by"
-            " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR of the nodes",
+            "create it as root, mode 1777; or name another one for all containers with"
+            " yarn.nodemanager.admin-env.HOPSGPU_LEASE_DIR on the nodes",
             broken,
         )
     return ok(name, _told(facts, lambda node: f"{node.leases.path}, sticky and writable"))
@@ -187,7 +187,7 @@ def check_isolation(facts: Sequence[NodeFacts], totals: Mapping[str, int]) -> Ch
         rest = f"; on: {join_names(on)}" if on else ""
         return ok(
             name,
-            f"off: {join_names(off)}{rest}; leases keep hopsgpu's executors apart, but no others",
+            f"off: {join_names(off)}{rest}; leases separate only hopsgpu's executors",
         )
     if on:
         return ok(name, f"on: {join_names(on)}")
@@ -264,9 +264,9 @@ def _built(framework: Framework) -> str:
 
 def _told(facts: Sequence[NodeFacts], tell: Callable[[NodeFacts], str]) -> str:
     """Return what the nodes report, once if it is the same everywhere."""
-    said: dict[str, list[str]] = {}
+    hosts_by_text: dict[str, list[str]] = {}
     for node in facts:
-        said.setdefault(tell(node), []).append(node.host)
-    if len(said) == 1:
-        return next(iter(said))
-    return "; ".join(f"{join_names(hosts)}: {text}" for text, hosts in said.items())
+        hosts_by_text.setdefault(tell(node), []).append(node.host)
+    if len(hosts_by_text) == 1:
+        return next(iter(hosts_by_text))
+    return "; ".join(f"{join_names(hosts)}: {text}" for text, hosts in hosts_by_text.items())

@@ -87,16 +87,16 @@ def inspect_node() -> NodeFacts:
     """Inspect the node; call it in a rank."""
     # The container's directory, as its launch script set it; a rank works in another one.
     container = Path(os.environ.get("PWD", "."))
-    given = read_container_gpus(container)
+    gpus = read_container_gpus(container)
     return NodeFacts(
         host=os.environ.get("NM_HOST") or platform.node(),
         python=platform.python_version(),
         executable=sys.executable,
         java=java_version(Path(os.environ.get("JAVA_HOME", ""))),
         spark=spark_version(os.environ.get("CLASSPATH", ""), container),
-        gpus=given.gpus,
+        gpus=gpus.gpus,
         visible=_visible(),
-        isolated=given.isolated,
+        isolated=gpus.isolated,
         leases=_leases(),
         frameworks=tuple(frameworks()),
         nvml=_nvml(),

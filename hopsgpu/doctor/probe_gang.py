@@ -43,7 +43,8 @@ class Trial:
         facts: what its containers have seen.
         failed: by host, why no container stayed there.
         skipped: by host, why none was available.
-        left: by host, why it was not inspected; another gang, without those above, may do so.
+        uninspected: by host, why it was not inspected; another gang, without those above, may do
+            that.
         error: the error that ended it, or None.
         seconds: seconds until all containers were there; 0 if they never were.
     """
@@ -51,7 +52,7 @@ class Trial:
     facts: tuple[NodeFacts, ...] = ()
     failed: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
-    left: Mapping[str, str] = field(default_factory=dict)
+    uninspected: Mapping[str, str] = field(default_factory=dict)
     error: Exception | None = None
     seconds: float = 0.0
 
@@ -170,7 +171,7 @@ class _Watched:
         return Trial(
             failed=self.failed,
             skipped={host: missing for host in hosts if host not in left},
-            left={host: came.get(host, why) for host in left},
+            uninspected={host: came.get(host, why) for host in left},
             error=error,
         )
 
@@ -185,8 +186,8 @@ class _Watched:
             if container not in self._ended:
                 self._ended.add(container)
                 missing = sorted(self._hosts - self.came)
-                if (found := self._logs.reason(container, missing)) is not None:
-                    self.failed.setdefault(*found)
+                if (failure := self._logs.reason(container, missing)) is not None:
+                    self.failed.setdefault(*failure)
 
 
 def _containers(text: str) -> Iterable[str]:

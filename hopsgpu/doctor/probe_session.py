@@ -18,7 +18,7 @@ from hopsgpu.yarn.resource_manager import ResourceManager
 
 _NAME = "hopsgpu-doctor"
 _ENDING_SECONDS = 20.0
-_BY_HAND = "yarn application -kill"
+_BY_HAND = "end it with yarn application -kill"
 _MASTER = (
     "make room for its application master: free memory and cores in the queue, and raise"
     " yarn.scheduler.capacity.maximum-am-resource-percent; or use another queue (--queue)"
@@ -53,9 +53,9 @@ def started(conf: Mapping[str, str], manager: ResourceManager, seconds: float) -
     """
     tag = f"{_NAME}-{secrets.token_hex(4)}"
     tags = ",".join(filter(None, (conf.get("spark.yarn.tags"), tag)))
-    given = {**conf, "spark.yarn.tags": tags}
+    properties = {**conf, "spark.yarn.tags": tags}
     with _stderr_in_file() as log:
-        starting = BoundedCall("hopsgpu-session", lambda: new_session(_NAME, conf=given))
+        starting = BoundedCall("hopsgpu-session", lambda: new_session(_NAME, conf=properties))
         try:
             session = starting.result(seconds)
         except TimeoutError:
@@ -88,10 +88,10 @@ def _given_up(
         app = manager.tagged(tag)
         if app is None:
             return f"{waited}: it has not reached the ResourceManager"
-        left = _kill(manager, app, starting)
+        remains = _kill(manager, app, starting)
     except HopsGpuError as error:
         return f"{waited}: {error}"
-    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{left}"
+    return f"{waited}; it is {app.state}: {app.diagnostics or 'no reason given'}{remains}"
 
 
 def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall[Any]) -> str:
@@ -99,14 +99,14 @@ def _kill(manager: ResourceManager, app: ApplicationState, starting: BoundedCall
     try:
         manager.kill(app.id, app.user)
     except HopsGpuError as error:
-        return f"; it is left running ({error}): {_BY_HAND} {app.id}"
+        return f"; it is still running ({error}): {_BY_HAND} {app.id}"
     try:
         starting.result(_ENDING_SECONDS)
     except TimeoutError:
-        return f"; it may be left running: {_BY_HAND} {app.id}"
+        return f"; it may still be running: {_BY_HAND} {app.id}"
     except Exception:  # noqa: BLE001 - Spark says here that it was killed
         return ""
-    return f"; it has just started, and may be left running: {_BY_HAND} {app.id}"
+    return f"; it has just started, and may still be running: {_BY_HAND} {app.id}"
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ class Sessions:
     Args:
         yarn: state of YARN before.
         setting: a property of Hadoop's configuration, or None.
-        here: this machine.
+        machine: this machine.
         conf: Spark properties of the sessions.
         label: label of the nodes for their executors, "" for nodes without one.
         seconds: seconds to wait for containers on the nodes.
@@ -42,7 +42,7 @@ class Sessions:
         yarn: Yarn,
         setting: Callable[[str], str | None],
         manager: ResourceManager,
-        here: Machine,
+        machine: Machine,
         conf: Mapping[str, str],
         label: str,
         seconds: float,
@@ -50,7 +50,7 @@ class Sessions:
         self._yarn = yarn
         self._logs = Logs(yarn.nodes, NodeManagers(setting))
         self._manager = manager
-        self._here = here
+        self._machine = machine
         self._conf = conf
         self._label = label
         self._seconds = seconds
@@ -66,16 +66,16 @@ class Sessions:
         if trial is None:
             return
         for _ in range(_MORE):
-            if trial.left:
+            if trial.uninspected:
                 trial = self._again(trial)
         yield check_gang(trial)
         yield from node_checks.check_nodes(
             trial.facts,
             trial.failed,
-            {**skipped, **trial.skipped, **trial.left},
+            {**skipped, **trial.skipped, **trial.uninspected},
             str(trial.error or ""),
-            python=self._here.python,
-            spark=self._here.spark or "",
+            python=self._machine.python,
+            spark=self._machine.spark or "",
             totals={node.host: node.total for node in self._yarn.gpus.nodes},
         )
 
@@ -90,21 +90,21 @@ class Sessions:
         yield from (unknown(name, "no session") for name in (_GANG, *node_checks.NAMES))
         return None
 
-    def _again(self, before: Trial) -> Trial:
+    def _again(self, earlier: Trial) -> Trial:
         """Try the nodes that are left, without the others; return the trial with all results."""
-        hosts = tuple(before.left)
-        excluded = filter(None, (self._conf.get(_EXCLUDED), *before.failed, *before.skipped))
+        hosts = tuple(earlier.uninspected)
+        excluded = filter(None, (self._conf.get(_EXCLUDED), *earlier.failed, *earlier.skipped))
         try:
             with started(
                 {**self._conf, _EXCLUDED: ",".join(excluded)}, self._manager, _SESSION_SECONDS
             ):
-                found = try_nodes(hosts, self._logs, self._seconds)
+                trial = try_nodes(hosts, self._logs, self._seconds)
         except NoSessionError as error:
-            found = Trial(skipped=dict.fromkeys(hosts, str(error)), error=error)
+            trial = Trial(skipped=dict.fromkeys(hosts, str(error)), error=error)
         return replace(
-            found,
-            failed={**before.failed, **found.failed},
-            skipped={**before.skipped, **found.skipped},
+            trial,
+            failed={**earlier.failed, **trial.failed},
+            skipped={**earlier.skipped, **trial.skipped},
         )
 
 
@@ -130,5 +130,5 @@ def check_gang(trial: Trial) -> Check:
             " spark.hopsgpu.ports to ports that the firewall lets through, such as 40000-40100",
         )
     if node_checks.other_python(str(error)):
-        return unknown(_GANG, "the executors' Python ended it: see executor python")
+        return unknown(_GANG, "the executors' Python ended the gang: see the check executor python")
     return wrong(_GANG, str(error), "fix what the message says")

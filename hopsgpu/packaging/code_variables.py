@@ -64,13 +64,13 @@ def warnings(settings: Iterable[Setting]) -> tuple[str, ...]:
     """Return warnings for the user about a function that sets these variables."""
     imposed = _imposed(settings)
     consequences = (
-        (_MASTER, "ranks of several containers do not meet"),
-        (_WHOSE_GPU, "ranks use GPUs that are not theirs"),
-        (_PLACE, "ranks take each other's place"),
+        (_MASTER, "ranks of different containers do not find each other"),
+        (_WHOSE_GPU, "ranks use the GPUs of others"),
+        (_PLACE, "two ranks may take the same place in the group"),
     )
     return tuple(
         f"train_fn sets {' and '.join(sorted(imposed & names))}, which hopsgpu has set in every"
-        f" rank: leave that out, else {consequence}"
+        f" rank: remove this, otherwise {consequence}"
         for names, consequence in consequences
         if imposed & names
     )

@@ -47,10 +47,10 @@ def described_main(main: Mapping[str, Any]) -> dict[str, str | None]:
     Args:
         main: its namespace. A notebook's has no file, a script's no specification.
     """
-    told = {name: main[name] for name in _DESCRIBED if isinstance(main.get(name), str)}
+    description = {name: main[name] for name in _DESCRIBED if isinstance(main.get(name), str)}
     if (spec := main.get("__spec__")) is not None:
-        told["__spec__"] = spec.name
-    return told
+        description["__spec__"] = spec.name
+    return description
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def load(call: Path) -> LoadedCall:
         called, positional, named = part.load()
         names |= part.bind()
         function, args, kwargs = called or function, (*args, *positional), {**kwargs, **named}
-    assert function is not None, "the first part has one"
+    assert function is not None, "the first part has the function"
     os.environ[VARIABLE] = str(call)
     _have_spawned_restore()
     # In a fork server this name refers to another module.
@@ -167,11 +167,11 @@ def _parts(call: Path, main: dict[str, Any]) -> Iterator[_Part]:
             yield _Part(head, stream, main)
 
 
-def _describe(main: dict[str, Any], told: Mapping[str, str]) -> None:
+def _describe(main: dict[str, Any], driver: Mapping[str, str]) -> None:
     main.update({"__doc__": None, "__package__": None, "__spec__": None, "__loader__": None})
-    main.update({name: told[name] for name in _DESCRIBED if name in told})
-    if (name := told.get("__spec__")) is not None:
-        main["__spec__"] = ModuleSpec(name, None, origin=told.get("__file__"))
+    main.update({name: driver[name] for name in _DESCRIBED if name in driver})
+    if (name := driver.get("__spec__")) is not None:
+        main["__spec__"] = ModuleSpec(name, None, origin=driver.get("__file__"))
 
 
 def _have_spawned_restore() -> None:
@@ -180,8 +180,8 @@ def _have_spawned_restore() -> None:
     prepare = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
-        told: dict[str, Any] = prepare(name)
-        told.pop("init_main_from_path", None)
-        return {**told, "init_main_from_name": _SPAWNED}
+        preparation: dict[str, Any] = prepare(name)
+        preparation.pop("init_main_from_path", None)
+        return {**preparation, "init_main_from_name": _SPAWNED}
 
     spawn.get_preparation_data = get_preparation_data

@@ -127,17 +127,17 @@ def files_in(directory: Path) -> list[File]:
     return list(_looked_at((entry.name, entry) for entry in visible if entry.is_file()))
 
 
-def _looked_at(found: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
+def _looked_at(entries: Iterable[tuple[str, os.DirEntry[str]]]) -> Iterator[File]:
     """Yield files under the names that they get, without files that were removed just now."""
-    for name, entry in found:
+    for name, entry in entries:
         with contextlib.suppress(FileNotFoundError):
             yield _file(name, Path(entry.path), entry.stat())
 
 
-def _file(name: str, path: Path, found: os.stat_result) -> File:
-    may_run = bool(found.st_mode & _MAY_RUN)
-    state = path, name, found.st_mtime_ns, found.st_size, found.st_ino, may_run
-    return File(name, path, "", may_run, found.st_size, state)
+def _file(name: str, path: Path, stat: os.stat_result) -> File:
+    may_run = bool(stat.st_mode & _MAY_RUN)
+    state = path, name, stat.st_mtime_ns, stat.st_size, stat.st_ino, may_run
+    return File(name, path, "", may_run, stat.st_size, state)
 
 
 def _children(directory: str | Path) -> list[os.DirEntry[str]]:
@@ -182,11 +182,11 @@ def _walk(
 def _in_zip(path: Path, name: str, inside: str) -> Iterator[File]:
     """Yield the files of a zip, or of a path inside it, without what ranks have by themselves."""
     try:
-        found = path.stat()
-        listed = _listed(path, found.st_mtime_ns, found.st_size, found.st_ino)
+        stat = path.stat()
+        listed = _listed(path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
     except (OSError, zipfile.BadZipFile):
         return
-    state = found.st_mtime_ns, found.st_size, found.st_ino
+    state = stat.st_mtime_ns, stat.st_size, stat.st_ino
     for entry, size, mode in listed:
         if inside and entry != inside and not entry.startswith(f"{inside}/"):
             continue

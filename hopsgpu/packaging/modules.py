@@ -38,7 +38,7 @@ MOST_ENTRIES = 5_000
 MOST_BYTES = 20 * 2**20
 # The directory of a container in which YARN unpacks the modules that `hopsgpu submit` ships.
 SHIPPED = "hopsgpu-modules"
-_BRING = "python_env= can bring it, where the ranks' Python lacks it"
+_BRING = "pass it with python_env= if the ranks' Python lacks it"
 # Largest number of files of a package with data that is still searched for its modules.
 _MOST_LOOKED_AT = 20 * MOST_ENTRIES
 
@@ -237,32 +237,32 @@ def _found(root: ImportRoot) -> _PackableFiles:
     unnamed = sorted(printable(file.path) for name, file in files.items() if not is_utf8(name))
     if unnamed:
         more = f" and {len(unnamed) - 1} more" if len(unnamed) > 1 else ""
-        warnings.append(f"not sent to the ranks, as the name is not UTF-8: {unnamed[0]}{more}")
+        warnings.append(f"not sent to the ranks, because the name is not UTF-8: {unnamed[0]}{more}")
     ordered = sorted(filter(is_utf8, files))
     return _PackableFiles(tuple(files[name] for name in ordered), tuple(warnings))
 
 
 def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
     """Return a root's modules with the files of its packages; fewer if the root is too large."""
-    there = files_below(path, "", most=MOST_ENTRIES)
-    if there is not None:
-        packages = {file.name.rpartition("/")[0] for file in there if is_package(file)}
+    found = files_below(path, "", most=MOST_ENTRIES)
+    if found is not None:
+        packages = {file.name.rpartition("/")[0] for file in found if is_package(file)}
         packages.discard("")
-        all_files = [f for f in there if f.is_module or not packages.isdisjoint(f.above)]
+        all_files = [f for f in found if f.is_module or not packages.isdisjoint(f.above)]
         modules = [file for file in all_files if file.is_module]
         if _size(all_files) <= MOST_BYTES:
             return all_files
         if expected and _size(modules) <= MOST_BYTES:
             warnings.append(
-                f"{printable(path)} holds more than {MOST_BYTES >> 20} MiB: of its packages that"
-                " are not named only the modules are sent to the ranks, without other files"
+                f"{printable(path)} contains more than {MOST_BYTES >> 20} MiB: of packages that the"
+                " function and the script do not name, only modules are sent to the ranks"
             )
             return modules
     if not expected or not path.is_dir():
         return []
     warnings.append(
-        f"{printable(path)} holds too much to be sent to the ranks: only the modules at its top"
-        " are importable there, and packages that the function or the script names; start from a"
+        f"{printable(path)} is too large to send to the ranks: they can import only its top-level"
+        " modules and the packages that the function or the script names. Put the project into a"
         " directory of its own"
     )
     return [file for file in files_in(path) if file.is_module]
@@ -270,22 +270,22 @@ def _of_root(path: Path, expected: bool, warnings: list[str]) -> list[File]:
 
 def _of_part(part: Part, warnings: list[str]) -> list[File]:
     """Return all files of a part; only its modules if the files are too many, or nothing."""
-    there = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
-    if there is not None and _is_small(there):
-        return there
+    found = files_below(part.path, part.name, inside=part.inside, most=_MOST_LOOKED_AT)
+    if found is not None and _is_small(found):
+        return found
     where = printable(part.path)
     if any(part.path.parent.glob("*.dist-info")):
         # pip has installed packages here: a part of such a package would shadow a whole one.
-        warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
+        warnings.append(f"{where} is too large to send to the ranks: {_BRING}")
         return []
-    modules = [file for file in there or () if file.is_module]
-    if there is not None and _is_small(modules):
+    modules = [file for file in found or () if file.is_module]
+    if found is not None and _is_small(modules):
         warnings.append(
-            f"{where} holds too much to be sent to the ranks: its modules are, without its other"
-            f" files. Put data on the lake, or {_BRING}"
+            f"{where} is too large to send to the ranks: only its modules are sent. Put data on"
+            f" the lake, or {_BRING}"
         )
         return modules
-    warnings.append(f"{where} holds too much to be sent to the ranks: {_BRING}")
+    warnings.append(f"{where} is too large to send to the ranks: {_BRING}")
     return []
 
 
@@ -297,11 +297,11 @@ def _size(files: Sequence[File]) -> int:
     return sum(file.size for file in files)
 
 
-def _packed(found: Sequence[_PackableFiles]) -> PackedModules:
-    warnings = [warning for part in found for warning in part.warnings]
+def _packed(roots: Sequence[_PackableFiles]) -> PackedModules:
+    warnings = [warning for root in roots for warning in root.warnings]
     names: set[str] = set()
     buffer = io.BytesIO()
-    taken = [part.files for part in found if part.files]
+    taken = [root.files for root in roots if root.files]
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for number, files in enumerate(taken):
             for file in files:

@@ -164,10 +164,10 @@ def pickle_call(
     body = io.BytesIO()
     pickler = _CallPickler(body, main, noted)
     try:
-        told = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
+        dumped = _dump_definitions(pickler, _definitions(function, args, kwargs, main), set())
         begin = body.tell()
         pickler.dump((function, args, dict(kwargs)))
-        late = _dump_definitions(pickler, pickler.met, told) != told
+        late = _dump_definitions(pickler, pickler.met, dumped) != dumped
     except (MemoryError, KeyboardInterrupt):
         raise
     except Exception as error:
@@ -209,15 +209,17 @@ def pickle_code(function: Callable[..., Any]) -> bytes:
     return buffer.getvalue()
 
 
-def _dump_definitions(pickler: _CallPickler, names: Mapping[str, Any], told: set[str]) -> set[str]:
+def _dump_definitions(
+    pickler: _CallPickler, names: Mapping[str, Any], dumped: set[str]
+) -> set[str]:
     """Dump names of `__main__`, and those met meanwhile; return all names that were dumped."""
-    told = set(told)
-    while new := {name: value for name, value in names.items() if name not in told}:
+    dumped = set(dumped)
+    while new := {name: value for name, value in names.items() if name not in dumped}:
         pickler.dump(new)
-        told |= new.keys()
+        dumped |= new.keys()
         names = dict(pickler.met)
     pickler.dump(None)
-    return told
+    return dumped
 
 
 def _namespace_of(function: Any) -> Mapping[str, Any]:
@@ -287,13 +289,13 @@ def _refused(
     if refusal is not None:
         what, advice = refusal
         return ConfigError(
-            f"{article(what)} {what} cannot travel to ranks: {of or 'the call'} has one as {where}."
-            f" {advice}"
+            f"{article(what)} {what} cannot be sent to the ranks: {of or 'the call'} has one as"
+            f" {where}. {advice}"
         )
-    said = "" if isinstance(error, RefusedObject) else f" ({error})"
+    reason = "" if isinstance(error, RefusedObject) else f" ({error})"
     return ConfigError(
         f"{of or 'the call'} cannot be sent to the ranks: {where} is {describe_value(culprit)},"
-        f" which cannot be pickled{said}. {advice_on(culprit)}"
+        f" which cannot be pickled{reason}. {advice_on(culprit)}"
     )
 
 

@@ -93,8 +93,8 @@ def _named(
     return named
 
 
-def _shown_mapping(given: Mapping[Any, Any], depth: int) -> dict[str, Any]:
-    shown = {str(name): value for name, value in [*given.items()][:_MOST_ENTRIES]}
+def _shown_mapping(values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+    shown = {str(name): value for name, value in [*values.items()][:_MOST_ENTRIES]}
     # Numbers are no secrets, and max_tokens is worth knowing.
     secret = {name: "" for name, value in shown.items() if not isinstance(value, (int, float))}
     hidden = {name for name, value in redacted(secret).items() if value}

@@ -241,12 +241,12 @@ def make_new_type(name: str, qualname: str, module: str) -> Any:
 
 @_unless_importable
 def _reduce_param_spec(value: Any) -> _Reduced:
-    given = {
+    options = {
         "bound": value.__bound__,
         "covariant": value.__covariant__,
         "contravariant": value.__contravariant__,
     }
-    return make_parameter, (typing.ParamSpec, value.__name__, value.__module__, given)
+    return make_parameter, (typing.ParamSpec, value.__name__, value.__module__, options)
 
 
 @_unless_importable
@@ -254,9 +254,9 @@ def _reduce_type_var_tuple(value: Any) -> _Reduced:
     return make_parameter, (typing.TypeVarTuple, value.__name__, value.__module__, {})
 
 
-def make_parameter(kind: Any, name: str, module: str, given: Mapping[str, Any]) -> Any:
+def make_parameter(kind: Any, name: str, module: str, options: Mapping[str, Any]) -> Any:
     """Return a `typing.ParamSpec` or `typing.TypeVarTuple`."""
-    made = kind(name, **given)
+    made = kind(name, **options)
     made.__module__ = module
     return made
 
@@ -288,8 +288,8 @@ def make_alias(name: str, module: str, held: list[Any], parameters: tuple[Any, .
         exec(f"type {name} = _held[0]", scope)  # the name comes from the user's own code
         return scope[name]
     value = held[0] if held else typing.ForwardRef(name)
-    scope |= {"_make": _ALIAS, "_given": (name, value), "_parameters": parameters}
-    exec("_made = _make(*_given, type_params=_parameters)", scope)
+    scope |= {"_make": _ALIAS, "_arguments": (name, value), "_parameters": parameters}
+    exec("_made = _make(*_arguments, type_params=_parameters)", scope)
     return scope["_made"]
 
 
@@ -377,7 +377,7 @@ def class_of_driver(tracker: str, name: str) -> type:
     sent = internals._DYNAMIC_CLASS_TRACKER_BY_ID.get(tracker)
     found = resolved(name, vars(sys.modules[MAIN])) if sent is None else sent
     if not isinstance(found, type):
-        raise AttributeError(f"the driver's __main__ has no class {name} any more")
+        raise AttributeError(f"the driver's __main__ no longer has a class {name}")
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Any
 _DEEPEST = 12
 
 _SESSION = (
-    "Ranks have no Spark. Read the data at the driver and give it by data=, or collect it first and"
-    " pass the result in args or kwargs"
+    "Ranks have no Spark. Read the data at the driver and pass it with data=, or collect it first"
+    " and pass the result in args or kwargs"
 )
 _UDF, _UDFS = "UserDefinedFunction", "pyspark.sql.udf"
 # Advice by the name of a class of pyspark.
@@ -21,16 +21,16 @@ _OF_SPARK = {
     "SparkContext": _SESSION,
     "SQLContext": _SESSION,
     "StreamingContext": _SESSION,
-    "DataFrame": "Give it by data=, or collect it first (toPandas(), say) and pass the result in"
-    " args or kwargs",
-    "RDD": "collect() it first and pass the result in args or kwargs, or make a DataFrame of it and"
-    " give that by data=",
-    "Column": "Compute it before the launch and give the DataFrame by data=",
+    "DataFrame": "Pass it with data=, or collect it first (such as with toPandas()) and pass the"
+    " result in args or kwargs",
+    "RDD": "collect() it first and pass the result in args or kwargs, or convert it to a DataFrame"
+    " and pass that with data=",
+    "Column": "Compute it before the launch and pass the DataFrame with data=",
     "Accumulator": "What ranks add to it would be lost. Return the number from the function, or"
-    " report it by hopsgpu.context().report()",
-    _UDF: "Ranks have no Spark. Call the Python function that it was made from, which is its .func",
+    " report it with hopsgpu.context().report()",
+    _UDF: "Ranks have no Spark. Call the Python function that it wraps, which is its .func",
 }
-_OF_JVM = "It lives in the driver's JVM. Collect first what the ranks need of it"
+_OF_JVM = "It lives in the driver's JVM. Collect what the ranks need of it first"
 # Advice by module and name of a class, or of one of its bases.
 _ADVICE = {
     "_thread.lock": "It belongs to this process. Create it inside the function",
@@ -41,13 +41,13 @@ _ADVICE = {
     "socket.socket": "It is open in this process. Connect inside the function",
     "sqlite3.Connection": "It is open in this process. Connect inside the function",
     "_io._IOBase": "It is open in this process. Pass its path, and open it inside the function",
-    "builtins.generator": "It runs in this process. Call what makes it inside the function, or pass"
-    " list(…) of it",
+    "builtins.generator": "It runs in this process. Create it inside the function, or pass list(…)"
+    " of it",
     "builtins.coroutine": "It runs in this process. Call it inside the function",
-    "hopsgpu.Gang": "It is held by this process; ranks cannot launch gangs",
+    "hopsgpu.Gang": "It belongs to this process, and ranks cannot launch gangs",
     "hopsgpu.Run": "It is a run of this process. Pass what you need of its result",
 }
-_DEFAULT_ADVICE = "Create it inside the function, or pass what it is made from in args or kwargs"
+_DEFAULT_ADVICE = "Create it inside the function, or pass what it is created from in args or kwargs"
 
 
 class RefusedObject(Exception):
@@ -92,7 +92,7 @@ def refuse(value: object) -> Any:
         Refused: the value must not travel.
     """
     if (refusal := refusal_of(value)) is not None:
-        raise RefusedObject(f"{article(refusal[0])} {refusal[0]} cannot travel")
+        raise RefusedObject(f"{article(refusal[0])} {refusal[0]} cannot be sent")
     return NotImplemented
 
 

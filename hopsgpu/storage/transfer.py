@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import math
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -17,6 +19,8 @@ from hopsgpu.storage.error_messages import ABSENT, DAMAGED, EXISTS, explain
 from hopsgpu.storage.filesystem import empty
 from hopsgpu.storage.lake import Lake
 from hopsgpu.storage.names import path_below
+
+log = logging.getLogger(__name__)
 
 # How many files to transfer at once, by their smallest size: a large file is as fast as its
 # DataNode. Each holds up to 15 MB that are on their way.
@@ -63,7 +67,8 @@ def upload_files(
         found[name] = _upload(paths[name], root / name, stopped, tell)
 
     sizes = {name: _size(source) for name, source in paths.items()}
-    _each(sizes, _WRITTEN_AT_ONCE, upload, stop)
+    with _logged("upload to", root, sizes.values()):
+        _each(sizes, _WRITTEN_AT_ONCE, upload, stop)
     return {name: found[name] for name in paths}
 
 
@@ -126,7 +131,36 @@ def _all(
     stop: threading.Event | None,
 ) -> None:
     root.with_client()
-    _each({name: fact.bytes for name, fact in facts.items()}, _READ_AT_ONCE, work, stop)
+    sizes = {name: fact.bytes for name, fact in facts.items()}
+    with _logged("read from", root, sizes.values()):
+        _each(sizes, _READ_AT_ONCE, work, stop)
+
+
+@contextlib.contextmanager
+def _logged(what: str, root: Lake, sizes: Collection[int]) -> Iterator[None]:
+    """Log a transfer at its end: how many files and bytes it had, how long it took, and its error.
+
+    Args:
+        what: the direction, such as "upload to".
+        root: the directory on the lake.
+        sizes: sizes of the files.
+    """
+    began, ended = time.monotonic(), "done"
+    try:
+        yield
+    except BaseException as error:
+        ended = f"failed ({type(error).__name__}: {error})"
+        raise
+    finally:
+        log.info(
+            "%s %s: %d files, %d bytes, %s after %.2f s",
+            what,
+            root.url,
+            len(sizes),
+            sum(sizes),
+            ended,
+            time.monotonic() - began,
+        )
 
 
 def _make_directories(names: Mapping[str, object], root: Lake) -> None:

@@ -1,4 +1,4 @@
-"""The lists in Hadoop's REST answers, whatever version of Hadoop wrote them. Pure.
+"""The form of Hadoop's REST answers: lists, whatever version wrote them, and named fields. Pure.
 
 A daemon of Hadoop 3.3 writes some lists (of the classes that JAXBContextResolver, in the web
 applications of the ResourceManager and the NodeManager, does not name) in three forms: one element
@@ -8,6 +8,7 @@ object without fields. Hadoop 3.5 writes lists.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,6 +41,48 @@ _LISTS_IN = frozenset(
 )
 
 
+class FieldTrail(threading.local):
+    """The field that this thread has read last, by which an error in reading can be explained.
+
+    Attributes:
+        url: the URL that was asked.
+        field: path of the field in its answer, such as "apps.app[3].id"; "" for the whole answer.
+    """
+
+    url: str = ""
+    field: str = ""
+
+    def explain(self, error: Exception) -> str:
+        """Return in words what is wrong with the field at which an error arose."""
+        if not self.field:
+            return f"it is not an object with fields ({error})"
+        if isinstance(error, KeyError) and self.field.endswith(str(error.args[0])):
+            return f"the field {self.field} is missing"
+        return f"the field {self.field} has an unexpected form ({type(error).__name__}: {error})"
+
+
+class Fields(dict[str, Any]):
+    """A JSON object of an answer; it notes in a trail which of its fields is read."""
+
+    def __init__(self, fields: dict[str, Any], url: str, path: str, trail: FieldTrail) -> None:
+        super().__init__(fields)
+        self._url = url
+        self._path = path
+        self._trail = trail
+
+    def _note(self, field: str) -> None:
+        self._trail.url = self._url
+        self._trail.field = _below(self._path, field)
+
+    def __getitem__(self, field: str) -> Any:
+        self._note(field)
+        return super().__getitem__(field)
+
+    def get(self, field: str, default: Any = None) -> Any:
+        self._note(field)
+        return super().get(field, default)
+
+
 def join_repeated(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object whose repeated fields are lists; an `object_pairs_hook` of `json`."""
     joined: dict[str, list[Any]] = {}
@@ -48,26 +91,51 @@ def join_repeated(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return {field: values[0] if len(values) == 1 else values for field, values in joined.items()}
 
 
-def with_lists(answer: Any, name: str = "") -> Any:
+def with_lists(answer: Any, url: str = "", trail: FieldTrail | None = None) -> Any:
     """Return an answer in the form of Hadoop 3.5, in which every list is a list.
 
     Args:
         answer: a JSON value.
-        name: of the field that has it; "" for the whole answer.
+        url: the URL that was asked.
+        trail: where objects of the answer note the field that is read; None for nowhere.
     """
-    if isinstance(answer, list):
-        return [with_lists(one) for one in answer]
-    if not isinstance(answer, dict):
-        return answer
-    return {
-        field: _as_list(value, field)
-        if field in _LISTS or (name, field) in _LISTS_IN
-        else with_lists(value, field)
-        for field, value in answer.items()
-    }
+    return _Form(url, trail or FieldTrail()).of(answer, "", "")
 
 
-def _as_list(value: Any, field: str) -> list[Any]:
-    if isinstance(value, list):
-        return [with_lists(one) for one in value]
-    return [] if value in (None, "", {}) else [with_lists(value)]
+class _Form:
+    """Brings the values of one answer into the form of Hadoop 3.5."""
+
+    def __init__(self, url: str, trail: FieldTrail) -> None:
+        self._url = url
+        self._trail = trail
+
+    def of(self, value: Any, name: str, path: str) -> Any:
+        """Return a value in that form.
+
+        Args:
+            value: a JSON value.
+            name: name of the field that has it; "" for the whole answer and in a list.
+            path: path of that field.
+        """
+        if isinstance(value, list):
+            return self._elements(value, path)
+        if not isinstance(value, dict):
+            return value
+        fields = {}
+        for field, inner in value.items():
+            below = _below(path, field)
+            is_list = field in _LISTS or (name, field) in _LISTS_IN
+            fields[field] = self._list(inner, below) if is_list else self.of(inner, field, below)
+        return Fields(fields, self._url, path, self._trail)
+
+    def _list(self, value: Any, path: str) -> list[Any]:
+        if not isinstance(value, list):
+            value = [] if value in (None, "", {}) else [value]
+        return self._elements(value, path)
+
+    def _elements(self, values: list[Any], path: str) -> list[Any]:
+        return [self.of(value, "", f"{path}[{number}]") for number, value in enumerate(values)]
+
+
+def _below(path: str, field: str) -> str:
+    return f"{path}.{field}" if path else field

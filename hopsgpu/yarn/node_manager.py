@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from hopsgpu.errors import ConfigError, HopsGpuError
-from hopsgpu.yarn.rest_client import get_json, get_text
+from hopsgpu.yarn.answer_lists import FieldTrail
+from hopsgpu.yarn.rest_client import NODE_MANAGER, get_json, get_text
 from hopsgpu.yarn.snapshot import Node
 
 # Limits to connect, and to be answered: a NodeManager runs nvidia-smi first, which takes some
@@ -147,12 +148,13 @@ class NodeManagers:
         return content if after else inside.partition("End of LogType:")[0]
 
     def _ask(self, node: Node) -> Devices | str:
+        trail = FieldTrail()
         try:
-            found = devices_of(get_json(self.address(node) + _PATH, _SECONDS))
+            found = devices_of(get_json(self.address(node) + _PATH, _SECONDS, trail))
         except HopsGpuError as error:
             return f"the NodeManager does not describe its GPUs: {error}"
         except (AttributeError, TypeError, ValueError) as error:
-            return f"the NodeManager's answer has an unknown form ({error})"
+            return NODE_MANAGER.misread(error, trail, _SECONDS, with_address=False)
         if not found.gpus:
             return (
                 "the NodeManager describes no GPU (does nvidia-smi fail there, or does"

@@ -6,13 +6,16 @@ Source of paths and fields: the Hadoop documentation, "ResourceManager REST API'
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from urllib.parse import quote
 
 from hopsgpu.errors import HopsGpuError
+from hopsgpu.yarn.answer_lists import FieldTrail
 from hopsgpu.yarn.application_state import ENDED, ApplicationState, application_state_of
 from hopsgpu.yarn.queues import chain_of
 from hopsgpu.yarn.resources import amount_of, total
@@ -32,8 +35,19 @@ from hopsgpu.yarn.rest_answers import (
     unreported_apps,
     user_of,
 )
-from hopsgpu.yarn.rest_client import NoAnswer, get_json, put_json
-from hopsgpu.yarn.snapshot import Node, Overview, Queue, Rounding, Snapshot
+from hopsgpu.yarn.rest_client import (
+    RESOURCE_MANAGER,
+    NoAnswer,
+    NotUnderstood,
+    get_json,
+    put_json,
+)
+from hopsgpu.yarn.snapshot import App, Node, Overview, Queue, Rounding, Snapshot, User
+
+log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # Limits to connect, and to be answered.
 _SECONDS = (3.0, 10.0)
@@ -73,37 +87,32 @@ def web_addresses(setting: Callable[[str], str | None]) -> tuple[str, ...]:
     if setting("yarn.resourcemanager.ha.enabled") == "true":
         ids = [i.strip() for i in (setting("yarn.resourcemanager.ha.rm-ids") or "").split(",")]
     suffixes = [f".{i}" for i in ids if i] or [""]
-    found = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
-    return tuple(f"{scheme}://{address}" for address in found)
+    addresses = [a for suffix in suffixes if (a := _web_address(setting, name, suffix, secure))]
+    return tuple(f"{scheme}://{address}" for address in addresses)
 
 
 def _web_address(
     setting: Callable[[str], str | None], name: str, suffix: str, secure: bool
 ) -> str | None:
     # Hadoop's own default is "${yarn.resourcemanager.hostname}:8088", unresolved with HA.
-    given = setting(name + suffix)
-    if given and "${" not in given:
-        return given
+    address = setting(name + suffix)
+    if address and "${" not in address:
+        return address
     host = setting("yarn.resourcemanager.hostname" + suffix)
     return f"{host}:{8090 if secure else 8088}" if host else None
 
 
-@contextlib.contextmanager
-def checked_form() -> Iterator[None]:
-    """Turn an answer that has another form than YARN's into an error that says so.
+def _checked(
+    read: Callable[Concatenate[ResourceManager, P], T],
+) -> Callable[Concatenate[ResourceManager, P], T]:
+    """Make a method raise `NotUnderstood` for an answer in an unknown form."""
 
-    Raises:
-        HopsGpuError: a proxy, or another service, answered with JSON of its own.
-    """
-    try:
-        yield
-    except HopsGpuError:
-        raise
-    except (LookupError, TypeError, AttributeError, ValueError) as error:
-        raise HopsGpuError(
-            f"the ResourceManager answers in a form that is unknown ({type(error).__name__}:"
-            f" {error}). Is yarn.resourcemanager.webapp.address that of a ResourceManager?"
-        ) from error
+    @functools.wraps(read)
+    def checked(self: ResourceManager, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self.checked_form():
+            return read(self, *args, **kwargs)
+
+    return checked
 
 
 class ResourceManager:
@@ -115,13 +124,52 @@ class ResourceManager:
         # The active one of several, asked first: else each request would wait for a host that is
         # down.
         self._answered: str | None = None
+        self._trail = FieldTrail()
 
-    @checked_form()
+    @contextlib.contextmanager
+    def checked_form(self) -> Iterator[None]:
+        """Turn the failure to read an answer into an error that names field, address and version.
+
+        Raises:
+            NotUnderstood: this Hadoop, a proxy or another service answered in an unknown form.
+        """
+        try:
+            yield
+        except HopsGpuError:
+            raise
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise self._not_understood(error) from error
+
+    def _not_understood(self, error: Exception) -> NotUnderstood:
+        reason = RESOURCE_MANAGER.misread(error, self._trail, _SECONDS)
+        return NotUnderstood(
+            f"{reason}. Is yarn.resourcemanager.webapp.address that of a ResourceManager? hopsgpu"
+            " supports Hadoop 3.3 to 3.5"
+        )
+
+    def _optional(self, problems: list[str], what: str, read: Callable[[], T], default: T) -> T:
+        """Return what an answer says, or a default if the answer is not understood.
+
+        Args:
+            problems: gets a warning if the answer is not understood.
+            what: what the launch goes on without.
+            read: reads the answer.
+            default: the value to go on with.
+        """
+        try:
+            with self.checked_form():
+                return read()
+        except NotUnderstood as error:
+            problems.append(f"hopsgpu continues without {what}: {error}")
+            log.warning("%s", problems[-1])
+            return default
+
+    @_checked
     def nodes(self) -> tuple[Node, ...]:
         """Return all nodes, whatever their state."""
         return nodes_of(self.ask("/ws/v1/cluster/nodes"))
 
-    @checked_form()
+    @_checked
     def snapshot(self, application_id: str, user: str, partition: str | None = None) -> Snapshot:
         """Return a snapshot of all that decides what an application can get.
 
@@ -138,48 +186,81 @@ class ResourceManager:
             HopsGpuError: there is no answer, or the application is not among the running ones.
         """
         apps = self.ask(_APPS)
-        ours = app_answer(apps, application_id)
-        if ours is None:
+        app = app_answer(apps, application_id)
+        if app is None:
             raise HopsGpuError(
                 f"the ResourceManager does not list {application_id} among the running"
                 " applications: has it ended, or is HADOOP_CONF_DIR that of another cluster?"
             )
-        said = self.ask(_SCHEDULER)
+        scheduler = self.ask(_SCHEDULER)
         nodes = self.nodes()
-        label = (ours.get("appNodeLabelExpression") or "") if partition is None else partition
-        shared = self._shared(nodes, label)
-        chain = chain_of(queues_of(said, label, nodes), ours["queue"])
-        containers = self._containers_of(unreported_apps(apps, application_id, _MOST_ASKED))
+        label = (app.get("appNodeLabelExpression") or "") if partition is None else partition
+        problems: list[str] = []
+        shared: frozenset[str] = self._optional(
+            problems,
+            "the idle nodes of shared labels",
+            lambda: self._shared(nodes, label),
+            frozenset(),
+        )
+        chain = chain_of(queues_of(scheduler, label, nodes), app["queue"])
+        containers: Mapping[str, Containers] = self._optional(
+            problems,
+            "the containers of applications that do not report their GPUs",
+            lambda: self._containers_of(unreported_apps(apps, application_id, _MOST_ASKED)),
+            {},
+        )
+        applications: tuple[App, ...] = self._optional(
+            problems,
+            "what other applications have",
+            lambda: apps_of(apps, shared | {label}, containers),
+            (),
+        )
+        master = self._optional(
+            problems,
+            "the size of its application master",
+            lambda: master_of(app, containers.get(application_id, ())),
+            None,
+        )
         return replace(
-            self._standing(said, nodes, chain, user, label, shared),
+            self._standing(scheduler, nodes, chain, user, label, shared, problems),
             application_id=application_id,
-            applications=apps_of(apps, shared | {label}, containers),
-            master=master_of(ours, containers.get(application_id, ())),
+            applications=applications,
+            master=master,
+            problems=tuple(problems),
         )
 
     def _standing(
         self,
-        said: Any,
+        scheduler: Any,
         nodes: tuple[Node, ...],
         chain: tuple[Queue, ...],
         user: str,
         label: str,
         shared: frozenset[str],
+        problems: list[str],
     ) -> Snapshot:
         """Return what a user without an application finds in a leaf queue."""
-        inside = total(n.total for n in nodes if n.state == "RUNNING" and n.partition == label)
-        rounding = self._rounding(said)
+        partition_total = total(
+            n.total for n in nodes if n.state == "RUNNING" and n.partition == label
+        )
+        rounding = self._rounding(scheduler)
+        share = self._optional(
+            problems,
+            f"the limit of user {user} in queue {chain[0].path}",
+            lambda: user_of(scheduler, chain[0], user, label, partition_total, rounding.smallest),
+            User(user),
+        )
         return Snapshot(
             application_id="",
             partition=label,
             nodes=nodes,
             queues=chain,
-            user=user_of(said, chain[0], user, label, inside, rounding.smallest),
+            user=share,
             shared=shared,
             rounding=rounding,
         )
 
-    @checked_form()
+    @_checked
     def overview(self, user: str) -> Overview:
         """Return the nodes, queues and applications, and what a user would find.
 
@@ -189,17 +270,18 @@ class ResourceManager:
         Raises:
             HopsGpuError: there is no answer.
         """
-        apps, said, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
+        apps, scheduler, nodes = self.ask(_APPS), self.ask(_SCHEDULER), self.nodes()
         labels = {node.partition for node in nodes if node.total.gpus} or {""}
         shared = self._shared(nodes, "")
         if shared & labels:
             labels.add("")
-        queues = {label: queues_of(said, label, nodes) for label in sorted(labels)}
+        queues = {label: queues_of(scheduler, label, nodes) for label in sorted(labels)}
+        problems: list[str] = []
 
         def standing(queue: Queue, label: str) -> Snapshot:
             chain = chain_of(queues[label], queue.path)
-            beside = frozenset() if label else shared
-            return self._standing(said, nodes, chain, user, label, beside)
+            shared_by_label = frozenset() if label else shared
+            return self._standing(scheduler, nodes, chain, user, label, shared_by_label, problems)
 
         everywhere = frozenset(node.partition for node in nodes) | {""}
         containers = self._containers_of(gpu_apps(apps, everywhere, _MOST_DETAILED))
@@ -207,42 +289,46 @@ class ResourceManager:
             nodes=nodes,
             queues=queues,
             standings={
-                label: tuple(standing(queue, label) for queue in found if queue.leaf)
-                for label, found in queues.items()
+                label: tuple(standing(queue, label) for queue in listed if queue.leaf)
+                for label, listed in queues.items()
             },
             applications=apps_of(apps, everywhere, containers),
             containers=containers,
             acls=self._acls(),
+            problems=tuple(dict.fromkeys(problems)),
         )
 
-    @checked_form()
+    @_checked
     def user(self) -> str | None:
         """Return the user whom the ResourceManager sees in the caller; None if it does not say."""
         try:
-            said = self.ask("/ws/v1/cluster/userinfo")
+            answer = self.ask("/ws/v1/cluster/userinfo")
         except HopsGpuError:  # Hadoop before 3.3 has no such path
             return None
         # The documentation shows the answer inside an object of its name; 3.5 sends it without.
-        return said.get("clusterUserInfo", said).get("requestedUser") or None
+        return answer.get("clusterUserInfo", answer).get("requestedUser") or None
 
-    @checked_form()
+    @_checked
     def queues(self) -> tuple[Queue, ...]:
         """Return all queues, each parent before its children, for nodes without a label."""
         return queues_of(self.ask(_SCHEDULER), "", self.nodes())
 
     def _containers_of(self, attempts: Mapping[str, str]) -> dict[str, Containers]:
         """Return the containers of applications, by id; omit those that just ended or hide them."""
-        found = {}
+        containers = {}
 
         def ask(application_id: str, attempt: str) -> None:
             path = f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers"
-            with contextlib.suppress(HopsGpuError):
-                found[application_id] = containers_of(self.ask(path))
+            try:
+                with self.checked_form():
+                    containers[application_id] = containers_of(self.ask(path))
+            except HopsGpuError as error:
+                log.info("the containers of %s are unknown: %s", application_id, error)
 
         if attempts:
             with ThreadPoolExecutor(_AT_ONCE, "hopsgpu-containers") as pool:
                 list(pool.map(ask, *zip(*attempts.items(), strict=True)))
-        return found
+        return containers
 
     def _shared(self, nodes: tuple[Node, ...], label: str) -> frozenset[str]:
         # YARN serves only requests without a label from idle nodes that have one.
@@ -259,21 +345,22 @@ class ResourceManager:
         return self._rounds
 
     def _acls(self) -> bool | None:
-        said = self._property("yarn.acl.enable")
-        return None if said is None else said == "true"
+        value = self._property("yarn.acl.enable")
+        return None if value is None else value == "true"
 
     def _configured(self, name: str) -> int | None:
         """Return a number of the ResourceManager's configuration; None if it does not report it."""
-        said = self._property(name)
+        value = self._property(name)
         try:
-            return None if said is None else int(said)
+            return None if value is None else int(value)
         except ValueError:
             return None
 
     def _property(self, name: str) -> str | None:
         try:
             return str(self.ask(f"/conf?name={name}")["property"]["value"])
-        except (HopsGpuError, KeyError):
+        except (HopsGpuError, LookupError, TypeError) as error:
+            log.info("the ResourceManager does not report %s: %s", name, error)
             return None
 
     def gpus(self) -> tuple[int, int]:
@@ -281,7 +368,7 @@ class ResourceManager:
         running = [node for node in self.nodes() if node.state == "RUNNING"]
         return sum(n.used.gpus for n in running), sum(n.total.gpus for n in running)
 
-    @checked_form()
+    @_checked
     def gpus_ending(self) -> int:
         """Return the number of GPUs that the scheduler has released but their nodes have not.
 
@@ -296,14 +383,14 @@ class ResourceManager:
         scheduled = amount_of(used)
         return max(self.gpus()[0] - scheduled.gpus, 0)
 
-    @checked_form()
+    @_checked
     def held(self, application_id: str, priority: int) -> PriorityContainers:
         """Return what an application has under a priority; Spark's is the resource profile's id."""
         app = self._app(application_id)
         attempts = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts")
         attempt = attempts["appAttempts"]["appAttempt"][-1]["appAttemptId"]
         listed = self.ask(f"/ws/v1/cluster/apps/{application_id}/appattempts/{attempt}/containers")
-        containers = (listed or {}).get("container", [])
+        containers = listed.get("container", [])
         # YARN repeats one request for its host, its rack and any place ("*").
         pending = sum(
             int(request["numContainers"])
@@ -313,7 +400,7 @@ class ResourceManager:
         ids = (c["containerId"] for c in containers if int(c["priority"]) == priority)
         return PriorityContainers(tuple(ids), pending)
 
-    @checked_form()
+    @_checked
     def end_of(self, application_id: str) -> str:
         """Return how an application ended and why, in YARN's words; "" while it runs."""
         app = self._app(application_id)
@@ -321,17 +408,17 @@ class ResourceManager:
             return ""
         return " ".join(f"{app['state']}: {app.get('diagnostics') or '(no diagnostics)'}".split())
 
-    @checked_form()
+    @_checked
     def standing(self, application_id: str) -> ApplicationState:
         """Return the state of an application."""
         return application_state_of(self._app(application_id))
 
-    @checked_form()
+    @_checked
     def tagged(self, tag: str) -> ApplicationState | None:
         """Return the application with a tag (`spark.yarn.tags`), or None."""
         listed = self.ask(f"/ws/v1/cluster/apps?applicationTags={quote(tag)}")
-        found = (listed.get("apps") or {}).get("app") or [None]
-        return None if found[0] is None else application_state_of(found[0])
+        apps = (listed.get("apps") or {}).get("app") or [None]
+        return None if apps[0] is None else application_state_of(apps[0])
 
     def kill(self, application_id: str, user: str) -> None:
         """Make YARN end an application.
@@ -348,8 +435,10 @@ class ResourceManager:
             try:
                 put_json(address + path, {"state": "KILLED"}, _KILL_SECONDS)
             except HopsGpuError as error:
+                log.info("%s does not kill %s: %s", address, application_id, error)
                 refused.append(f"{address}: {error}")
             else:
+                log.info("%s kills %s", address, application_id)
                 return
         raise HopsGpuError("; ".join(refused) or "the ResourceManager has no web address")
 
@@ -357,18 +446,38 @@ class ResourceManager:
         """Return the JSON answer to a path, from whichever of the addresses is active.
 
         Raises:
+            NotUnderstood: the answer is not an object.
             HopsGpuError: no address answers, or none with JSON.
         """
+        answer = self._get(path)
+        # The ResourceManager of Hadoop 3.3 answers null for an attempt without containers.
+        if answer is None and path.endswith("/containers"):
+            return {}
+        if not isinstance(answer, Mapping):
+            raise self._not_understood(TypeError(f"but {type(answer).__name__}"))
+        return answer
+
+    def _get(self, path: str) -> Any:
         problems = []
-        for address in sorted(self.addresses, key=lambda one: one != self._answered):
+        addresses = sorted(self.addresses, key=lambda address: address != self._answered)
+        for number, address in enumerate(addresses):
             try:
                 # A standby answers with a redirect to the active one.
-                found = get_json(address + path, _SECONDS)
+                answer = get_json(address + path, _SECONDS, self._trail)
             except NoAnswer as error:
+                log.info(
+                    "the ResourceManager at %s did not answer %s: %s; next: %s",
+                    address,
+                    path.partition("?")[0],
+                    error,
+                    ", ".join(addresses[number + 1 : number + 2]) or "none",
+                )
                 problems.append(f"{address}: {error}")
             else:
+                if address != self._answered:
+                    log.info("the ResourceManager at %s answers", address)
                 self._answered = address
-                return found
+                return answer
         raise HopsGpuError(
             "the ResourceManager does not answer ("
             + ("; ".join(problems) or "no web address in the Hadoop configuration")

@@ -7,11 +7,14 @@ web-consoles".
 from __future__ import annotations
 
 import importlib
+import logging
+import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hopsgpu.errors import ConfigError, HopsGpuError
 from hopsgpu.storage.direct_http import direct_session
-from hopsgpu.yarn.answer_lists import join_repeated, with_lists
+from hopsgpu.yarn.answer_lists import FieldTrail, join_repeated, with_lists
 
 if TYPE_CHECKING:
     from typing import Any
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from requests import Response
     from requests.auth import AuthBase
 
+log = logging.getLogger(__name__)
 
 _MOST_SAID = 200
 
@@ -27,7 +31,68 @@ class NoAnswer(HopsGpuError):
     """The error of a daemon that did not answer as asked; the message gives the reason briefly."""
 
 
-def get_json(url: str, seconds: tuple[float, float]) -> Any:
+class NotUnderstood(HopsGpuError):
+    """The error of an answer in an unknown form: it names field, address and Hadoop's version."""
+
+
+@dataclass(frozen=True)
+class DaemonKind:
+    """A kind of YARN's daemons.
+
+    Attributes:
+        name: the daemon's name.
+        info: path at which it reports its version.
+        field: the field of that answer that has the version in `hadoopVersion`.
+    """
+
+    name: str
+    info: str
+    field: str
+
+    def version(self, url: str, seconds: tuple[float, float]) -> str:
+        """Return the version of Hadoop that a daemon runs; "" if it does not report it.
+
+        Args:
+            url: any URL of the daemon.
+            seconds: limits to connect, and to be answered.
+        """
+        try:
+            return str(get_json(_base(url) + self.info, seconds)[self.field]["hadoopVersion"])
+        except (HopsGpuError, LookupError, TypeError) as error:
+            log.debug("the %s at %s does not report its version: %s", self.name, _base(url), error)
+            return ""
+
+    def misread(
+        self,
+        error: Exception,
+        trail: FieldTrail,
+        seconds: tuple[float, float],
+        *,
+        with_address: bool = True,
+    ) -> str:
+        """Return, in words, which field of an answer is not understood, and of which Hadoop.
+
+        Args:
+            error: what the reader of the answer raised.
+            trail: the trail of the answer.
+            seconds: limits for asking the daemon's version.
+            with_address: whether to name the daemon's address; False where nodes with the same
+                problem are listed together.
+        """
+        version = self.version(trail.url, seconds) or "of unknown version"
+        at, told = _base(trail.url), trail.explain(error)
+        log.info("the %s at %s (Hadoop %s): %s: %s", self.name, at, version, trail.url, told)
+        return (
+            f"the {self.name}{f' at {at}' if with_address else ''} (Hadoop {version}) answered"
+            f" {_path(trail.url)} in an unknown form: {told}"
+        )
+
+
+RESOURCE_MANAGER = DaemonKind("ResourceManager", "/ws/v1/cluster/info", "clusterInfo")
+NODE_MANAGER = DaemonKind("NodeManager", "/ws/v1/node/info", "nodeInfo")
+
+
+def get_json(url: str, seconds: tuple[float, float], trail: FieldTrail | None = None) -> Any:
     """Return a daemon's answer to a GET, with the lists of Hadoop 3.5 whatever its version is.
 
     No proxy is asked, whatever the environment says. The library requests reads the certificates of
@@ -36,6 +101,7 @@ def get_json(url: str, seconds: tuple[float, float]) -> Any:
     Args:
         url: the complete URL.
         seconds: limits to connect, and to be answered.
+        trail: where the answer notes the fields that are read.
 
     Raises:
         NoAnswer: nobody answers, or the answer is an error or no JSON.
@@ -44,11 +110,13 @@ def get_json(url: str, seconds: tuple[float, float]) -> Any:
     """
     import requests
 
+    if trail is not None:
+        trail.url, trail.field = url, ""
     answer = _answer("GET", url, seconds)
     try:
-        return with_lists(answer.json(object_pairs_hook=join_repeated))
+        return with_lists(answer.json(object_pairs_hook=join_repeated), url, trail)
     except requests.JSONDecodeError as error:
-        raise NoAnswer("its answer is no JSON") from error
+        raise NoAnswer("its answer is not JSON") from error
 
 
 def get_text(url: str, seconds: tuple[float, float]) -> str:
@@ -86,24 +154,28 @@ def _answer(
                 method, url, headers={"Accept": accept}, json=body, timeout=seconds, auth=auth
             )
 
+    began = time.monotonic()
     try:
         answer = ask()
-        if _wants_kerberos(answer):
+        if _requires_kerberos(answer):
             # A new object for each request: it keeps a state for each host, and threads ask at
             # once.
             answer = ask(_kerberos(url))
-            if _wants_kerberos(answer):
+            if _requires_kerberos(answer):
                 raise HopsGpuError(
-                    f"{_base(url)} wants Kerberos (SPNEGO) and refused this user: run kinit. Is"
+                    f"{_base(url)} requires Kerberos (SPNEGO) and refused this user: run kinit. Is"
                     " there a ticket (klist), and does this machine's clock agree with the KDC's?"
                 )
         answer.raise_for_status()
     except requests.RequestException as error:
-        raise NoAnswer(_reason(error)) from error
+        reason = _reason(error)
+        log.debug("%s %s: %s after %.2f s", method, url, reason, time.monotonic() - began)
+        raise NoAnswer(reason) from error
+    log.debug("%s %s: HTTP %d", method, url, answer.status_code)
     return answer
 
 
-def _wants_kerberos(answer: Response) -> bool:
+def _requires_kerberos(answer: Response) -> bool:
     offered = answer.headers.get("WWW-Authenticate", "")
     return answer.status_code == 401 and "negotiate" in offered.lower()
 
@@ -113,7 +185,7 @@ def _kerberos(url: str) -> AuthBase:
         package = importlib.import_module("requests_gssapi")
     except ImportError as error:
         raise ConfigError(
-            f"{_base(url)} wants Kerberos (SPNEGO), and requests-gssapi cannot be imported"
+            f"{_base(url)} requires Kerberos (SPNEGO), and requests-gssapi cannot be imported"
             f" ({error}): pip install 'hopsgpu[kerberos]', then run kinit"
         ) from None
     # The daemon has just asked for it, so the ticket is sent at once.
@@ -126,14 +198,18 @@ def _base(url: str) -> str:
     return f"{scheme}://{rest.partition('/')[0]}"
 
 
+def _path(url: str) -> str:
+    return url.removeprefix(_base(url)).partition("?")[0]
+
+
 def _status(answer: Response) -> str:
     """Return the HTTP status, and what Hadoop says beside it."""
     status = f"HTTP {answer.status_code} {answer.reason}".rstrip()
     try:
-        said = " ".join(str(answer.json()["RemoteException"]["message"]).split())
+        message = " ".join(str(answer.json()["RemoteException"]["message"]).split())
     except (ValueError, LookupError, TypeError):
         return status
-    return f"{status}: {said[:_MOST_SAID]}"
+    return f"{status}: {message[:_MOST_SAID]}"
 
 
 def _reason(error: BaseException) -> str:
@@ -147,6 +223,8 @@ def _reason(error: BaseException) -> str:
     cause: BaseException = error
     while (deeper := cause.__cause__ or cause.__context__) is not None:
         cause = deeper
-    said = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
+    message = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
     hint = isinstance(error, requests.exceptions.SSLError)
-    return said + (" (a private authority's certificate: REQUESTS_CA_BUNDLE)" if hint else "")
+    return message + (
+        " (if a private authority signed its certificate, set REQUESTS_CA_BUNDLE)" if hint else ""
+    )

@@ -165,6 +165,7 @@ class Snapshot:
         rounding: rounding of containers.
         hosts: the only hosts that will do; None for all.
         avoided: hosts and GPUs that get no rank.
+        problems: what the ResourceManager's answers do not tell, as warnings.
     """
 
     application_id: str
@@ -178,6 +179,7 @@ class Snapshot:
     rounding: Rounding = Rounding()
     hosts: frozenset[str] | None = None
     avoided: Exclusions = Exclusions()
+    problems: tuple[str, ...] = ()
 
     @property
     def running(self) -> tuple[Node, ...]:
@@ -239,6 +241,7 @@ class Overview:
         applications: all running applications that the caller is shown.
         containers: containers by application id, of applications that have GPUs and report it.
         acls: whether queues have access control; None if that is not reported.
+        problems: what the ResourceManager's answers do not tell, as warnings.
     """
 
     nodes: tuple[Node, ...]
@@ -247,3 +250,4 @@ class Overview:
     applications: tuple[App, ...]
     containers: Mapping[str, Sequence[Container]]
     acls: bool | None = None
+    problems: tuple[str, ...] = ()

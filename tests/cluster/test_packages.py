@@ -120,7 +120,7 @@ def test_packages_that_the_function_names_travel_or_are_refused(
     archive = zipped(tmp_path / "trip_added.zip", "trip_added_zip", "NAME = 'a zip'")
     spark.sparkContext.addPyFile(str(archive))
     installed = importlib.import_module("trip_installed")
-    words = "refer to trip_installed, which the .* Python.* lacks: python_env="
+    words = "refer to trip_installed, which the .* Python.* lacks: pass python_env="
     application = application_of(spark)
     application.has_module.clear()  # type: ignore[attr-defined]
 

@@ -68,12 +68,12 @@ def test_what_is_sparks_is_refused_before_gpus_are_asked_for(
 
     frame.select(shifted("id")).collect()
     for function, told in (
-        (lambda: spark, "a SparkSession cannot travel to ranks: train_fn="),
+        (lambda: spark, "a SparkSession cannot be sent to the ranks: train_fn="),
         (lambda: spark.sparkContext, "closure variable 'spark'. Ranks have no Spark."),
-        (lambda: frame.count(), "a DataFrame cannot travel"),
+        (lambda: frame.count(), "a DataFrame cannot be sent to the ranks"),
         (lambda: frame.id, "closure variable 'frame'"),
-        (lambda: counter.add(1), "an Accumulator cannot travel"),
-        (lambda: shifted(1), "a UserDefinedFunction cannot travel"),
+        (lambda: counter.add(1), "an Accumulator cannot be sent to the ranks"),
+        (lambda: shifted(1), "a UserDefinedFunction cannot be sent to the ranks"),
         (lambda: destroyed.value, "closure variable 'destroyed'"),
     ):
         for call in (
@@ -87,6 +87,8 @@ def test_what_is_sparks_is_refused_before_gpus_are_asked_for(
                 call(function)
             assert told in str(error.value)
     for argument, told in ((frame.rdd, "an RDD"), (frame.id, "a Column")):
-        with pytest.raises(hopsgpu.ConfigError, match=f"{told} cannot travel to ranks: .*args.0."):
+        with pytest.raises(
+            hopsgpu.ConfigError, match=f"{told} cannot be sent to the ranks: .*args.0."
+        ):
             hopsgpu.launch(print, args=(argument,), workers=1, progress="off")
     assert gpus_back() == 0

@@ -33,11 +33,11 @@ def fit_on_yarn(spec: GangSpec, application: Application) -> Fit:
     executors = spec.workers // ranks
     check_gang(application.setting, executors)
     check_possible(demand_of(shape, executors, spec.placement), snapshot)
-    warnings: tuple[str, ...] = ()
+    warnings = snapshot.problems
     least = spec.gpus.sharing
     if spec.placement == "pack" and ranks == least < spec.workers:
         told = f"pack: at most {least} of the {spec.workers} ranks fit in one container"
-        warnings = (told,)
+        warnings += (told,)
     return Fit(spec, executors, ranks, shape, application.queue, hosts, warnings)
 
 

@@ -25,7 +25,7 @@ _LINK = 0o12
 # `_safe` checks what is written; newer Pythons want an explicit filter.
 _TRUSTED: dict[str, Any] = {"filter": "fully_trusted"} if hasattr(tarfile, "data_filter") else {}
 _ENCRYPTED = 0x1
-_ADVICE = "pack it again without that"
+_ADVICE = "pack the archive again without it"
 
 
 @dataclass(frozen=True)
@@ -98,8 +98,8 @@ def _errors_of(archive: Path) -> Iterator[None]:
 
 def _no_archive(archive: Path, error: Exception) -> ConfigError:
     return ConfigError(
-        f"{archive.name} is not a complete archive of the kind that its name says"
-        f" ({error or type(error).__name__}); must be one of {', '.join(SUFFIXES)}"
+        f"{archive.name} is damaged, or not the kind of archive that its name says"
+        f" ({error or type(error).__name__}): must be one of {', '.join(SUFFIXES)}"
     )
 
 
@@ -110,7 +110,7 @@ class _Unsafe(Exception):
 def _checked(name: str) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name:
-        raise _Unsafe(f"{name!r} leads out of it")
+        raise _Unsafe(f"{name!r} points outside the archive")
     return path.as_posix()
 
 
@@ -163,7 +163,7 @@ def _zipped(archive: Path, peek: Callable[[str], bool]) -> Iterator[Entry]:
 def _zip_name(info: zipfile.ZipInfo) -> str:
     name = _checked(info.filename)
     if info.external_attr >> 28 == _LINK:
-        raise _Unsafe(f"{name!r} is a link, which zip knows by convention only; a tar.gz has links")
+        raise _Unsafe(f"{name!r} is a link, for which zip has no standard (tar.gz has one)")
     if info.flag_bits & _ENCRYPTED:
         raise _Unsafe(f"{name!r} is encrypted")
     return name
@@ -200,7 +200,7 @@ def _safe(member: tarfile.TarInfo, name: str, home: str, below: str) -> tarfile.
     for place in (name, *leads):
         where = os.path.realpath(posixpath.join(home, place))
         if os.path.commonpath([where, home]) != home:
-            raise _Unsafe(f"{name!r} leads out of it")
+            raise _Unsafe(f"{name!r} points outside the archive")
     safe.uid, safe.gid, safe.uname, safe.gname = os.geteuid(), os.getegid(), "", ""
     may_run = member.isdir() or member.mode & 0o100
     safe.mode = member.mode & (0o755 if may_run else 0o644) | (0o700 if member.isdir() else 0o600)

@@ -1,13 +1,15 @@
-"""The step from what a user gives to an environment on the lake, which is made only once."""
+"""The step from what a user gives to an environment on the lake, which is built only once."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.machinery
+import logging
 import platform
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from hopsgpu.artifacts import python_environments
@@ -25,15 +27,17 @@ from hopsgpu.packaging.python_env.packing import digest_of_file
 from hopsgpu.packaging.python_env.recipes import Recipe, StoredArchive
 from hopsgpu.storage.lake import Lake
 
+log = logging.getLogger(__name__)
+
 # What a launch wants; the environment of a held gang is on the lake already.
 Wanted = Recipe | StoredArchive | PythonEnv
 
 
 def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
-    """Return an environment on the lake; make it if it is not there.
+    """Return an environment on the lake; build it if it is not there.
 
     Args:
-        wanted: how to make it, or where it is.
+        wanted: how to build it, or where it is.
         root: root of the lake, which runs and models share.
         stop: is set when the environment is no longer wanted.
 
@@ -45,84 +49,97 @@ def ready(wanted: Wanted, root: Lake, stop: threading.Event) -> PythonEnv:
     if isinstance(wanted, PythonEnv):
         return wanted
     if isinstance(wanted, StoredArchive):
-        return _there(wanted)
-    return _made(wanted, root, stop)
+        return _stored(wanted)
+    return _built(wanted, root, stop)
 
 
-def put_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
+def put_on_lake(python_env: object, root: Lake, stop: threading.Event) -> str:
     """Put an environment on the lake before there is a driver; return its URL.
 
     As the property `spark.hopsgpu.python_env`, the URL sets the environment of those launches of
     the application that name none.
 
     Args:
-        given: the same as `python_env=`.
+        python_env: as for a launch.
         root: root of the lake.
         stop: is set when the environment is no longer wanted.
 
     Raises:
-        ConfigError, StoreError, Cancelled: as in `ready`; ConfigError also if `given` is of no kind
-            that is accepted.
+        ConfigError, StoreError, Cancelled: as in `ready`; ConfigError also if `python_env` is of
+            no accepted kind.
     """
-    return ready(recipe_for(given), root, stop).url.rpartition("/")[0]
+    return ready(recipe_for(python_env), root, stop).url.rpartition("/")[0]
 
 
-def url_on_lake(given: object, root: Lake, stop: threading.Event) -> str:
+def url_on_lake(python_env: object, root: Lake, stop: threading.Event) -> str:
     """Return the URL that `put_on_lake` would return; make nothing, and do not ask the lake.
 
     Args:
-        given: the same as `python_env=`.
+        python_env: as for a launch.
         root: root of the lake.
         stop: is set when the environment is no longer wanted.
 
     Raises:
-        ConfigError: `given` is of no kind that is accepted, or what it consists of cannot be read.
+        ConfigError: `python_env` is of no accepted kind, or what it consists of cannot be read.
         Cancelled: `stop` was set.
     """
-    wanted = recipe_for(given)
+    wanted = recipe_for(python_env)
     if isinstance(wanted, StoredArchive):
         return f"{wanted.root}/{python_environments.DIRECTORY}/{wanted.key}"
     return (root / python_environments.DIRECTORY / wanted.key(this_python(), stop)).url
 
 
 def warnings_of(wanted: Wanted | None) -> tuple[str, ...]:
-    """Return warnings for the user about an environment that is to be made."""
+    """Return warnings for the user about an environment that is to be built."""
     if wanted is None or isinstance(wanted, PythonEnv):
         return ()
     return wanted.warnings()
 
 
-def _there(wanted: StoredArchive) -> PythonEnv:
+def _stored(wanted: StoredArchive) -> PythonEnv:
     root = Lake(wanted.root)
-    found = python_environments.find(root, wanted.key)
-    if found is None:
+    description = python_environments.find(root, wanted.key)
+    if description is None:
         raise ConfigError(
-            f"python_env={wanted.name!r}: there is no such environment (those that nobody has used"
-            " for a month are removed): give what it was made of"
+            f"python_env={wanted.name!r}: there is no such environment (hopsgpu removes an"
+            " environment that has not been used for a month): pass what it was built from"
         )
-    env, here = _read(found, root, wanted.key), this_python()
-    if env.python not in (None, here.python):
-        raise other_python(f"python_env={wanted.name}", f"Python {env.python}", here.python)
+    env, driver = _read(description, root, wanted.key), this_python()
+    if env.python not in (None, driver.python):
+        raise other_python(f"python_env={wanted.name}", f"Python {env.python}", driver.python)
+    log.info("Python environment %s: reused from its URL, %d bytes", wanted.key, env.bytes)
     return env
 
 
-def _made(recipe: Recipe, root: Lake, stop: threading.Event) -> PythonEnv:
-    here = this_python()
-    key = recipe.key(here, stop)
-    found = python_environments.find(root, key)
-    if found is None:
+def _built(recipe: Recipe, root: Lake, stop: threading.Event) -> PythonEnv:
+    driver, began = this_python(), time.monotonic()
+    key = recipe.key(driver, stop)
+    description = python_environments.find(root, key)
+    if description is None:
+        log.info("Python environment %s (%s): built, as the lake has none", key, recipe.name)
         with tempfile.TemporaryDirectory(prefix="hopsgpu-environment-") as directory:
             archive = recipe.archive(Path(directory), stop)
-            found = _put(recipe.name, archive, here, root, key, stop)
-    return dataclasses.replace(_read(found, root, key), name=recipe.name)
+            size, built = archive.stat().st_size, time.monotonic() - began
+            log.info("Python environment %s: built in %.1f s, %d bytes", key, built, size)
+            description = _put(recipe.name, archive, driver, root, key, stop)
+    else:
+        log.info(
+            "Python environment %s (%s): reused, as what it is built from has not changed; %d"
+            " bytes, looked up in %.1f s",
+            key,
+            recipe.name,
+            description["bytes"],
+            time.monotonic() - began,
+        )
+    return dataclasses.replace(_read(description, root, key), name=recipe.name)
 
 
 def _put(
-    name: str, archive: Path, here: DriverPython, root: Lake, key: str, stop: threading.Event
+    name: str, archive: Path, driver: DriverPython, root: Lake, key: str, stop: threading.Event
 ) -> python_environments.Description:
-    held = inspect_archive(entries(archive, is_peeked), f"python_env={name}", here)
+    contents = inspect_archive(entries(archive, is_peeked), f"python_env={name}", driver)
     described = {
-        **dataclasses.asdict(held),
+        **dataclasses.asdict(contents),
         "name": name,
         "digest": digest_of_file(archive, stop),
         "bytes": archive.stat().st_size,
@@ -130,15 +147,15 @@ def _put(
     return python_environments.put(root, key, archive, described, stop)
 
 
-def _read(found: python_environments.Description, root: Lake, key: str) -> PythonEnv:
-    url = python_environments.archive_of(root, key, found).url
-    fields = {name: value for name, value in found.items() if name in _FIELDS}
+def _read(description: python_environments.Description, root: Lake, key: str) -> PythonEnv:
+    url = python_environments.archive_of(root, key, description).url
+    fields = {name: value for name, value in description.items() if name in _FIELDS}
     try:
         return PythonEnv.from_fields({**fields, "url": url})
     except TypeError as error:
         raise ConfigError(
-            f"{url} was described by another version of hopsgpu ({error}): remove its directory,"
-            " and it is made anew"
+            f"another version of hopsgpu described {url} ({error}): remove its directory, and"
+            " hopsgpu builds it again"
         ) from error
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 
 from hopsgpu.errors import Cancelled, ConfigError
+
+log = logging.getLogger(__name__)
 
 _LOOK_SECONDS = 0.2
 _MOST_LINES = 12
@@ -18,7 +22,7 @@ _MOST_SHOWN = 3000
 
 def run(
     command: Sequence[str],
-    what: str,
+    purpose: str,
     stop: threading.Event,
     environment: Mapping[str, str] | None = None,
 ) -> str:
@@ -26,7 +30,7 @@ def run(
 
     Args:
         command: the program and its arguments.
-        what: what it does, for errors.
+        purpose: what it does, for errors.
         stop: is set when the program is no longer wanted; it is then killed with its process group.
         environment: its environment variables; this process's by default.
 
@@ -35,6 +39,7 @@ def run(
             wrote.
         Cancelled: `stop` was set.
     """
+    began = time.monotonic()
     with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
@@ -47,7 +52,7 @@ def run(
             )
         except OSError as error:
             raise ConfigError(
-                f"{what} failed: {command[0]} cannot be started: {error.strerror}"
+                f"{purpose} failed: {command[0]} cannot be started: {error.strerror}"
             ) from error
         try:
             code = _wait(process, stop)
@@ -56,12 +61,15 @@ def run(
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         output.seek(0)
-        said = output.read().decode(errors="backslashreplace")
+        text = output.read().decode(errors="backslashreplace")
+    ended = "cancelled" if code is None else f"exit code {code}"
+    # The output may contain a password, so it is not logged.
+    log.info("%s: %s after %.1f s", purpose, ended, time.monotonic() - began)
     if code is None:
-        raise Cancelled(f"the run was cancelled during this: {what}")
+        raise Cancelled(f"the run was cancelled during {purpose}")
     if code != 0:
-        raise ConfigError(f"{what} failed (exit code {code}):\n{_last_lines(said)}")
-    return said
+        raise ConfigError(f"{purpose} failed (exit code {code}):\n{_last_lines(text)}")
+    return text
 
 
 def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None:
@@ -74,6 +82,6 @@ def _wait(process: subprocess.Popen[bytes], stop: threading.Event) -> int | None
     return None
 
 
-def _last_lines(said: str) -> str:
-    lines = [line for line in said.splitlines() if line.strip()]
+def _last_lines(output: str) -> str:
+    lines = [line for line in output.splitlines() if line.strip()]
     return "\n".join(lines[-_MOST_LINES:])[-_MOST_SHOWN:] or "(it wrote nothing)"

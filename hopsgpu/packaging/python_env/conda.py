@@ -33,7 +33,7 @@ class CondaEnvironment:
     name: str
     prefix: Path | None = None
 
-    def key(self, here: DriverPython, stop: threading.Event) -> str:
+    def key(self, driver: DriverPython, stop: threading.Event) -> str:
         files = files_of(self._prefix(stop))
         own = {n: f for n, f in files.items() if n.partition("/")[0] not in _NOT_OF_IT}
         return digest_of(own, stop)
@@ -41,9 +41,9 @@ class CondaEnvironment:
     def archive(self, directory: Path, stop: threading.Event) -> Path:
         if importlib.util.find_spec("conda_pack") is None:
             raise ConfigError(
-                f"python_env={self.name}: conda environments travel by conda-pack, which is not"
-                " installed here: pip install 'hopsgpu[conda]', or pack it by `conda pack` and"
-                " give the archive"
+                f"python_env={self.name}: hopsgpu packs a conda environment with conda-pack, which"
+                " is not installed here: pip install 'hopsgpu[conda]', or pack it with `conda pack`"
+                " and pass the archive"
             )
         prefix, target = self._prefix(stop), directory / ARCHIVE
         what = f"python_env={self.name}: conda-pack"
@@ -68,7 +68,7 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
     """Return the directory of the conda environment with a name.
 
     Raises:
-        ConfigError: there is no conda, its answer is no JSON, or it has no environment of that
+        ConfigError: there is no conda, its answer is not JSON, or it has no environment of that
             name.
         Cancelled: `stop` was set.
     """
@@ -79,12 +79,12 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
             f"{', '.join(_PROGRAMS)}) on the PATH to ask for an environment of that name."
             f" {_packages(name)}"
         )
-    said = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
+    output = commands.run([program, "env", "list", "--json"], f"{program} env list", stop)
     try:
         # conda may write warnings before the JSON.
-        prefixes = [Path(p) for p in json.loads(said[said.index("{") :])["envs"]]
+        prefixes = [Path(p) for p in json.loads(output[output.index("{") :])["envs"]]
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{program} env list --json did not answer in JSON: {error}") from error
+        raise ConfigError(f"{program} env list --json did not write JSON: {error}") from error
     for prefix in prefixes:
         if prefix.name == name or (name == "base" and prefix == prefixes[0]):
             return prefix
@@ -97,6 +97,6 @@ def prefix_of(name: str, stop: threading.Event) -> Path:
 
 def _packages(name: str) -> str:
     return (
-        f"A package is given in a list, python_env=[{name!r}], or as a text with a version:"
+        f"To name a package, pass a list, python_env=[{name!r}], or a text with a version,"
         f" --python-env '{name}>=0'"
     )

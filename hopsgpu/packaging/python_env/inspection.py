@@ -52,7 +52,7 @@ def is_peeked(name: str) -> bool:
     return name.endswith((".so", ".pyd")) or bool(_PYTHON.fullmatch(_last(name, 2)))
 
 
-def inspect_archive(entries: Iterable[Entry], name: str, here: DriverPython) -> ArchiveContents:
+def inspect_archive(entries: Iterable[Entry], name: str, driver: DriverPython) -> ArchiveContents:
     """Return what the names in an archive say about it.
 
     Its own interpreter, with its library, makes it an environment that ranks run in. Without one (a
@@ -62,7 +62,7 @@ def inspect_archive(entries: Iterable[Entry], name: str, here: DriverPython) -> 
     Args:
         entries: entries of the archive, with the first bytes of those that `is_peeked` selects.
         name: the archive's name, for errors.
-        here: the driver's Python.
+        driver: the driver's Python.
 
     Raises:
         ConfigError: the archive has no Python in it, has several minor versions, is for another
@@ -72,54 +72,54 @@ def inspect_archive(entries: Iterable[Entry], name: str, here: DriverPython) -> 
     files = {entry.name: entry for entry in all_entries if entry.is_file}
     found = _found(files, name)
     _check_links(all_entries, found.below, name)
-    if found.python not in (None, here.python):
-        raise other_python(name, f"Python {found.python}", here.python)
+    if found.python not in (None, driver.python):
+        raise other_python(name, f"Python {found.python}", driver.python)
     below = [file for file in files if file.startswith(found.below)]
-    _check_tags(below, name, here)
+    _check_tags(below, name, driver)
     machines = {m for m in (_machine(files[file].head) for file in below) if m}
-    if machines and here.machine not in machines:
+    if machines and driver.machine not in machines:
         raise ConfigError(
             f"{name} is compiled for {', '.join(sorted(machines))}, and this is Linux on"
-            f" {here.machine}: make it on a machine as the nodes are"
+            f" {driver.machine}: build it on a machine like the nodes"
         )
-    compiled = here.machine if machines else None
+    compiled = driver.machine if machines else None
     tagged = any(_TAGGED.search(file) for file in below)
-    python = found.python or (here.python if tagged else None)
+    python = found.python or (driver.python if tagged else None)
     linked = [e.name for e in all_entries if e.link and e.name.startswith(found.below)]
-    modules = _modules(below, linked, found, here)
+    modules = _modules(below, linked, found, driver)
     return ArchiveContents(found.below, found.interpreter, python, compiled, modules)
 
 
 def _modules(
-    files: Iterable[str], links: Iterable[str], found: ArchiveContents, here: DriverPython
+    files: Iterable[str], links: Iterable[str], contents: ArchiveContents, driver: DriverPython
 ) -> tuple[str, ...] | None:
     """Return the top-level modules that are installed; None if other directories may add more."""
-    linked = list(_installed(links, found))
-    names = [*_installed(files, found), *linked]
-    if found.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
+    linked = list(_installed(links, contents))
+    names = [*_installed(files, contents), *linked]
+    if contents.interpreter is not None and any(_ADDS_TO_PATH.fullmatch(name) for name in names):
         return None
-    importable = (name for name in names if name.endswith((".py", *here.suffixes)))
+    importable = (name for name in names if name.endswith((".py", *driver.suffixes)))
     # A link may lead to a package's directory.
     tops = {name.partition("/")[0].partition(".")[0] for name in (*importable, *linked)}
     return tuple(sorted(tops))
 
 
-def _installed(files: Iterable[str], found: ArchiveContents) -> Iterator[str]:
+def _installed(files: Iterable[str], contents: ArchiveContents) -> Iterator[str]:
     """Yield the names of files where modules are imported from, relative to that directory."""
-    above = f"{found.below}/" if found.below else ""
+    above = f"{contents.below}/" if contents.below else ""
     for file in files:
         name = file.removeprefix(above)
-        if found.interpreter is None:
+        if contents.interpreter is None:
             yield name
         elif match := _INSTALLED.match(name):
             yield name[match.end() :]
 
 
-def other_python(name: str, there: str, driver: str) -> ConfigError:
+def other_python(name: str, python: str, driver: str) -> ConfigError:
     """Return the error for an environment of another minor version than the driver's."""
     return ConfigError(
-        f"{name} has {there}, and the driver runs Python {driver}: functions and values are pickled"
-        f" between the two, so make it with Python {driver}"
+        f"{name} has {python}, and the driver runs Python {driver}: functions and values are"
+        f" pickled between the two, so build it with Python {driver}"
     )
 
 
@@ -142,7 +142,7 @@ def _found(files: Collection[str], name: str) -> ArchiveContents:
             return ArchiveContents(f"{root}lib/python{python}/site-packages", None, python, None)
     if not any(file.endswith((".py", ".so")) for file in files):
         raise ConfigError(
-            f"{name} has no Python in it: neither bin/python3.N with lib/python3.N, nor"
+            f"{name} contains no Python: neither bin/python3.N with lib/python3.N, nor"
             " lib/python3.N/site-packages, nor modules (*.py)"
         )
     return ArchiveContents("", None, None, None)
@@ -160,21 +160,21 @@ def _check_links(entries: Iterable[Entry], below: str, name: str) -> None:
         leads_out = entry.link.startswith(("/", "..")) or not entry.link.startswith(above)
         if entry.link and entry.name.startswith(above) and leads_out:
             raise ConfigError(
-                f"{name}: {entry.name} is a link to {entry.link}, which is not in what is unpacked"
-                f" ({below or 'the archive'}): pack it again with files in place of such links"
+                f"{name}: {entry.name} is a link to {entry.link}, which is not in"
+                f" {below or 'the archive'}: pack it again with files in place of such links"
             )
 
 
-def _check_tags(files: Iterable[str], name: str, here: DriverPython) -> None:
+def _check_tags(files: Iterable[str], name: str, driver: DriverPython) -> None:
     """Refuse compiled modules of which none can be imported."""
     tagged = [file for file in files if _TAGGED.search(file)]
     # Any shared library may have the plain suffix.
-    importable = tuple(suffix for suffix in here.suffixes if suffix != ".so")
+    importable = tuple(suffix for suffix in driver.suffixes if suffix != ".so")
     if tagged and not any(file.endswith(importable) for file in tagged):
         raise ConfigError(
             f"{name} is compiled for another Python or platform: {_last(min(tagged), 1)} cannot be"
-            f" imported by Python {here.python} on {here.machine}, as the driver and the"
-            " executors have it"
+            f" imported by Python {driver.python} on {driver.machine}, which the driver and the"
+            " executors run"
         )
 
 

@@ -22,11 +22,10 @@ from hopsgpu.packaging.python_env.recipes import (
 )
 from hopsgpu.packaging.python_env.requirements import check_lines, read_lines
 
-_ACCEPTED = (
-    "a list of packages (['humanize==4.9'], or as a text humanize==4.9,numpy), or the path of a"
-    f" requirements file (*.txt), of a wheel, of a packed archive ({', '.join(SUFFIXES)}) or of a"
-    " directory (modules, a virtual or a conda environment), or a conda environment's name is"
-    " wanted"
+_MUST_BE = (
+    "must be a list of packages (['humanize==4.9'], or as a text humanize==4.9,numpy), the path of"
+    f" a requirements file (*.txt), of a wheel, of a packed archive ({', '.join(SUFFIXES)}) or of a"
+    " directory (modules, a virtual or a conda environment), or the name of a conda environment"
 )
 _PYTHON = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 _VERSION = re.compile(r"python3\.\d+")
@@ -43,46 +42,46 @@ _CREDENTIALS = re.compile(r"://[^/@\s]+@")
 _MOST_NAMED = 3
 
 
-def recipe_for(given: object) -> Recipe | StoredArchive:
+def recipe_for(python_env: object) -> Recipe | StoredArchive:
     """Return how to make the environment that a user asks for, or where it is on the lake.
 
     Raises:
         ConfigError: the value is of no kind that is accepted, or cannot travel.
     """
-    if isinstance(given, (str, os.PathLike)):
-        path = os.fspath(given)
+    if isinstance(python_env, (str, os.PathLike)):
+        path = os.fspath(python_env)
         return on_lake(path) if isinstance(path, str) and "://" in path else _of_path(path)
-    if isinstance(given, Sequence) and not isinstance(given, (bytes, bytearray)):
-        return _of_list(given)
-    raise ConfigError(f"python_env={given!r}: {_ACCEPTED}")
+    if isinstance(python_env, Sequence) and not isinstance(python_env, (bytes, bytearray)):
+        return _of_list(python_env)
+    raise ConfigError(f"python_env={python_env!r}: {_MUST_BE}")
 
 
-def _of_list(given: Sequence[object]) -> Packages:
-    for one in given:
-        if not isinstance(one, str) or not one.strip() or "\n" in one or "\r" in one:
-            raise ConfigError(f"python_env has {one!r}: {_ACCEPTED}")
-    lines = check_lines([str(one) for one in given], "the list")
+def _of_list(packages: Sequence[object]) -> Packages:
+    for line in packages:
+        if not isinstance(line, str) or not line.strip() or "\n" in line or "\r" in line:
+            raise ConfigError(f"python_env has {line!r} in its list: {_MUST_BE}")
+    lines = check_lines([str(line) for line in packages], "the list")
     # Options may contain passwords, and do not say what is installed.
     named = [_CREDENTIALS.sub("://…@", line) for line in lines if not line.startswith("-")]
     if not named:
-        raise ConfigError(f"python_env={list(given)!r}: it names no package; {_ACCEPTED}")
+        raise ConfigError(f"python_env={list(packages)!r} names no package: {_MUST_BE}")
     more = len(named) - _MOST_NAMED
     return Packages(", ".join(named[:_MOST_NAMED]) + (f" and {more} more" * (more > 0)), lines)
 
 
-def _of_path(given: str | bytes) -> Recipe:
-    if not isinstance(given, str) or not given:
-        raise ConfigError(f"python_env={given!r}: {_ACCEPTED}")
-    path = Path(given).expanduser()
+def _of_path(text: str | bytes) -> Recipe:
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"python_env={text!r}: {_MUST_BE}")
+    path = Path(text).expanduser()
     if path.is_dir():
-        return _of_directory(given, path)
+        return _of_directory(text, path)
     if path.is_file():
-        return _of_file(given, path)
-    if "/" not in given and _NAME.fullmatch(given) and not given.endswith((".txt", *SUFFIXES)):
-        return CondaEnvironment(given)
-    if packages := _packages_in(given):
+        return _of_file(text, path)
+    if "/" not in text and _NAME.fullmatch(text) and not text.endswith((".txt", *SUFFIXES)):
+        return CondaEnvironment(text)
+    if packages := _packages_in(text):
         return _of_list(packages)
-    raise ConfigError(f"python_env={given!r}: there is no such file or directory; {_ACCEPTED}")
+    raise ConfigError(f"python_env={text!r}: there is no such file or directory: {_MUST_BE}")
 
 
 def _packages_in(text: str) -> list[str]:
@@ -94,40 +93,40 @@ def _packages_in(text: str) -> list[str]:
     return parts
 
 
-def _of_directory(given: str, path: Path) -> Recipe:
+def _of_directory(name: str, path: Path) -> Recipe:
     path = path.resolve()
     if (path / "conda-meta").is_dir():
-        _check_python(given, {file.name for file in path.glob("bin/python3.*")})
-        return CondaEnvironment(given, path)
+        _check_python(name, {file.name for file in path.glob("bin/python3.*")})
+        return CondaEnvironment(name, path)
     if not (path / "pyvenv.cfg").is_file():
-        return Directory(given, path)
+        return Directory(name, path)
     packages = sorted(path.glob("lib/python3.*/site-packages"))
-    _check_python(given, {found.parent.name for found in packages})
-    return Directory(given, path / "lib" / _PYTHON / "site-packages")
+    _check_python(name, {directory.parent.name for directory in packages})
+    return Directory(name, path / "lib" / _PYTHON / "site-packages")
 
 
-def _check_python(given: str, there: set[str]) -> None:
-    if _PYTHON not in there:
-        found = ", ".join(sorted(name for name in there if _VERSION.fullmatch(name)))
+def _check_python(name: str, pythons: set[str]) -> None:
+    if _PYTHON not in pythons:
+        versions = ", ".join(sorted(python for python in pythons if _VERSION.fullmatch(python)))
         raise other_python(
-            f"python_env={given!r}", found or "no Python", _PYTHON.removeprefix("python")
+            f"python_env={name!r}", versions or "no Python", _PYTHON.removeprefix("python")
         )
 
 
-def _of_file(given: str, path: Path) -> Recipe:
+def _of_file(name: str, path: Path) -> Recipe:
     path = path.resolve()
     if path.name.endswith(SUFFIXES):
-        return Archive(given, path)
+        return Archive(name, path)
     if path.suffix == ".txt":
         lines = read_lines(path)
         if not lines:
-            raise ConfigError(f"python_env={given!r}: it names no package")
-        return Packages(given, lines, path)
+            raise ConfigError(f"python_env={name!r}: the file names no package")
+        return Packages(name, lines, path)
     if path.suffix == ".whl":
-        return _of_list([given])
+        return _of_list([name])
     if path.suffix in (".yml", ".yaml"):
         raise ConfigError(
-            f"python_env={given!r}: make the environment first (conda env create --file {given}),"
-            " and give its name"
+            f"python_env={name!r}: create the environment first (conda env create --file {name}),"
+            " and pass its name"
         )
-    raise ConfigError(f"python_env={given!r}: {_ACCEPTED}")
+    raise ConfigError(f"python_env={name!r}: {_MUST_BE}")

@@ -23,13 +23,13 @@ def lacking_error(names: Sequence[str], where: str, env: str | None = None) -> C
     else:
         named = repr(packages) if len(packages) == len(names) else "[...]"
         remedy = (
-            f"python_env={named} can bring {'it' if len(names) == 1 else 'them'}, or install"
-            f" {'it' if len(names) == 1 else 'them'} there (spark.pyspark.python)"
+            f"pass python_env={named}, or install {'it' if len(names) == 1 else 'them'} there"
+            " (spark.pyspark.python)"
         )
     return ConfigError(
         f"train_fn or its arguments refer to {', '.join(names)}, which {where} lacks: {remedy}."
-        " Modules travel by themselves only from directories of yours, up to 20 MiB a package, not"
-        " from site-packages"
+        " hopsgpu sends modules to the ranks only from your own directories, up to 20 MiB per"
+        " package, not from site-packages"
     )
 
 

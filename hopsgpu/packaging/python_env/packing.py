@@ -38,7 +38,7 @@ def files_of(directory: Path) -> dict[str, Path]:
         found[name] = path
         if len(found) > MOST_FILES:
             raise ConfigError(
-                f"python_env: {directory} holds more than {MOST_FILES} files: name the"
+                f"python_env: {directory} contains more than {MOST_FILES} files: name the"
                 " directory of the modules or of the environment, not one above it"
             )
     return dict(sorted(found.items()))
@@ -96,7 +96,7 @@ def digest_of_file(file: Path, stop: threading.Event | None = None) -> str:
         Cancelled: `stop` was set.
     """
     if stop is not None and stop.is_set():
-        raise Cancelled("the run was cancelled while its Python environment was made")
+        raise Cancelled("the run was cancelled while its Python environment was built")
     try:
         with file.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

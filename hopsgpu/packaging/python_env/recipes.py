@@ -31,7 +31,7 @@ class Recipe(Protocol):
     @property
     def name(self) -> str: ...
 
-    def key(self, here: DriverPython, stop: threading.Event) -> str:
+    def key(self, driver: DriverPython, stop: threading.Event) -> str:
         """Return the environment's name on the lake, equal if the same environment would be made.
 
         Raises:
@@ -65,16 +65,16 @@ class Packages:
     lines: tuple[str, ...]
     file: Path | None = None
 
-    def key(self, here: DriverPython, stop: threading.Event) -> str:
+    def key(self, driver: DriverPython, stop: threading.Event) -> str:
         base = Path.cwd() if self.file is None else self.file.resolve().parent
         recipe = requirements.recipe_of(self.lines, base, os.environ, stop)
-        return _key("packages", here.python, here.machine, *recipe)
+        return _key("packages", driver.python, driver.machine, *recipe)
 
     def archive(self, directory: Path, stop: threading.Event) -> Path:
         if importlib.util.find_spec("pip") is None:
             raise ConfigError(
                 f"python_env={self.name}: {sys.executable} has no pip to install packages with:"
-                " run `python -m ensurepip`, or give a directory or an archive"
+                " run `python -m ensurepip`, or pass a directory or an archive"
             )
         listed, target = self.file, directory / "packages"
         if listed is None:
@@ -105,7 +105,7 @@ class Directory:
     name: str
     root: Path
 
-    def key(self, here: DriverPython, stop: threading.Event) -> str:
+    def key(self, driver: DriverPython, stop: threading.Event) -> str:
         return _key("directory", digest_of(files_of(self.root), stop))
 
     def archive(self, directory: Path, stop: threading.Event) -> Path:
@@ -119,8 +119,8 @@ class Directory:
         if not editable:
             return ()
         return (
-            f"python_env={self.name}: what is installed there as editable stays where it is, and"
-            f" no rank can import it: {', '.join(editable)}",
+            f"python_env={self.name}: ranks cannot import the packages that are installed there as"
+            f" editable, because these stay in their directories: {', '.join(editable)}",
         )
 
 
@@ -136,8 +136,8 @@ class Archive:
     name: str
     file: Path
 
-    def key(self, here: DriverPython, stop: threading.Event) -> str:
-        return _key("archive", digest_of_file(self.file, stop), here.python, here.machine)
+    def key(self, driver: DriverPython, stop: threading.Event) -> str:
+        return _key("archive", digest_of_file(self.file, stop), driver.python, driver.machine)
 
     def archive(self, directory: Path, stop: threading.Event) -> Path:
         return self.file
@@ -173,8 +173,8 @@ def on_lake(url: str) -> StoredArchive:
     root, directory, key = url.rstrip("/").rpartition(f"/{DIRECTORY}/")
     if not directory or "/" in key or not key:
         raise ConfigError(
-            f"python_env={url!r}: of URLs <root>/{DIRECTORY}/<key> is accepted, as hopsgpu has"
-            " made it; an archive elsewhere is downloaded first, and given by its path"
+            f"python_env={url!r}: a URL must be <root>/{DIRECTORY}/<key>, of an environment that"
+            " hopsgpu has built; download an archive from elsewhere, and pass its path"
         )
     return StoredArchive(url, Lake(f"{root}/").url, key)
 
@@ -183,8 +183,8 @@ def _packed(root: Path, archive: Path, name: str, stop: threading.Event) -> Path
     files = files_of(root)
     if not files:
         raise ConfigError(
-            f"python_env={name}: there is nothing in it for ranks to import"
-            f" ({' and '.join(OURS)} travel by themselves)"
+            f"python_env={name}: it contains nothing for ranks to import"
+            f" (hopsgpu sends {' and '.join(OURS)} to the ranks anyway)"
         )
     pack(files, archive, stop)
     return archive

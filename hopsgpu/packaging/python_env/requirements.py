@@ -52,9 +52,9 @@ def check_lines(lines: Iterable[str], where: str) -> tuple[str, ...]:
         text = _COMMENT.sub("", line).strip()
         if _EDITABLE.match(text):
             raise ConfigError(
-                f"python_env: {where} has {text!r}: what is editable stays where it is, and no"
-                " rank can import it; write it without -e. Modules beside the script travel by"
-                " themselves"
+                f"python_env: {where} has {text!r}: an editable package stays in its directory, so"
+                " ranks cannot import it: write it without -e. hopsgpu sends the modules beside the"
+                " script to the ranks anyway"
             )
         if text:
             found.append(text)
@@ -75,16 +75,16 @@ def read_lines(file: Path) -> tuple[str, ...]:
     return check_lines(re.sub(r"\\\n", " ", text).splitlines(), str(file))
 
 
-def pip_variables(given: Mapping[str, str]) -> dict[str, str]:
+def pip_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables with which pip installs into a directory, whatever the user's pip does.
 
     Args:
-        given: variables of this process.
+        environ: variables of this process.
     """
-    kept = {name: value for name, value in given.items() if name.upper() not in _NOT_FOR_PIP}
+    variables = {name: value for name, value in environ.items() if name.upper() not in _NOT_FOR_PIP}
     # To install into a directory needs no virtual environment; pip has no option that undoes a
     # pip.conf's `require-virtualenv`.
-    return {**kept, "PIP_REQUIRE_VIRTUALENV": "0"}
+    return {**variables, "PIP_REQUIRE_VIRTUALENV": "0"}
 
 
 def recipe_of(

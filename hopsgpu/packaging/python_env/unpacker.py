@@ -54,7 +54,7 @@ def prepared(env: PythonEnv, places: Sequence[Path]) -> Path:
         if env.machine not in (None, platform.machine()):
             raise ConfigError(
                 f"python_env={env.name} is compiled for {env.machine}, and this node is"
-                f" {platform.machine()}: make it on a machine as the nodes are"
+                f" {platform.machine()}: build it on a machine like the nodes"
             )
         place = max(places, key=_free)
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def _fetched(env: PythonEnv, place: Path) -> Iterator[Path]:
         if digest != env.digest:
             raise StoreError(
                 f"{env.url} has changed: SHA-256 mismatch: expected {env.digest}, found"
-                f" {digest}; remove its directory, and it is built again",
+                f" {digest}: remove its directory, and hopsgpu builds it again",
                 DAMAGED,
             )
         yield archive
@@ -108,12 +108,14 @@ def _settle(env: PythonEnv, home: Path) -> None:
     Raises:
         ConfigError: the interpreter does not run on this node, or is of another version.
     """
-    assert env.interpreter is not None, "only such an environment is settled"
+    assert env.interpreter is not None, "only an environment with an interpreter is settled"
     python = str(home / env.interpreter)
     version = "import sys; print('%d.%d' % sys.version_info[:2])"
-    said = _said([python, "-I", "-c", version], env)
-    if said.strip() != env.python:
-        raise ConfigError(f"python_env={env.name} is Python {said.strip()}, not {env.python}")
+    version_text = _said([python, "-I", "-c", version], env)
+    if version_text.strip() != env.python:
+        raise ConfigError(
+            f"python_env={env.name} is Python {version_text.strip()}, not {env.python}"
+        )
     if (home / _UNPACK).exists():
         # conda-pack's program replaces the prefix that the environment was made with by this one.
         _said([python, str(home / _UNPACK)], env)
@@ -145,15 +147,18 @@ def _said(command: list[str], env: PythonEnv) -> str:
 def main(keeper: int) -> None:
     """Prepare the environment that standard input names, and write the answer."""
     linux.die_with(keeper)
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
-        env = PythonEnv.from_fields(asked["env"])
-        told: dict[str, object] = {
-            "home": str(prepared(env, [Path(place) for place in asked["places"]]))
+        env = PythonEnv.from_fields(request["env"])
+        answer: dict[str, object] = {
+            "home": str(prepared(env, [Path(place) for place in request["places"]]))
         }
     except (HopsGpuError, OSError) as error:
-        told = {"problem": str(error) or repr(error), "configured": isinstance(error, ConfigError)}
-    Path(asked["answer"]).write_text(json.dumps(told))
+        answer = {
+            "problem": str(error) or repr(error),
+            "configured": isinstance(error, ConfigError),
+        }
+    Path(request["answer"]).write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":

@@ -294,7 +294,7 @@ def test_logs_of_a_trial_are_shown_where_the_record_tells_of_it_in_another_way(
     (logs / "rank-0.log").write_text("seven\n")
     result = call("logs", NEW, "--trial", "7")
     assert (result.exit_code, result.stdout) == (0, "[rank 0] seven\n")
-    assert "its trials were written by another version of hopsgpu" in result.stderr
+    assert "another version of hopsgpu wrote its trials" in result.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("--follow",)])
@@ -463,7 +463,7 @@ def test_the_root_is_where_a_session_has_it(tmp_path: Path) -> None:
     assert default_root({**environ, "SPARK_CONF_DIR": str(tmp_path)}) == "hdfs://lake/all"
     (tmp_path / "yarn-site.xml").unlink()
     del environ["HOPSGPU_ROOT"]
-    with pytest.raises(ConfigError, match="give --root URL, or set HOPSGPU_ROOT .*HADOOP_CONF_DIR"):
+    with pytest.raises(ConfigError, match="pass --root URL, or set HOPSGPU_ROOT .*HADOOP_CONF_DIR"):
         default_root(environ)
 
 

@@ -116,7 +116,7 @@ def test_real_gpus_are_shared_out(no_path: Path, tmp_path: Path) -> None:
     plan = plan_gpus(tmp_path, 2, 2)
     assert plan.smi == str(no_path / "nvidia-smi")
     assert plan.nodes == {"node1": REAL[:2], "node2": REAL[2:]}
-    assert plan.said == "real: 4 of this machine's 4"
+    assert plan.source == "real: 4 of this machine's 4"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_too_few_real_gpus_are_said(
     script(no_path / "nvidia-smi", f"#!/bin/sh\ncat <<'X'\n{query_xml(REAL)}X\n")
     plan = plan_gpus(tmp_path, nodes, each)
     assert plan.smi is None
-    assert plan.said.startswith("simulated: this machine has 4 GPUs")
-    assert f"{nodes * each} were requested" in plan.said
-    assert hint in plan.said
+    assert plan.source.startswith("simulated: this machine has 4 GPUs")
+    assert f"{nodes * each} were requested" in plan.source
+    assert hint in plan.source
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_an_nvidia_smi_that_does_not_answer(
     if text:
         script(no_path / "nvidia-smi", text)
     plan = plan_gpus(tmp_path, 1, 1)
-    assert (plan.smi, plan.said) == (None, "simulated: nvidia-smi does not answer")
+    assert (plan.smi, plan.source) == (None, "simulated: nvidia-smi does not answer")
 
 
 def test_another_clusters_stand_in_is_no_real_gpu(no_path: Path, tmp_path: Path) -> None:
@@ -166,4 +166,4 @@ def test_the_wrapper_shows_a_nodes_own_gpus(tmp_path: Path) -> None:
 def test_no_gpus(tmp_path: Path) -> None:
     plan = plan_gpus(tmp_path, 2, 0)
     assert plan.nodes == {"node1": (), "node2": ()}
-    assert plan.said == "none"
+    assert plan.source == "none"

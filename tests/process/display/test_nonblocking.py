@@ -93,9 +93,9 @@ def test_of_more_than_is_kept_the_number_is_told() -> None:
         for _ in range(1200):
             outlet.write(person.stream, "lost\nlost\n")
         person.types(GO)
-        assert person.sees("not shown")
+        assert person.sees("are missing here")
         assert "a" * 99 in person.seen and "lost" not in person.seen
-        assert "hopsgpu: 2,400 lines are not shown, because nobody read them here" in person.seen
+        assert "hopsgpu: 2,400 lines are missing here, because nobody read them" in person.seen
         outlet.write(person.stream, "again\n")
         assert person.sees("again")
 

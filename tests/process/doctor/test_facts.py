@@ -182,7 +182,7 @@ def test_an_application_that_does_not_start_is_killed_where_a_ticket_is_wanted(
         daemon.killed.set()
     assert said.startswith("the application has not started within 7 s; it is ACCEPTED: no reason")
     if refuses:
-        assert "it is left running (http://127.0.0.1:1: Connection refused; " in said
+        assert "it is still running (http://127.0.0.1:1: Connection refused; " in said
         assert "HTTP 403 Forbidden" in said
         assert said.endswith("yarn application -kill application_1_2")
     else:
@@ -253,22 +253,25 @@ def test_a_node_that_is_slow_does_not_keep_the_others_from_being_looked_at() -> 
     late = GangTimeout("2 of 3 executors came", granted=2, wanted=3)
     found = watched_gang(("a", "c"), {}).unfinished(late)
     assert found.skipped == {"b": "no container started there in time: YARN has not granted 1"}
-    assert set(found.left) == {"a", "c"}
-    assert found.left["a"] == "its container started, but others did not: YARN has not granted 1"
+    assert set(found.uninspected) == {"a", "c"}
+    assert (
+        found.uninspected["a"]
+        == "its container started, but others did not: YARN has not granted 1"
+    )
     # Nothing says which of them would do better.
-    assert watched_gang((), {}).unfinished(late).left == {}
+    assert watched_gang((), {}).unfinished(late).uninspected == {}
     failed = {"b": "no nvidia-smi"}
     found = watched_gang(("a",), failed).unfinished(late)
-    assert (found.failed, set(found.skipped), set(found.left)) == (failed, {"c"}, {"a"})
+    assert (found.failed, set(found.skipped), set(found.uninspected)) == (failed, {"c"}, {"a"})
     # One that fails may have kept the others from coming, or have ended the application.
     for found in (
         watched_gang((), failed).unfinished(late),
         watched_gang(("a",), failed).unfinished(OSError("no")),
     ):
-        assert (found.failed, found.skipped, set(found.left)) == (failed, {}, {"a", "c"})
+        assert (found.failed, found.skipped, set(found.uninspected)) == (failed, {}, {"a", "c"})
     # What is no matter of nodes would befall another gang too.
     found = watched_gang(("a",), {}).unfinished(OSError("no"))
-    assert found.left == {}
+    assert found.uninspected == {}
     assert found.skipped == dict.fromkeys("abc", "the gang failed")
 
 
@@ -289,7 +292,7 @@ class _Sessions:
         if slow is not None:
             left = {host: "others did not come" for host in hosts if host != slow}
             error = GangTimeout("late", granted=len(left), wanted=len(hosts))
-            return probe_gang.Trial(skipped={slow: "slow"}, left=left, error=error)
+            return probe_gang.Trial(skipped={slow: "slow"}, uninspected=left, error=error)
         return probe_gang.Trial(tuple(replace(NODE, host=host) for host in hosts), seconds=1.0)
 
 
@@ -445,7 +448,7 @@ def test_this_machine(tmp_path: Path) -> None:
     here = gather.machine_facts(environ, {})
     assert (here.java, here.java_at) == (8, f"{java}, by JAVA_HOME")
     assert here.spark == "4.1.0"
-    assert here.executors_python == f"{sys.executable} (this one)"
+    assert here.executors_python == f"{sys.executable} (this Python)"
     assert gather.machine_facts({**environ, "PYSPARK_PYTHON": "py"}, {}).executors_python == (
         "py (PYSPARK_PYTHON)"
     )

@@ -214,7 +214,7 @@ def test_what_is_sparks_is_refused_by_name(kind: type, name: str, remedy: str) -
         (print, ([mine],), "args[0][0]. "),
     ):
         said = refused(function, *args)
-        assert said.startswith(f"{article(name)} {name} cannot travel to ranks: train_fn=")
+        assert said.startswith(f"{article(name)} {name} cannot be sent to the ranks: train_fn=")
         assert f"has one as {where}" in said
         assert remedy in said
     assert "has one as kwargs['x']. " in refused(print, x=mine)

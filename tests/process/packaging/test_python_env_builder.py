@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -83,6 +85,35 @@ def test_packages_are_installed_once(root: Lake, index: list[str], tmp_path: Pat
         ready(recipe_for(f"{url}0"), root, NEVER)
 
 
+def test_what_is_built_or_reused_is_logged(
+    root: Lake, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu")
+    directory = modules(tmp_path / "own", mine="VALUE = 1\n")
+    env = ready(recipe_for(str(directory)), root, NEVER)
+    key = env.url.split("/")[-2]
+    begun, built, uploaded = caplog.messages
+    assert begun == f"Python environment {key} ({directory}): built, as the lake has none"
+    assert re.fullmatch(rf"Python environment {key}: built in \d+\.\d s, {env.bytes} bytes", built)
+    assert re.match(rf"upload to \S+: 1 files, {env.bytes} bytes, done after ", uploaded)
+    caplog.clear()
+    assert ready(recipe_for(str(directory)), root, NEVER) == env
+    (reused,) = caplog.messages
+    assert reused.startswith(f"Python environment {key} ({directory}): reused, as what it is built")
+    caplog.clear()
+    ready(recipe_for(env.url.rpartition("/")[0]), root, NEVER)
+    assert caplog.messages == [f"Python environment {key}: reused from its URL, {env.bytes} bytes"]
+
+
+def test_a_password_is_not_logged(root: Lake, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "hopsgpu")
+    line = "--index-url http://me:s3cret@127.0.0.1:1/simple"
+    with pytest.raises(ConfigError, match="pip install failed"):
+        ready(recipe_for([line, "--retries 0", "nonsuch"]), root, NEVER)
+    assert any("pip install: exit code 1 after" in said for said in caplog.messages)
+    assert "s3cret" not in caplog.text
+
+
 def test_what_pip_cannot_install(root: Lake, index: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"(?s)pip install failed.*No matching distribution"):
         ready(recipe_for([*index, "nonsuch"]), root, NEVER)
@@ -153,7 +184,7 @@ def test_a_directory_and_an_archive(root: Lake, tmp_path: Path) -> None:
     assert env.url.endswith("/archive.tgz")
     assert names_of(unpacker.prepared(env, [tmp_path / "node"])) == ["mine.py", "other.py"]
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(ConfigError, match="there is nothing in it for ranks to import"):
+    with pytest.raises(ConfigError, match="it contains nothing for ranks to import"):
         ready(recipe_for(tmp_path / "nothing"), root, NEVER)
 
 

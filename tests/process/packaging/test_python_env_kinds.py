@@ -74,26 +74,26 @@ def test_a_text_with_versions_or_several_names_is_a_list_of_packages(
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (5, "python_env=5: a list of packages"),
-        (b"x", "python_env=b'x': a list of packages"),
-        ("", "python_env='': a list of packages"),
+        (5, "python_env=5: must be a list of packages"),
+        (b"x", "python_env=b'x': must be a list of packages"),
+        ("", "python_env='': must be a list of packages"),
         ([], "names no package"),
         (["--pre"], "names no package"),
-        (["a", 3], "python_env has 3: a list of packages"),
-        (["a\n--index-url x"], "python_env has .*a list of packages"),
-        (["-e ."], "the list has '-e .': what is editable stays where it is"),
+        (["a", 3], "python_env has 3 in its list: must be a list of packages"),
+        (["a\n--index-url x"], "python_env has .*must be a list of packages"),
+        (["-e ."], "the list has '-e .': an editable package stays in its directory"),
         ("absent.txt", "python_env='absent.txt': there is no such file"),
-        ("absent.txt,numpy", "no such file or directory; .*as a text humanize==4.9,numpy"),
+        ("absent.txt,numpy", "no such file or directory: .*as a text humanize==4.9,numpy"),
         ("absent.txt==1", "there is no such file"),
         ("humanize,", "there is no such file"),
         ("humanize=4", "there is no such file"),
         ("a==1,some/where", "there is no such file"),
         ("some/where", "python_env='some/where': there is no such file"),
         ("environment.yml", "conda env create --file environment.yml"),
-        ("other.sh", "python_env='other.sh': a list of packages"),
-        ("empty.txt", "it names no package"),
+        ("other.sh", "python_env='other.sh': must be a list of packages"),
+        ("empty.txt", "the file names no package"),
         ("latin.txt", "latin.txt cannot be read"),
-        ("hdfs:///models/x", "of URLs <root>/environments/<key> is accepted"),
+        ("hdfs:///models/x", "a URL must be <root>/environments/<key>"),
         ("old", r"python_env='old' has python3.1, and the driver runs Python 3"),
     ],
 )
@@ -165,7 +165,7 @@ def test_a_directory_of_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name in "abc":
         (tmp_path / f"{name}.py").touch()
     with pytest.raises(
-        ConfigError, match="holds more than 2 files: name the directory of the modules"
+        ConfigError, match="contains more than 2 files: name the directory of the modules"
     ):
         key_of(tmp_path)
 
@@ -180,7 +180,9 @@ def test_a_directory_that_leads_back_to_itself(tmp_path: Path) -> None:
 def test_editable_packages_are_told_of(tmp_path: Path) -> None:
     packages = venv(tmp_path / "venv") / "lib" / PYTHON / "site-packages"
     (packages / "__editable__.mine-1.pth").touch()
-    assert "no rank can import it: __editable__.mine-1.pth" in recipe_for(packages).warnings()[0]
+    assert (
+        "stay in their directories: __editable__.mine-1.pth" in recipe_for(packages).warnings()[0]
+    )
     assert recipe_for(tmp_path).warnings() == ()
 
 
@@ -201,7 +203,7 @@ def test_conda_is_asked_for_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ConfigError, match=r"(?s)env list failed \(exit code 3\).*broken"):
         prefix_of("train", NEVER)
     monkeypatch.setenv("CONDA_EXE", str(program(tmp_path / "conda", "echo nothing")))
-    with pytest.raises(ConfigError, match="did not answer in JSON"):
+    with pytest.raises(ConfigError, match="did not write JSON"):
         prefix_of("train", NEVER)
 
 

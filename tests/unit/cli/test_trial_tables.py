@@ -61,7 +61,7 @@ def test_a_search_is_shown_with_its_best_trial_and_why_others_failed(root: Path)
     text = "\n".join(lines)
     assert "minimize loss, by TPESampler and MedianPruner" in text
     assert "60 requested: 1 complete, 1 pruned, 1 failed" in text
-    assert "4 at most, of 1 rank with 0.5 of a GPU each" in text
+    assert "at most 4, each of 1 rank with 0.5 of a GPU" in text
     assert "trial 0: 1 with lr=0.1, optimizer=adam" in text
     header = next(n for n, line in enumerate(lines) if line.split()[:2] == ["TRIAL", "STATE"])
     rows = [line.split() for line in lines[header + 1 :]]
@@ -95,7 +95,7 @@ def test_of_many_trials_the_last_are_shown(root: Path) -> None:
     lines = shown(root, "succeeded", search=search(*trials))
     numbers = [int(line.split()[0]) for line in lines if line.split()[1:2] == ["complete"]]
     assert numbers == list(range(20, 70))
-    assert lines[-1] == "and 20 trials before; --json has all"
+    assert lines[-1] == "and 20 trials earlier; --json shows all"
 
 
 ODD = {"number": 1, "state": "complete", "params": None}
@@ -114,4 +114,4 @@ ODD = {"number": 1, "state": "complete", "params": None}
 )
 def test_a_search_of_another_version_is_told(root: Path, odd: Any) -> None:
     lines = shown(root, "succeeded", search=odd)
-    assert "written by another version of hopsgpu" in lines[-1]
+    assert "another version of hopsgpu wrote its trials" in lines[-1]

@@ -102,7 +102,7 @@ def test_any_text_goes_both_ways(server: ControlServer, text: str) -> None:
 
 @pytest.mark.usefixtures("at_once")
 def test_a_wrong_secret_is_turned_away(server: ControlServer) -> None:
-    with pytest.raises(ChannelError, match="ended the handshake"):
+    with pytest.raises(ChannelError, match="closed the connection during the handshake"):
         asyncio.run(connect("127.0.0.1", server.port, new_secret()))
     assert server.next_event(0.2) is None
 
@@ -233,7 +233,7 @@ def test_forged_replayed_and_huge_frames_break_the_connection(server: ControlSer
 
     other = asyncio.run(of_another_connection())
     assert next_event(server).reason == "closed"
-    wrong = "broke the protocol: a frame with a wrong authentication code"
+    wrong = "broke the protocol: a frame has a wrong authentication code"
     forged = struct.pack("!IQ", len(HELLO), 0) + HELLO + bytes(32)
     assert attack(server, forged).reason == wrong
     assert attack(server, other).reason == wrong
@@ -264,7 +264,7 @@ def test_frames_sent_back_to_their_sender_are_refused(server: ControlServer) -> 
 
     asyncio.run(mirror())
     assert next_event(server).reason == (
-        "broke the protocol: a frame with a wrong authentication code"
+        "broke the protocol: a frame has a wrong authentication code"
     )
 
 
@@ -356,7 +356,7 @@ def test_too_large_a_frame_is_refused_before_it_is_sent(
     async def send() -> None:
         async with connected(server) as channel:
             monkeypatch.setattr(channel_module, "MOST_PAYLOAD", 10)
-            with pytest.raises(ChannelError, match="over the limit"):
+            with pytest.raises(ChannelError, match="exceeds the limit"):
                 await channel.send("value", bytes(11))
             monkeypatch.undo()
             await channel.send("fine", bytes(11))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import socket
 import subprocess
@@ -38,6 +39,26 @@ def server() -> Iterator[ControlServer]:
 
 def message(size: int) -> Message:
     return Message("output", {}, size=size)
+
+
+def test_who_listens_connects_and_ends_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.control")
+
+    async def agent(port: int) -> None:
+        channel = await connect("127.0.0.1", port, SECRET)
+        await channel.send("hello")
+        await channel.close()
+
+    with serve(SECRET, "127.0.0.1") as server:
+        port = server.port
+        asyncio.run(agent(port))
+        while (event := server.next_event(SECONDS)) is not None and event.message is not None:
+            pass
+    said = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert said[0] == f"listening for agents on 127.0.0.1, port {port}"
+    assert "agent 0 has connected" in said
+    assert any(text.startswith("the connection to agent 0 has ended: ") for text in said)
+    assert SECRET.hex() not in caplog.text
 
 
 class Puts:

@@ -159,7 +159,7 @@ A100 = "NVIDIA A100-SXM4-40GB"
         ((Device("g0", A100),), "a100", None),
         ((Device("g0", A100),), "A100-sxm4", None),
         ((Device("g0", A100), Device("g1", "Tesla T4")), "A100", "node has Tesla T4, not 'A100'"),
-        ((Device("g0"),), "A100", "node has a GPU that tells no name, not 'A100'"),
+        ((Device("g0"),), "A100", "node has a GPU without a product name, not 'A100'"),
         ((Device("g0", A100, bad="XID 79"),), "A100", "g0 of node is bad: XID 79"),
         ((), None, None),
     ],

@@ -30,13 +30,14 @@ def test_a_type_that_no_node_has() -> None:
     with pytest.raises(ConfigError) as raised:
         nodes_with("H100", MODELS, ["node4"])
     assert str(raised.value) == (
-        "gpu_type='H100': no node that this application can use has such a GPU. There are:"
-        " 'NVIDIA A100-SXM4-40GB' on node1, node3; 'Tesla T4' on node2, node3; not told by node4"
+        "gpu_type='H100': no node that this application can use has such a GPU. Available:"
+        " 'NVIDIA A100-SXM4-40GB' on node1, node3; 'Tesla T4' on node2, node3; not"
+        " reported by node4"
     )
 
 
 def test_no_node_with_gpus() -> None:
-    with pytest.raises(ConfigError, match="There are: none$"):
+    with pytest.raises(ConfigError, match="Available: none$"):
         nodes_with("H100", {}, [])
 
 
@@ -81,5 +82,5 @@ def test_markers() -> None:
     "given", ["A100", "=x", "A100=", "-=x", "A=b c", "A=vcores", "A=yarn.io/gpu"]
 )
 def test_what_is_no_marker(given: str) -> None:
-    with pytest.raises(ConfigError, match="is no TYPE=RESOURCE"):
+    with pytest.raises(ConfigError, match="must be TYPE=RESOURCE"):
         parse_markers(f"T4=gpu-t4,{given}")

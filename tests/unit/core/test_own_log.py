@@ -20,9 +20,8 @@ OURS = logging.getLogger("hopsgpu")
 
 
 @pytest.fixture(autouse=True)
-def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _as_before() -> Iterator[None]:
     """What a test changes of the logger is taken back."""
-    monkeypatch.setattr(own_log, "_level", own_log.INFO)
     handlers, level, propagate = list(OURS.handlers), OURS.level, OURS.propagate
     yield
     OURS.handlers[:], OURS.propagate = handlers, propagate

@@ -201,7 +201,7 @@ def test_searches_that_grow_stand_behind_waiting_gangs() -> None:
 
 def test_it_says_who_is_first_and_how_many_are_before() -> None:
     turn = decide_turn(of(ticket(3)), line(ticket(1, 2), ticket(2), ticket(3)), NODES, probe=False)
-    assert "2 before this one" in turn.why
+    assert "2 gangs ahead of this one" in turn.why
     assert "application_1_0001 of alice (2 x 1 GPU)" in turn.why
 
 

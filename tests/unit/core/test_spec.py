@@ -49,7 +49,7 @@ def test_parts_of_a_gpu(part: float, sharing: int) -> None:
 
 @pytest.mark.parametrize("part", [0.3, 0.75, 0.6, 1 / 17, 1e-9, 0.999])
 def test_parts_that_no_ranks_share(part: float) -> None:
-    with pytest.raises(ConfigError, match="gpus_per_worker=.*1/2, 1/3, ... 1/16 are accepted"):
+    with pytest.raises(ConfigError, match="gpus_per_worker=.*1/2, 1/3, … or 1/16"):
         GpuRequest(part)
 
 
@@ -61,7 +61,9 @@ def test_names(name: object) -> None:
 
 @pytest.mark.parametrize("name", ["漢" * 67, "ü" * 99 + "漢", "𠀀" * 51], ids=["3", "2", "4"])
 def test_names_are_bounded_in_bytes(name: str) -> None:
-    said = f"name='{name[0]}.*: it takes {len(name.encode())} bytes in UTF-8, .* 200 at most"
+    said = (
+        f"name='{name[0]}.*: must be a name of at most 200 bytes in UTF-8, not {len(name.encode())}"
+    )
     with pytest.raises(ConfigError, match=said):
         GangSpec(name)
 

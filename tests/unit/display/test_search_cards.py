@@ -53,7 +53,7 @@ def test_a_card_has_the_best_trials_and_the_gpus_over_time() -> None:
         "trial 3 failed: ValueError: &lt;lr&gt; is too large",
         "waited 1.0 s",
         "held 40.0",
-        "GPUs held, and those on which trials ran",
+        "GPUs held and in use by trials",
         "data:image/svg+xml",
     ):
         assert word in shown, shown

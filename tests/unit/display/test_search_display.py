@@ -308,7 +308,7 @@ def test_a_large_search_takes_no_more_room_or_time() -> None:
     picture = scene.picture(0.0)
     shown, lines = page(picture, "key"), lines_of(picture, 100, 40, "utf-8")
     took = time.process_time() - began
-    assert len(picture.running) == SHOWN_TRIALS and "and 244 more that run" in shown
+    assert len(picture.running) == SHOWN_TRIALS and "and 244 more running" in shown
     assert len(shown) < 500_000 and len(lines) <= 40
     assert len(picture.curve) == len(picture.held) == 240
     # Of a core, a drawing each second at least; it takes some 20 ms.

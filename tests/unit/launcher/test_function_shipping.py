@@ -86,9 +86,11 @@ def test_the_remedy_names_what_pip_installs(monkeypatch: pytest.MonkeyPatch) -> 
     distributions = {"yaml": ["PyYAML"]}
     monkeypatch.setattr(lacking.metadata, "packages_distributions", lambda: distributions)
     monkeypatch.setattr(lacking.metadata, "version", lambda name: "6.0")
-    assert "python_env=['PyYAML==6.0'] can bring it" in str(lacking_error(["yaml"], "it"))
+    assert "pass python_env=['PyYAML==6.0'], or install it there" in str(
+        lacking_error(["yaml"], "it")
+    )
     both = str(lacking_error(["yaml", "mine"], "it"))
-    assert "python_env=[...] can bring them" in both
+    assert "pass python_env=[...], or install them there" in both
     assert "add it (PyYAML==6.0) to python_env=env" in str(lacking_error(["yaml"], "it", "env"))
 
 

@@ -100,6 +100,6 @@ def test_an_agent_that_unpacks_an_environment_is_waited_for(
 
 
 def test_modules_that_the_ranks_python_lacks_are_named() -> None:
-    words = "refer to own_torch, own_net, which the ranks' Python on node1 lacks: python_env="
+    words = "refer to own_torch, own_net, which the ranks' Python on node1 lacks: pass python_env="
     with pytest.raises(ConfigError, match=words):
         met(ports=range(9), store=None, lacks=["own_torch", "own_net"], **ADDRESS)

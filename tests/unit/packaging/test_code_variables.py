@@ -70,9 +70,9 @@ def test_what_a_function_sets(found: Callable[..., set[Setting]]) -> None:
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        (["MASTER_ADDR", "MASTER_PORT"], ["MASTER_ADDR and MASTER_PORT.*do not meet"]),
-        (["CUDA_VISIBLE_DEVICES"], ["CUDA_VISIBLE_DEVICES.*GPUs that are not theirs"]),
-        (["RANK", "MASTER_PORT"], ["MASTER_PORT.*do not meet", "RANK.*each other's place"]),
+        (["MASTER_ADDR", "MASTER_PORT"], ["MASTER_ADDR and MASTER_PORT.*do not find each other"]),
+        (["CUDA_VISIBLE_DEVICES"], ["CUDA_VISIBLE_DEVICES.*GPUs of others"]),
+        (["RANK", "MASTER_PORT"], ["MASTER_PORT.*do not find each other", "RANK.*the same place"]),
         (["OMP_NUM_THREADS", "MINE"], []),
     ],
 )

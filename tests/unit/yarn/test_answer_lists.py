@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hopsgpu.yarn.answer_lists import join_repeated, with_lists
+from hopsgpu.yarn.answer_lists import FieldTrail, join_repeated, with_lists
 from hopsgpu.yarn.rest_answers import apps_of, containers_of, nodes_of, unreported_apps
 
 
@@ -84,3 +84,19 @@ def test_one_node_with_one_label_and_its_resources() -> None:
 def test_lists_stay_as_they_are() -> None:
     answer = {"queues": {"queue": [{"queueName": "a", "users": {"user": []}}]}, "queue": "a"}
     assert with_lists(answer) == answer
+
+
+def test_a_field_that_is_not_understood_is_named_with_its_place() -> None:
+    trail = FieldTrail()
+    answer = {"apps": {"app": [{"id": "a"}, {"id": "b", "startedTime": "soon"}, {"name": "c"}]}}
+    (_, second, third) = with_lists(answer, "http://rm/apps", trail)["apps"]["app"]
+    with pytest.raises(KeyError) as missing:
+        third["id"]
+    assert trail.explain(missing.value) == "the field apps.app[2].id is missing"
+    with pytest.raises(ValueError, match="soon") as odd:
+        int(second.get("startedTime"))
+    assert trail.explain(odd.value) == (
+        "the field apps.app[1].startedTime has an unexpected form (ValueError: invalid literal for"
+        " int() with base 10: 'soon')"
+    )
+    assert trail.url == "http://rm/apps"

@@ -428,7 +428,12 @@ def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
         serving({RESOURCES: together}) as second,
         serving({RESOURCES: lambda: release.wait(30)}) as hung,
         serving({RESOURCES: [1]}) as odd,
-        serving({RESOURCES: {"gpuDeviceInformation": {"gpu": ["x"]}}}) as unknown,
+        serving(
+            {
+                RESOURCES: {"gpuDeviceInformation": {"gpu": ["x"]}},
+                "/ws/v1/node/info": {"nodeInfo": {"hadoopVersion": "3.4.1"}},
+            }
+        ) as unknown,
     ):
         nodes = [
             node("n1", web=first.address),
@@ -446,7 +451,11 @@ def test_node_managers_are_asked_at_once_and_one_that_hangs_holds_up_nobody(
     assert told.problems["n3:1"] == "the NodeManager does not describe its GPUs: timed out"
     assert told.problems["n4:1"] == "the NodeManager does not describe its GPUs: Connection refused"
     assert "describes no GPU" in told.problems["n5:1"]
-    assert "has an unknown form" in told.problems["n6:1"]
+    assert told.problems["n6:1"] == (
+        "the NodeManager (Hadoop 3.4.1) answered /ws/v1/node/resources/yarn.io%2Fgpu in an unknown"
+        " form: the field gpuDeviceInformation.gpu has an unexpected form (AttributeError: 'str'"
+        " object has no attribute 'get')"
+    )
 
 
 def test_names_that_only_yarn_knows(manager_of_one: tuple[Daemon, Node], tmp_path: Path) -> None:
@@ -546,8 +555,10 @@ def test_a_resource_manager_that_answers_in_another_form(
 ) -> None:
     """A proxy, say, or another service."""
     yarn.answers[f"/ws/v1/cluster/{path}"] = answer
-    with pytest.raises(HopsGpuError, match=r"answers in a form that is unknown .*webapp\.address"):
+    yarn.answers["/ws/v1/cluster/info"] = {"clusterInfo": {"hadoopVersion": "3.9.0"}}
+    with pytest.raises(HopsGpuError, match=r"in an unknown form: .*webapp\.address") as error:
         hopsgpu.inventory()
+    assert f"at {yarn.url} (Hadoop 3.9.0) answered /ws/v1/cluster/{path} " in str(error.value)
 
 
 def test_no_resource_manager(yarn: Daemon) -> None:

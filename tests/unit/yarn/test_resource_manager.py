@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
+import logging
 import ssl
 import sys
 import threading
@@ -25,7 +27,7 @@ from hopsgpu.errors import CapacityError, ConfigError, HopsGpuError
 from hopsgpu.yarn.capacity import check_container, cores_per_gpu
 from hopsgpu.yarn.resource_manager import ResourceManager, web_addresses
 from hopsgpu.yarn.resources import Amount
-from hopsgpu.yarn.rest_client import NoAnswer, get_json
+from hopsgpu.yarn.rest_client import NoAnswer, NotUnderstood, get_json
 from hopsgpu.yarn.snapshot import Node
 from tests.unit.rest import Daemon, serving
 
@@ -111,7 +113,7 @@ def test_of_two_resource_managers_the_one_that_answers_is_asked_first() -> None:
     [
         ((500, "boom"), "HTTP 500 Internal Server Error"),
         ((403, "no"), "HTTP 403 Forbidden"),
-        ((200, "<html>log in</html>"), "its answer is no JSON"),
+        ((200, "<html>log in</html>"), "its answer is not JSON"),
         ((401, "basic is wanted"), "HTTP 401 Unauthorized"),
         # As a real NodeManager said whose nvidia-smi failed.
         (
@@ -187,7 +189,7 @@ def test_no_ticket_is_shown_where_none_is_wanted() -> None:
 @pytest.mark.usefixtures("gssapi")
 def test_a_ticket_that_is_refused() -> None:
     with serving(NODES, token="of another") as daemon:
-        with pytest.raises(HopsGpuError, match=r"wants Kerberos .* run kinit.*klist") as error:
+        with pytest.raises(HopsGpuError, match=r"requires Kerberos .* run kinit.*klist") as error:
             ResourceManager((daemon.url,)).nodes()
         assert daemon.url in str(error.value)
     assert len(daemon.asked) == 2
@@ -252,3 +254,75 @@ def test_https_with_a_private_authority(
             ResourceManager(addresses(daemon)).nodes()
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority))
         assert ResourceManager(addresses(daemon)).nodes() == ()
+
+
+# Answers that are not understood, and logs.
+
+DATA = Path(__file__).parent.parent / "hadoop_answers"
+
+
+def recorded_answers(name: str) -> dict[str, Any]:
+    said = json.loads((DATA / f"{name}.json").read_text())
+    answers = {f"/ws/v1/cluster/{what}": said[what] for what in ("apps", "scheduler", "nodes")}
+    info = {"clusterInfo": {"hadoopVersion": "3.3.6", "state": "STARTED"}}
+    return {**answers, "/ws/v1/cluster/info": info}
+
+
+def test_a_missing_field_is_named_with_address_and_version() -> None:
+    answers = recorded_answers("capacity_half")
+    del answers["/ws/v1/cluster/nodes"]["nodes"]["node"][1]["nodeHostName"]
+    with serving(answers) as daemon, pytest.raises(NotUnderstood) as error:
+        ResourceManager((daemon.url,)).nodes()
+    assert str(error.value).startswith(
+        f"the ResourceManager at {daemon.url} (Hadoop 3.3.6) answered /ws/v1/cluster/nodes in an"
+        " unknown form: the field nodes.node[1].nodeHostName is missing. Is"
+    )
+
+
+def test_a_daemon_that_does_not_report_its_version() -> None:
+    with serving({"/ws/v1/cluster/nodes": []}) as daemon, pytest.raises(NotUnderstood) as error:
+        ResourceManager((daemon.url,)).nodes()
+    assert "(Hadoop of unknown version) answered /ws/v1/cluster/nodes" in str(error.value)
+    assert "it is not an object with fields (but list)" in str(error.value)
+
+
+def test_a_launch_goes_on_without_what_it_does_not_need(caplog: pytest.LogCaptureFixture) -> None:
+    answers = recorded_answers("capacity_half")
+    apps = answers["/ws/v1/cluster/apps"]["apps"]["app"]
+    ours = next(app for app in apps if app["user"] == "alice")
+    with serving(answers) as daemon:
+        whole = ResourceManager((daemon.url,)).snapshot(ours["id"], "alice")
+    assert whole.problems == () and whole.user.limit is not None
+    apps.append({**ours, "id": "application_2_0001", "startedTime": "yesterday"})
+    root = answers["/ws/v1/cluster/scheduler"]["scheduler"]["schedulerInfo"]
+    for queue in root["queues"]["queue"]:
+        queue["userLimitFactor"] = "half"
+    with serving(answers) as daemon:
+        found = ResourceManager((daemon.url,)).snapshot(ours["id"], "alice")
+    assert (found.queues, found.nodes) == (whole.queues, whole.nodes)
+    assert found.applications == () and found.user.limit is None
+    first, second = found.problems
+    assert first.startswith("hopsgpu continues without what other applications have: the Resource")
+    assert "(Hadoop 3.3.6)" in first and ".app[1].startedTime has" in first
+    assert second.startswith("hopsgpu continues without the limit of user alice in queue root.")
+    assert ".userLimitFactor has an unexpected form (ValueError" in second
+    assert all(problem in caplog.messages for problem in found.problems)
+
+
+def test_which_resource_manager_did_not_answer_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "hopsgpu.yarn")
+    with serving({**NODES, "/ws/v1/cluster/apps": (503, "busy")}) as daemon:
+        manager = ResourceManager(("http://127.0.0.1:1", daemon.url))
+        manager.nodes()
+        with pytest.raises(HopsGpuError):
+            manager.ask("/ws/v1/cluster/apps?states=RUNNING")
+    said = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert said[:2] == [
+        "the ResourceManager at http://127.0.0.1:1 did not answer /ws/v1/cluster/nodes: Connection"
+        f" refused; next: {daemon.url}",
+        f"the ResourceManager at {daemon.url} answers",
+    ]
+    assert said[2].startswith(
+        f"the ResourceManager at {daemon.url} did not answer /ws/v1/cluster/apps: HTTP 503"
+    )
+    assert f"GET {daemon.url}/ws/v1/cluster/nodes: HTTP 200" in caplog.messages

@@ -1,0 +1,19 @@
+"""What a launch on YARN goes on without becomes a warning of its plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+from hopsgpu.backends.spark.fit import fit_on_yarn
+from hopsgpu.core.spec import GangSpec
+from tests.unit.yarn.test_capacity import recorded
+
+
+def test_problems_of_the_snapshot_are_warnings_of_the_plan() -> None:
+    snapshot = replace(recorded("capacity_half"), problems=("no limits are known",))
+    application = SimpleNamespace(
+        snapshot=lambda seconds: snapshot, setting=lambda name: None, queue="default"
+    )
+    fit = fit_on_yarn(GangSpec("fit"), application)  # type: ignore[arg-type]
+    assert fit.warnings == ("no limits are known",)
