@@ -81,7 +81,7 @@ class RankUploads:
         self._saving = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-saves"))
         self._logging = _Way(ThreadPoolExecutor(1, thread_name_prefix="hopsgpu-logs"))
         target = Lake(context.log_dir_url, quick=True) / f"rank-{context.rank}"
-        self._carrier = LogDirUploader(
+        self._log_dir = LogDirUploader(
             directory / log_dir_upload.DIRECTORY, target, self._logging.stop
         )
 
@@ -155,9 +155,9 @@ class RankUploads:
             for handed in self._saves.pending():
                 if stop.is_set():
                     return
-                bring = functools.partial(self._saves.bring, handed, self._checkpoints, stop)
+                upload = functools.partial(self._saves.upload, handed, self._checkpoints, stop)
                 try:
-                    problem = await loop.run_in_executor(self._saving.pool, bring)
+                    problem = await loop.run_in_executor(self._saving.pool, upload)
                 except Exception as error:  # noqa: BLE001 - a rank waits; its thread may not start
                     problem = self._saves.refuse(handed, self._rank, error)
                 if problem is not None:
@@ -171,10 +171,10 @@ class RankUploads:
         while True:
             await self._pause(_ROUND_SECONDS)
             last = self._ended.is_set()
-            if self._carrier.wanted:
-                carry = functools.partial(self._carrier.round, last=last)
+            if self._log_dir.is_needed:
+                upload = functools.partial(self._log_dir.round, last=last)
                 try:
-                    warnings = await loop.run_in_executor(self._logging.pool, carry)
+                    warnings = await loop.run_in_executor(self._logging.pool, upload)
                 except Exception as error:  # noqa: BLE001 - told once, and tried again
                     warnings = [] if failed else [f"log_dir is not on the lake: {error!r:.500}"]
                     failed = True
