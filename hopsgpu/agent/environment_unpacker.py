@@ -99,17 +99,17 @@ class EnvironmentUnpacking:
             return
         digest, replies = self._replies.pop(end.pid)
         code = os.waitstatus_to_exitcode(end.status)
-        log.info("pid %d, which unpacks %s, has ended: %d", end.pid, digest, code)
+        log.info("pid %d, which unpacks %s, exited with code %d", end.pid, digest, code)
         answer = self._answer(digest)
         try:
-            told = json.loads(answer.read_text())
+            outcome = json.loads(answer.read_text())
             answer.unlink()
         except (OSError, ValueError):
             said = self._log(digest).read_text(errors="backslashreplace")[-_MOST_SAID:]
             problem = f"the process that unpacks the Python environment ended with {code}: {said}"
-            told = {"problem": problem, "configured": False}
+            outcome = {"problem": problem, "configured": False}
         for reply in replies:
-            reply(**told)
+            reply(**outcome)
 
     def _answer(self, digest: str) -> Path:
         return self._directory / f"environment-{digest}.json"

@@ -114,7 +114,7 @@ class RankProcess:
             OSError: it cannot be started, or was stopped before.
         """
         if self.stopped:
-            raise InterruptedError("stopped before it had started")
+            raise InterruptedError("the rank was stopped before it started")
         work = self.directory / rank_module.WORK
         home = self.directory / "home"
         for path in (work, home, self.model_dir):
@@ -133,7 +133,7 @@ class RankProcess:
         )
         await asyncio.wait([self._spawning])
         if self._spawning.cancelled():
-            raise InterruptedError("stopped before it had started")
+            raise InterruptedError("the rank was stopped before it started")
         return self._spawning.result()
 
     @property
@@ -209,7 +209,7 @@ class RankProcess:
             self._excess = await asyncio.to_thread(watch.look)
             self._peak = watch.peak
         self._excess_at = time.time()
-        log.info("rank %d uses more memory than it may, and is killed", self.rank)
+        log.info("rank %d exceeds its memory limit: kills it", self.rank)
         self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     async def _end_failed(self, pid: int) -> None:
@@ -219,7 +219,7 @@ class RankProcess:
             await asyncio.sleep(_FAILED_LOOK_SECONDS)
         if json.loads(outcome.read_text())["status"] not in rank_module.WELL:
             await asyncio.sleep(STOP_SECONDS)
-            log.info("rank %d has failed, does not end and is killed", self.rank)
+            log.info("rank %d has failed, but does not end: kills it", self.rank)
             self._keeper.signal(pid, signal.SIGKILL, "tree")
 
     def _left(self) -> tuple[dict[str, str], bytes, float | None]:
@@ -231,7 +231,7 @@ class RankProcess:
         left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}
         told_at = left.pop("time", self._excess_at)
         if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
-            error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
+            error = f"the pickled value has {size} bytes; at most {MOST_VALUE} are accepted"
             left = {"status": "too large", "error": error}
             value.unlink()
         pickled = value.read_bytes() if "status" in left and value.exists() else b""

@@ -58,7 +58,7 @@ class SpareChild:
                 connection.shutdown(socket.SHUT_WR)
                 said = fork_protocol.read_report(connection.fileno())
                 if said is not None and not said.startswith(_TAKEN):
-                    raise ChildProcessError("the spare has ended")
+                    raise ChildProcessError("the spare process has ended")
             except OSError:
                 # Before the connection is closed, which would tell it that it has been told all.
                 os.kill(self.pid, signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,6 +20,8 @@ from hopsgpu.artifacts.checkpoints import Checkpoints
 from hopsgpu.artifacts.log_dir_upload import LogDirUploader
 from hopsgpu.rank.context import Context
 from hopsgpu.storage.lake import Lake
+
+log = logging.getLogger(__name__)
 
 # How long the end of a rank is not told as what it saved is not there yet: of one that returned,
 # longer by what an upload takes at the least speed that is borne with, and of one that others may
@@ -117,6 +120,13 @@ class RankUploads:
         now = time.monotonic()
         seconds = self._patience() if returned else FAILED_SAVE_SECONDS
         self._saving.until, self._logging.until = now + seconds, now + _LOG_SECONDS
+        if pending := len(self._saves.pending()):
+            log.info(
+                "rank %d has ended: uploads %d checkpoints for at most %.0f s",
+                self._rank,
+                pending,
+                seconds,
+            )
         ways = [way for way in (self._saving, self._logging) if way.task is not None]
         while left := [way.task for way in ways if way.task is not None and not way.task.done()]:
             await asyncio.wait(left, timeout=_SIGN_SECONDS)
@@ -138,15 +148,19 @@ class RankUploads:
 
     async def _tell_of_the_rest(self, seconds: float) -> None:
         if lost := len(self._saves.pending()):
-            await self._warn(
+            await self._abandoned(
                 f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
                 f" was abandoned after at most {seconds:.0f} s"
             )
         if self._logging.stop.is_set():
-            await self._warn(
+            await self._abandoned(
                 f"the last TensorBoard logs of rank {self._rank} did not reach the lake: their"
                 f" upload was abandoned after {_LOG_SECONDS:g} s"
             )
+
+    async def _abandoned(self, warning: str) -> None:
+        log.info("%s", warning)
+        await self._warn(warning)
 
     async def _bring_saves(self) -> None:
         loop, stop = asyncio.get_running_loop(), self._saving.stop

@@ -89,10 +89,10 @@ def log_run(
         code_digest: digest of its function, "" if unknown.
     """
     problems: list[str] = []
-    with _told(problems, "the run"):
+    with _recorded(problems, "the run"):
         record = parse((directory / RECORD).read())
         if not record.has_ended:
-            raise StoreError(f"its record has no final state: it is {record.state!r}")
+            raise StoreError(f"the record has no final state, but {record.state!r}")
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=uri)
@@ -103,11 +103,11 @@ def log_run(
             run_name=record.run_id,
         )
         mlflow_id = run.info.run_id
-        with _told(problems, "parameters"):
+        with _recorded(problems, "parameters"):
             _log_params(client, mlflow_id, params_of(record, parameters))
-        with _told(problems, "metrics"):
+        with _recorded(problems, "metrics"):
             _log_values(client, mlflow_id, [*_reports(directory, record), *seconds_of(record)])
-        with _told(problems, "the model's version"):
+        with _recorded(problems, "the model's version"):
             if record.model is not None:
                 _register(client, mlflow_id, record, record.model)
         status = _STATUS.get(record.state, "FAILED")
@@ -292,13 +292,13 @@ def _unless_coded(*codes: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _told(problems: list[str], what: str) -> Iterator[None]:
+def _recorded(problems: list[str], part: str) -> Iterator[None]:
     """Record the error that ends the block."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - told to the person whose run it is
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        problems.append(f"{what}: {first}")
+        problems.append(f"{part}: {first}")
 
 
 def _milliseconds(seconds: float) -> int:

@@ -60,7 +60,7 @@ def find(environ: Mapping[str, str]) -> str:
     if given:
         path = Path(given) / TOOL if Path(given).is_dir() else Path(given)
         if not os.access(str(path), os.X_OK):
-            raise DriverError(f"{VARIABLE} is {given}, and there is no {TOOL} to run")
+            raise DriverError(f"{VARIABLE}={given}: must be an executable {TOOL} or its directory")
         return str(path.absolute())
     places = [*environ.get("PATH", "").split(os.pathsep), *_PLACES]
     found = shutil.which(TOOL, path=os.pathsep.join(filter(None, places)))
@@ -94,7 +94,7 @@ def read(environ: Mapping[str, str], seconds: float) -> Listing:
     answer.lost.pop("", None)
     found = list(answer.devices)
     for bus, why in answer.lost.items():
-        problem = f"{TOOL} cannot reach it: {why or 'it tells nothing of it'}"
+        problem = f"{TOOL} cannot reach it: {why or 'no reason given'}"
         found.append((bus, Device(f"PCI-{bus}", readings=Readings(problem))))
     found.sort(key=lambda pair: pair[0])
     shown = {bus for bus, _ in found}
@@ -112,11 +112,11 @@ def _query(command: List[str], until: float) -> _Answer:
         if lost:
             return _Answer([], lost)
         words = " ".join(_DOCUMENT.sub("", said).split())[:300]
-        raise DriverError(f"{TOOL} failed with exit code {code}: {words or 'it said nothing'}")
+        raise DriverError(f"{TOOL} failed with exit code {code}: {words or 'no output'}")
     try:
         log = ElementTree.fromstring(document.group())
     except ElementTree.ParseError as error:
-        raise DriverError(f"{TOOL} said what cannot be understood: {error}") from None
+        raise DriverError(f"the output of {TOOL} cannot be parsed: {error}") from None
     driver = _text(log, "driver_version")
     devices: List[Tuple[str, Device]] = []
     for gpu in log.findall("gpu"):
@@ -133,7 +133,7 @@ def _devices(gpu: ElementTree.Element, bus: str, driver: str) -> Iterable[Device
     readings = _readings(gpu)
     if not _UUID.fullmatch(uuid):
         uuid = f"PCI-{bus}"
-        readings = Readings(readings.problem or f"{TOOL} tells no UUID of it")
+        readings = Readings(readings.problem or f"{TOOL} reports no UUID of it")
     whole = Device(uuid, _text(gpu, "product_name"), _mib(gpu), driver, readings)
     if readings.problem or _text(gpu, "mig_mode/current_mig") != "Enabled":
         return [whole._replace(processes=_processes(gpu, None))]
@@ -174,7 +174,7 @@ def _listed(device: Device, slices: Mapping[str, Tuple[str, str]]) -> Device:
         uuid, profile = slices[device.address]
         return device._replace(address=uuid, name=f"{device.name} {profile}")
     if " " in device.address:
-        raise DriverError(f"{TOOL} tells no UUID of MIG device {device.address}")
+        raise DriverError(f"{TOOL} reports no UUID of MIG device {device.address}")
     return device
 
 
@@ -197,7 +197,7 @@ def _readings(gpu: ElementTree.Element) -> Readings:
     said = {(element.text or "").strip() for element in gpu.iter()}
     for problem in _FATAL:
         if problem in said:
-            return Readings(f"{TOOL} says of it: {problem}")
+            return Readings(f"{TOOL} reports: {problem}")
     names = {name: number for number, (_, name, _) in RECOVERY_ACTIONS.items()}
     retired = [
         _number(_text(gpu, f"retired_pages/{cause}/retired_count"))

@@ -35,7 +35,7 @@ def test_what_the_script_leaves_is_read_by_all(
     (tmp_path / CONTAINER_GPUS).write_text(json.dumps(said))
     given = read_container_gpus(tmp_path)
     watched, bad = given.gpus
-    assert watched.state == "watch" and "a row waits to be remapped" in watched.reason
+    assert watched.state == "watch" and "a row remapping is pending" in watched.reason
     assert bad == Gpu("GPU-2", "Simulated A100", "550.54", "bad", "it is lost")
     assert given.isolated and given.simulated == {"GPU-2"}
     monkeypatch.chdir(tmp_path)
