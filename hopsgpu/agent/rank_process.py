@@ -231,7 +231,7 @@ class RankProcess:
         left: dict[str, Any] = json.loads(outcome.read_text()) if outcome.exists() else {}
         told_at = left.pop("time", self._excess_at)
         if value.exists() and (size := value.stat().st_size) > MOST_VALUE:
-            error = f"the pickled value has {size} bytes; at most {MOST_VALUE} are accepted"
+            error = f"{size} bytes pickled; at most {MOST_VALUE} are accepted"
             left = {"status": "too large", "error": error}
             value.unlink()
         pickled = value.read_bytes() if "status" in left and value.exists() else b""

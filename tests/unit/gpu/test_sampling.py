@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -188,12 +189,14 @@ def test_gpus_are_sampled_by_uuid_in_the_units_that_are_promised() -> None:
     assert nvml.open == 0
 
 
-def test_a_simulated_gpu_is_told_of_once_and_not_sampled() -> None:
+def test_a_simulated_gpu_is_told_of_once_and_not_sampled(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "hopsgpu.gpu")
     told = sampled(FakeNvml(GPU), ["GPU-sim-0", GPU], 4)
     assert [s.problem for s in told if s.uuid == "GPU-sim-0"] == [
         "NVML does not know the GPU: Not Found"
     ]
     assert all(sample.utilisation == 0 for sample in told[1:])
+    assert caplog.messages == ["does not sample GPU-sim-0: NVML does not know the GPU: Not Found"]
 
 
 def test_what_a_gpu_does_not_support_is_left_out() -> None:
