@@ -74,17 +74,17 @@ class EnvironmentUnpacking:
             if prepares == digest:
                 replies.append(reply)
                 return
-        asked = {
+        request = {
             "env": dict(env),
             "places": [str(place) for place in places],
             "answer": str(self._answer(digest)),
         }
-        with tempfile.TemporaryFile() as given, self._log(digest).open("wb") as output:
-            given.write(json.dumps(asked).encode())
-            given.seek(0)
+        with tempfile.TemporaryFile() as input_file, self._log(digest).open("wb") as output:
+            input_file.write(json.dumps(request).encode())
+            input_file.seek(0)
             pid = fork_servers.started(
                 [sys.executable, "-m", _MODULE, str(os.getpid())],
-                stdin=given,
+                stdin=input_file,
                 cwd=self._directory,
                 env={**variables, **self._mark},
                 stdout=output,

@@ -34,8 +34,8 @@ async def find_unopened(gpus: Sequence[str]) -> dict[str, str]:
     """
     simulated = read_container_gpus().simulated
     real = [gpu for gpu in gpus if gpu not in simulated]
-    told = await asyncio.gather(*map(_tried, real))
-    return {gpu: why for gpu, why in zip(real, told, strict=True) if why}
+    reasons = await asyncio.gather(*map(_tried, real))
+    return {gpu: why for gpu, why in zip(real, reasons, strict=True) if why}
 
 
 async def _tried(gpu: str) -> str:

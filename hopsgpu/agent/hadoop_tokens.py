@@ -41,14 +41,14 @@ def keep_tokens(fresh: bytes, environment: MutableMapping[str, str], directory: 
         OSError: neither file can be written.
         ValueError: the renewed tokens are in another format.
     """
-    given = environment.get(VARIABLE)
-    content = merged(_present(given), fresh)
-    if given is not None:
+    file = environment.get(VARIABLE)
+    content = merged(_present(file), fresh)
+    if file is not None:
         try:
-            _replace(Path(given), content)
+            _replace(Path(file), content)
             return
         except OSError:
-            if Path(given) == directory / OWN:
+            if Path(file) == directory / OWN:
                 raise
     directory.mkdir(parents=True, mode=0o700, exist_ok=True)
     _replace(directory / OWN, content)

@@ -245,8 +245,8 @@ class Attempt:
         try:
             async with RankUploads(
                 rank.directory, rank.context, self._stopping, self._warn
-            ) as bringing:
-                await self._watch(rank, gpus, kill, bringing)
+            ) as uploads:
+                await self._watch(rank, gpus, kill, uploads)
         finally:
             # On a gang that is held the rest stays until the next launch.
             if (rank.directory / KEPT).exists():
@@ -260,7 +260,7 @@ class Attempt:
         await self._report(rank, end)
 
     async def _watch(
-        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], bringing: RankUploads
+        self, rank: RankProcess, gpus: list[str], kill: Callable[[], None], uploads: RankUploads
     ) -> None:
         ended = asyncio.Event()
         file = rank.directory / metrics.FILE
@@ -303,12 +303,12 @@ class Attempt:
             await self._tell("warning", text=text)
         await self._tell_unwatched(seen.problems)
         returned = end.outcome.get("status") in WELL and not end.stopped
-        if bringing.is_behind and not returned and not end.stopped:
+        if uploads.is_behind and not returned and not end.stopped:
             # Others may wait for it, and need not wait for what it has saved.
             await self._tell("failing", rank=rank.rank, raised="traceback" in end.outcome)
         # The next attempt begins once all ends are told, and all its ranks must see the same.
         sign = functools.partial(self._tell, "saving", rank=rank.rank)
-        await bringing.finish(sign, returned=returned)
+        await uploads.finish(sign, returned=returned)
         explained = _explained(end, problems, seen.events if killed else ())
         await self._report(rank.rank, explained, seen.events)
 

@@ -181,13 +181,13 @@ class RankProcess:
         code = os.waitstatus_to_exitcode(ended.status)
         outcome, value, told_at = self._left()
         wrote, keep_own = end_of(self.log), self.shows_all_frames
-        told = (
+        besides = (
             context_of_failure(wrote, keep_own=keep_own)
             if outcome.get("status") == "raised"
             else None
         )
-        if told is not None:
-            outcome["besides"] = told
+        if besides is not None:
+            outcome["besides"] = besides
         return RankEnd(
             exit_code=code if code >= 0 else None,
             signal=_signal_name(-code) if code < 0 else None,

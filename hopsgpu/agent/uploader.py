@@ -49,8 +49,8 @@ class _Way:
     task: asyncio.Task[None] | None = None
     until: float = 0.0
 
-    def start(self, bringing: Coroutine[Any, Any, None]) -> None:
-        self.task = asyncio.create_task(bringing)
+    def start(self, upload: Coroutine[Any, Any, None]) -> None:
+        self.task = asyncio.create_task(upload)
 
     def overdue(self, now: float) -> None:
         """End it if its time is over, first gently."""
@@ -89,8 +89,8 @@ class RankUploads:
         )
 
     async def __aenter__(self) -> RankUploads:
-        self._saving.start(self._bring_saves())
-        self._logging.start(self._carry_logs())
+        self._saving.start(self._upload_saves())
+        self._logging.start(self._upload_logs())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -138,7 +138,7 @@ class RankUploads:
             for way in ways:
                 way.overdue(now)
             await sign()
-        await self._tell_of_the_rest(seconds)
+        await self._warn_of_the_rest(seconds)
 
     def _patience(self) -> float:
         try:
@@ -146,7 +146,7 @@ class RankUploads:
         except OSError:
             return SAVE_SECONDS
 
-    async def _tell_of_the_rest(self, seconds: float) -> None:
+    async def _warn_of_the_rest(self, seconds: float) -> None:
         if lost := len(self._saves.pending()):
             await self._abandoned(
                 f"{lost} of rank {self._rank}'s checkpoints did not reach the lake: their upload"
@@ -162,7 +162,7 @@ class RankUploads:
         log.info("%s", warning)
         await self._warn(warning)
 
-    async def _bring_saves(self) -> None:
+    async def _upload_saves(self) -> None:
         loop, stop = asyncio.get_running_loop(), self._saving.stop
         while True:
             last = self._ended.is_set()
@@ -180,7 +180,7 @@ class RankUploads:
                 return
             await self._pause(_LOOK_SECONDS)
 
-    async def _carry_logs(self) -> None:
+    async def _upload_logs(self) -> None:
         loop, failed = asyncio.get_running_loop(), False
         while True:
             await self._pause(_ROUND_SECONDS)

@@ -298,9 +298,9 @@ def _listed(names: Collection[str]) -> Mapping[Part, bool]:
     }
 
 
-def _part(found: re.Match[str]) -> Part:
-    metric = float(found[5]) if found[5] else None
-    return Part(int(found[2]), int(found[3]), int(found[1]), metric, found[4] or "min")
+def _part(match: re.Match[str]) -> Part:
+    metric = float(match[5]) if match[5] else None
+    return Part(int(match[2]), int(match[3]), int(match[1]), metric, match[4] or "min")
 
 
 def _record(facts: Mapping[str, FileFacts]) -> bytes:

@@ -71,9 +71,9 @@ def read_container_gpus(container: Path = Path()) -> ContainerGpus:
     return ContainerGpus(tuple(gpus), fields["isolated"])
 
 
-def log_container_gpus(given: ContainerGpus) -> None:
+def log_container_gpus(container: ContainerGpus) -> None:
     """Log which GPUs the discovery script chose, and its verdict on the health of each."""
-    for gpu in given.gpus:
+    for gpu in container.gpus:
         reason = f": {gpu.reason}" if gpu.reason else ""
         log.info(
             "discovery gave out %s (%s, driver %s), %s%s",
@@ -83,5 +83,5 @@ def log_container_gpus(given: ContainerGpus) -> None:
             gpu.state,
             reason,
         )
-    if given.gpus:
-        log.debug("the container is %sisolated", "" if given.isolated else "not ")
+    if container.gpus:
+        log.debug("the container is %sisolated", "" if container.isolated else "not ")

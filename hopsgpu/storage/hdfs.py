@@ -276,12 +276,12 @@ def as_exception(text: str) -> Exception:
     return refusal(java, said.replace("\\n", "\n").replace('\\"', '"').replace("\\t", " "))
 
 
-def _status(found: Any) -> Status:
+def _status(info: Any) -> Status:
     return Status(
-        found.path.rstrip("/").rpartition("/")[2],
-        found.modification_time,
-        found.owner,
-        found.permission,
-        found.isdir,
-        0 if found.isdir else found.length,
+        info.path.rstrip("/").rpartition("/")[2],
+        info.modification_time,
+        info.owner,
+        info.permission,
+        info.isdir,
+        0 if info.isdir else info.length,
     )

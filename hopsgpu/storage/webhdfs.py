@@ -252,13 +252,13 @@ def _check_redirect(where: str) -> None:
         )
 
 
-def _status(name: str, found: Any) -> Status:
-    directory = found["type"] == "DIRECTORY"
+def _status(name: str, fields: Any) -> Status:
+    directory = fields["type"] == "DIRECTORY"
     return Status(
         name,
-        found["modificationTime"],
-        found["owner"],
-        int(found["permission"], 8),
+        fields["modificationTime"],
+        fields["owner"],
+        int(fields["permission"], 8),
         directory,
-        0 if directory else found["length"],
+        0 if directory else fields["length"],
     )

@@ -57,17 +57,17 @@ class Value(NamedTuple):
 
 def main() -> None:
     """Log the run that standard input names."""
-    given = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     # The driver may be gone by then, and nothing else would end this process.
-    signal.alarm(int(given["seconds"]) + 1)
+    signal.alarm(int(request["seconds"]) + 1)
     # MLflow prints the run's address, and standard output is for the problems.
     with contextlib.redirect_stdout(sys.stderr):
         problems = log_run(
-            given["uri"],
-            given["experiment"],
-            Lake(given["run_url"]),
-            given["parameters"],
-            given["code_digest"],
+            request["uri"],
+            request["experiment"],
+            Lake(request["run_url"]),
+            request["parameters"],
+            request["code_digest"],
         )
     print(json.dumps(problems))
 
@@ -141,9 +141,13 @@ def version_of(model: str) -> str:
 
 def params_of(record: RunRecord, parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the function's parameters by name, and the gang's as "hopsgpu.workers" and so on."""
-    told = record.content
-    gang = {name: v for name, v in told["spec"].items() if name != "env_vars" and v is not None}
-    gang |= {"queue": told["queue"], "executors": told["executors"], "attempt": record.attempt}
+    content = record.content
+    gang = {name: v for name, v in content["spec"].items() if name != "env_vars" and v is not None}
+    gang |= {
+        "queue": content["queue"],
+        "executors": content["executors"],
+        "attempt": record.attempt,
+    }
     named = {**parameters, **{f"hopsgpu.{name}": value for name, value in gang.items()}}
     return {fit_name(name): _text(value)[:_LONGEST_VALUE] for name, value in named.items()}
 
@@ -220,11 +224,11 @@ def _reported(line: bytes) -> list[Value]:
     killed.
     """
     try:
-        told = json.loads(line)
-        if "metrics" not in told:
+        report = json.loads(line)
+        if "metrics" not in report:
             return []
-        step, time = int(told["step"]), _milliseconds(float(told["time"]))
-        return [Value(fit_name(n), float(v), time, step) for n, v in told["metrics"].items()]
+        step, time = int(report["step"]), _milliseconds(float(report["time"]))
+        return [Value(fit_name(n), float(v), time, step) for n, v in report["metrics"].items()]
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return []
 

@@ -56,11 +56,11 @@ def find(environ: Mapping[str, str]) -> str:
         NoDriverError: there is no nvidia-smi.
         DriverError: the environment names one that cannot be run.
     """
-    given = environ.get(VARIABLE)
-    if given:
-        path = Path(given) / TOOL if Path(given).is_dir() else Path(given)
+    named = environ.get(VARIABLE)
+    if named:
+        path = Path(named) / TOOL if Path(named).is_dir() else Path(named)
         if not os.access(str(path), os.X_OK):
-            raise DriverError(f"{VARIABLE}={given}: must be an executable {TOOL} or its directory")
+            raise DriverError(f"{VARIABLE}={named}: must be an executable {TOOL} or its directory")
         return str(path.absolute())
     places = [*environ.get("PATH", "").split(os.pathsep), *_PLACES]
     found = shutil.which(TOOL, path=os.pathsep.join(filter(None, places)))
@@ -158,13 +158,13 @@ def _listed_slices(listing: str) -> Dict[str, Tuple[str, str]]:
     slices: Dict[str, Tuple[str, str]] = {}
     gpu = ""
     for line in listing.splitlines():
-        told = re.search(r"\(UUID: ([^)]+)\)", line)
+        address = re.search(r"\(UUID: ([^)]+)\)", line)
         part = re.search(r"MIG\s+(\S+)\s+Device\s+(\d+):", line)
-        if told and part:
-            uuid, profile, index = told.group(1), part.group(1), part.group(2)
+        if address and part:
+            uuid, profile, index = address.group(1), part.group(1), part.group(2)
             slices[uuid] = slices[f"{gpu} {index}"] = (uuid, profile)
-        elif told:
-            gpu = told.group(1)
+        elif address:
+            gpu = address.group(1)
     return slices
 
 
@@ -224,8 +224,8 @@ def _readings(gpu: ElementTree.Element) -> Readings:
 def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
     """Return the double-bit errors, which are listed by memory from Ampere on, in total before."""
     kinds = gpu.findall(f"ecc_errors/{counter}/*")
-    told = [_number(kind.text or "") for kind in kinds if "uncorrectable" in kind.tag]
-    counts = [count for count in told if count is not None]
+    numbers = [_number(kind.text or "") for kind in kinds if "uncorrectable" in kind.tag]
+    counts = [count for count in numbers if count is not None]
     if counts:
         return sum(counts)
     return _number(_text(gpu, f"ecc_errors/{counter}/double_bit/total"))
@@ -233,9 +233,9 @@ def _uncorrectable(gpu: ElementTree.Element, counter: str) -> Optional[int]:
 
 def _clocks(gpu: ElementTree.Element, reason: str) -> Optional[bool]:
     for word in ("event", "throttle"):  # the older name
-        told = _text(gpu, f"clocks_{word}_reasons/clocks_{word}_reason_{reason}")
-        if told in ("Active", "Not Active"):
-            return told == "Active"
+        state = _text(gpu, f"clocks_{word}_reasons/clocks_{word}_reason_{reason}")
+        if state in ("Active", "Not Active"):
+            return state == "Active"
     return None
 
 
