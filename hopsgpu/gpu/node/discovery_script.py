@@ -337,12 +337,15 @@ def main(amount: int, patience: WaitLimits = PATIENCE) -> int:
     try:
         _discover(amount, patience)
     except (DiscoveryFailure, DriverError, LeaseError, OSError) as error:
-        _log(str(error))
+        print(f"hopsgpu discovery: {error}", file=sys.stderr)
         return 1
     return 0
 
 
 def _log(message: str) -> None:
-    """Write a line to stderr, which Spark copies into the executor's log."""
+    """Write a line to stderr, which Spark copies into the executor's log.
+
+    It differs from the line about a failure, which hopsgpu's doctor searches for.
+    """
     with contextlib.suppress(OSError):  # nobody reads it
-        print(f"hopsgpu discovery: {message}", file=sys.stderr)
+        print(f"hopsgpu discovery INFO: {message}", file=sys.stderr)

@@ -487,7 +487,7 @@ def test_what_a_frozen_server_had_forked_does_not_run_twice(
                 assert pickle.loads((rank.directory / VALUE).read_bytes()) == "value"
             else:
                 assert outcome["status"] == "not started"
-                assert "killed with its fork server" in outcome["error"]
+                assert "killed together with its fork server" in outcome["error"]
             assert file.read_text() == "once"
             assert await asyncio.to_thread(until, lambda: not here.left(), SECONDS)
 

@@ -277,7 +277,7 @@ def test_versions_are_tagged_and_deleted(store: ModelStore, model: Path) -> None
     ("words", "said"),
     [
         (("versions", "nothing"), "no model 'nothing' in file://"),
-        (("show", "nothing"), "models; there is digits"),
+        (("show", "nothing"), "models: digits"),
         (("untag", "nothing", "best"), "no model 'nothing' in file://"),
         (("show", "digits", "9"), "no version '9' of 'digits'"),
         (("show", "../runs"), "hopsgpu: "),

@@ -119,7 +119,7 @@ def test_a_gpu_ends_with_its_executor_however_that_ends(told: Node) -> None:
 def test_nothing_is_given_out_twice(told: Node) -> None:
     first = told.start(3)
     assert first.err.splitlines() == [
-        f"hopsgpu discovery: gives out {uuid}, healthy" for uuid in UUIDS[:3]
+        f"hopsgpu discovery INFO: gives out {uuid}, healthy" for uuid in UUIDS[:3]
     ]
     refusal = told.start(2, IMPATIENT).refusal
     assert "2 GPUs were requested; this node has 4, and 1 is available" in refusal

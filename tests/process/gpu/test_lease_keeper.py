@@ -140,7 +140,7 @@ def test_by_hand_it_says_until_when_it_leases(
         assert executor.pid == parent
     said = capsys.readouterr().err
     assert said == (
-        "hopsgpu discovery: no Java process is an ancestor: the lease lasts until process"
+        "hopsgpu discovery INFO: no Java process is an ancestor: the lease lasts until process"
         f" {parent} ends\n"
     )
 

@@ -127,9 +127,11 @@ class Executor:
         assert (self.code, self.out) == (1, "")
         assert not (self.directory / CONTAINER_GPUS).exists()
         lines = self.err.splitlines()
-        assert lines and all(line.startswith("hopsgpu discovery: ") for line in lines), self.err
-        # What it waited for before that is in the lines above.
-        return lines[-1]
+        *waits, failure = lines
+        # What it waited for before that.
+        assert all(line.startswith("hopsgpu discovery INFO: ") for line in waits), self.err
+        assert failure.startswith("hopsgpu discovery: "), self.err
+        return failure
 
     def end(self, number: signal.Signals = signal.SIGKILL) -> None:
         self.process.send_signal(number)
