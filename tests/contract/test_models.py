@@ -122,7 +122,7 @@ def test_what_is_not_there_is_told_with_what_is(store: ModelStore, model: Path) 
         with pytest.raises(StoreError, match="no version '?(7|best)'? of 'net'.* 1, 2; tags: good"):
             store.get("net", version)
     store.publish(model, "c-net")
-    with pytest.raises(StoreError, match="no model 'other' in .*; there are c-net, net$"):
+    with pytest.raises(StoreError, match="no model 'other' in .*; models: c-net, net$"):
         store.get("other")
     with store.get("net").open(PurePosixPath("layers/0.txt")) as file:
         assert file.read() == (model / "layers" / "0.txt").read_bytes()
@@ -364,11 +364,11 @@ def test_what_is_refused_leaves_nothing(
     (model / "w#1.bin").unlink()
     for odd, to in (("link", "nowhere"), ("round", tmp_path / "model" / "layers" / "..")):
         (model / odd).symlink_to(to)
-        with pytest.raises(ConfigError, match=f"/{odd} cannot be uploaded"):
+        with pytest.raises(ConfigError, match=f"cannot upload .*/{odd}"):
             store.publish(model, "net")
         (model / odd).unlink()
     os.mkfifo(model / "pipe")
-    with pytest.raises(ConfigError, match="/pipe cannot be uploaded"):
+    with pytest.raises(ConfigError, match="cannot upload .*/pipe"):
         store.publish(model, "net")
     (model / "pipe").unlink()
     for name in ("../net", "a/b", "", "..", "_net", ".net", "a\nb", "n" * 300):
